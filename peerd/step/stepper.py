@@ -16,7 +16,7 @@ from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateErr
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.recovery import Beginning, holds_later, plan, step_to_go_back_to
-from peerd.policy.step.roster import Roster
+from peerd.policy.step.roster import Roster, is_complete
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide, looks_lost
@@ -96,6 +96,8 @@ class Stepper:
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
         """The checkpoint to load, the step that rule 14 (step back) names, and whether the run has outlived this peer's state, or this
         joiner holds later checkpoints than its stage serves."""
+        self._complete = Steady()
+        """The step whose round rule 7 (propose) waits for."""
         self._beginning = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
@@ -139,7 +141,7 @@ class Stepper:
     @property
     def _is_pressed(self) -> bool:
         """Whether time alone may change the decision; every other change wakes the stepper."""
-        waits = self._lost_since_s is not None or self._going_back.holds or self._outlived.holds
+        waits = self._lost_since_s is not None or self._going_back.holds or self._outlived.holds or self._complete.holds
         if waits or self._state.record.phase is not Phase.ACCUMULATING:
             return True
         return self._fetching.remembers or self._propose_after_s + TICK_S > clock_s()
@@ -195,12 +197,14 @@ class Stepper:
             self._lost_since_s = now.now_s
         back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now.now_s)
         outlived_since_s = self._outlived.since_s(live.is_outlived(own.record) or None, now.now_s)
+        complete = own.record.step if is_complete(own.record, live, self._rules.num_microbatches) else None
         at_start = own.record.step <= self._beginning.step
         if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
             return self._once_settled(self._recover(now), now)
         own = replace(
             own,
             lost_since_s=self._lost_since_s,
+            complete_since_s=self._complete.since_s(complete, now.now_s),
             back_since_s=back_since_s,
             outlived_since_s=outlived_since_s,
             later_since_s=self._later.since_s(holds_later(own.record, live) or None, now.now_s),
@@ -269,6 +273,7 @@ class Stepper:
         incarnation, self._fence_to = self._fence_to, 0
         self._lost_since_s = None
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
+        self._complete = Steady()
         await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
         await self._rounds.close_present("fenced")
         self._host.announce()

@@ -332,6 +332,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "microbatch_size": lambda w: w.random.randint(1, 512),
     "needed_bytes": lambda w: [w.count() for _ in range(w.num_stages)],
     "available_bytes": World.count,
+    "ranks": lambda w: w.random.randrange(9),
     "attempt": lambda w: w.random.randrange(9),
     "most": lambda w: w.random.randint(1, 9),
     "how_many": lambda w: w.random.randint(1, 9),

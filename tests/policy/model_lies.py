@@ -1,4 +1,4 @@
-"""What a lying peer of the protocol model tells of itself."""
+"""What a lying peer of the protocol model tells of itself, and what it does not do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOASTED_STEPS = 10
 
 
 class Lies:
-    """Its record, as others hear it. All that the peer does stays honest, and it gives the state that it has."""
+    """Its record, as others hear it. What the peer does stays honest, but a silent one joins no round; it gives the state that it has."""
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
@@ -35,6 +35,10 @@ class Lies:
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, suspects=tuple(Suspicion(name, MAX_COUNT, MAX_COUNT) for name in others))
         return record
+
+    @property
+    def is_silent(self) -> bool:
+        return self._tells(Kind.SILENT)
 
     def _tells(self, kind: Kind) -> bool:
         return self._peer.now < self._until_s.get(kind, float("-inf"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from peerd.policy.route.admission import donors
 from peerd.policy.step.acts import Act, LoadCheckpoint, Reload, Wait
 from peerd.policy.step.recovery import Beginning, holds_later, plan, step_to_go_back_to
+from peerd.policy.step.roster import is_complete
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide
@@ -28,6 +29,7 @@ class Recovery:
 
     def restart_clocks(self) -> None:
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
+        self._complete = Steady()
 
     @property
     def _rules(self) -> StepRules:
@@ -60,12 +62,19 @@ class Recovery:
         peer.tied.take_over(kept.copy)
 
     def noted(self, own: OwnState, live: LiveView) -> OwnState:
-        """With the times since which the rules 14 (step back), 15 (follow) and J1 (join) have said the same."""
+        """With the times since which the rules 7 (propose), 14 (step back), 15 (follow) and J1 (join) have said the same."""
         now_s = self._peer.now
         back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now_s)
         outlived_since_s = self._outlived.since_s(live.is_outlived(own.record) or None, now_s)
         later_since_s = self._later.since_s(holds_later(own.record, live) or None, now_s)
-        return replace(own, back_since_s=back_since_s, outlived_since_s=outlived_since_s, later_since_s=later_since_s)
+        complete = is_complete(own.record, live, self._rules.num_microbatches) and "take turns" not in self._peer.world.scenario.off
+        return replace(
+            own,
+            complete_since_s=self._complete.since_s(own.record.step if complete else None, now_s),
+            back_since_s=back_since_s,
+            outlived_since_s=outlived_since_s,
+            later_since_s=later_since_s,
+        )
 
     def step_back(self) -> None:
         """Rule 14 (step back): hold nothing any more, and offer what is on the disk."""

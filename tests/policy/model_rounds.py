@@ -100,6 +100,8 @@ class Rounds:
 
     def propose(self, roster: Roster) -> None:
         """Open the round here; the others are asked at the same time. A refusal ends it, and what the others still do for it."""
+        if self._peer.lies.is_silent:
+            return
         self.is_opening = True
 
         def opened(joined: object) -> None:
@@ -131,6 +133,8 @@ class Rounds:
 
     def serve(self, roster: Roster, reply: Callable[[object], None]) -> None:
         peer, join = self._peer, Join(roster)
+        if peer.lies.is_silent:
+            return
         self._joins.append(join)
         if peer.world.now < peer.cancelled_until:
             peer.after(peer.world.rng.uniform(0.0, peer.world.scenario.copy_s + 0.05), lambda: self.cancel(roster))

@@ -1,4 +1,4 @@
-"""The step protocol with a peer that lies in its record: the run goes on, stays exact, and nobody gives up more than it must."""
+"""The step protocol with a peer that lies in its record or joins no round: the run goes on exactly, and nobody gives up too much."""
 
 from __future__ import annotations
 
@@ -54,3 +54,19 @@ def run_of(seed: int, num_stages: int, lies: bool) -> Outcome:
 def test_accusations_stop_a_run_whose_peers_do_not_ask_the_accused() -> None:
     honest, lied = (lied_to(Kind.ACCUSE, 0, for_s=for_s, off=frozenset({"ask the accused"})).ended_at_s for for_s in (0.0, FOR_S))
     assert lied > 3 * honest
+
+
+def silenced(seed: int, num_stages: int, off: frozenset[str] = frozenset()) -> Outcome:
+    return lied_to(Kind.SILENT, seed, num_stages, for_s=1e3, off=off)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_hole_33_a_member_that_joins_no_round_and_proposes_none_does_not_stop_a_run(num_stages: int) -> None:
+    for seed in range(2):
+        outcome = silenced(seed, num_stages)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+
+
+def test_hole_33_if_only_the_leader_could_propose_a_mute_one_would_stop_it() -> None:
+    assert "stalled" in silenced(0, 2, frozenset({"take turns"})).stalled

@@ -18,6 +18,7 @@ from peerd.policy.step.roster import (
     lineage_after,
     lineage_skipped,
     to_spare,
+    turns,
     whom_to_void,
     why_inexact,
     why_not_adopt,
@@ -46,8 +47,8 @@ def partitions(draw: st.DrawFn) -> list[PeerRecord]:
     return [member(f"p{number}", done=done, ledger_no=draw(st.integers(0, 3))) for number, done in enumerate(bits)]
 
 
-def composed(members: list[PeerRecord]) -> list[Roster]:
-    found = [compose(mine, view_of(mine, *(m for m in members if m is not mine)), NUM_MICROBATCHES, 0) for mine in members]
+def composed(members: list[PeerRecord], ranks: int = 1) -> list[Roster]:
+    found = [compose(mine, view_of(mine, *(m for m in members if m is not mine)), NUM_MICROBATCHES, 0, ranks) for mine in members]
     return [roster for roster in found if roster is not None]
 
 
@@ -74,6 +75,15 @@ def test_a_roster_is_exact_when_and_only_when_each_microbatch_is_counted_once(fo
 def test_of_members_who_see_the_same_exactly_one_proposes_and_all_join(members: list[PeerRecord]) -> None:
     (roster,) = composed(members)
     assert all(why_refuse(m, roster, NUM_MICROBATCHES) is None for m in members)
+
+
+@given(partitions())
+def test_hole_33_each_member_may_propose_when_its_turn_has_come_and_any_of_the_rosters_is_joined_by_all(members: list[PeerRecord]) -> None:
+    order = turns(members)
+    for ranks in range(1, len(members) + 1):
+        found = composed(members, ranks)
+        assert {roster.leader for roster in found} == set(order[:ranks])
+        assert all(why_refuse(m, roster, NUM_MICROBATCHES) is None for m in members for roster in found)
 
 
 @given(rosters, rosters)

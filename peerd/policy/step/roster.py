@@ -85,13 +85,19 @@ def entry_of(record: PeerRecord) -> RosterEntry:
     return RosterEntry(record.peer, record.incarnation, record.ledger_no, record.done)
 
 
-def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
-    """The member that proposes: the one with the lowest hash for this stage and step among the members that stay.
+def turns(members: Sequence[PeerRecord]) -> list[PeerId]:
+    """The members that stay, in the order in which they may propose: by their hash for this stage and step.
 
     A member that can call all others comes before one that cannot.
     """
-    staying, names = [m for m in members if not m.leaving] or list(members), {m.peer for m in members}
-    return min(staying, key=lambda m: (len(names.intersection(m.unreached)), peer_rank(m.peer, m.stage, m.step))).peer if staying else None
+    staying, names = [m for m in members if not m.leaving] or members, {m.peer for m in members}
+    ordered = sorted(staying, key=lambda m: (len(names.intersection(m.unreached)), peer_rank(m.peer, m.stage, m.step)))
+    return [m.peer for m in ordered]
+
+
+def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
+    """The member that proposes at once."""
+    return next(iter(turns(members)), None)
 
 
 def to_spare(members: Sequence[PeerRecord]) -> tuple[PeerId, ...]:
@@ -107,11 +113,11 @@ def dead_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
     return tuple((m.peer, peer) for m in live.of_stage(stage) for peer in m.unreached if peer in names and peer != m.peer)
 
 
-def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int) -> Roster | None:
-    """Rule 7 (propose): the roster that this peer proposes; None if it does not lead, or if the average would not be exact."""
+def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int, ranks: int = 1) -> Roster | None:
+    """Rule 7 (propose): the roster that this peer proposes; None if it has no turn among the first `ranks`, or it would be inexact."""
     members = live.members(mine.stage, mine.step)
-    # The published records decide who leads, this peer's own included. Otherwise two peers might both believe that they lead.
-    if mine.phase is not Phase.ACCUMULATING or leader_of(members) != mine.peer:
+    # The published records decide whose turn it is, this peer's own included. Otherwise two peers might both believe that they lead.
+    if mine.phase is not Phase.ACCUMULATING or mine.peer not in turns(members)[:ranks]:
         return None
     members = tuple(mine if m.peer == mine.peer else m for m in members)
     if any(m.phase is not Phase.ACCUMULATING for m in members):
@@ -122,6 +128,14 @@ def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: in
     if why_inexact(entries, num_microbatches) is not None:
         return None
     return Roster(mine.stage, mine.step, attempt, mine.peer, entries, spared=to_spare(members))
+
+
+def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int) -> bool:
+    """Whether some member of the stage could propose now: their ledgers are exact together, and none of them is in a round."""
+    held = 0
+    for record in live.members(mine.stage, mine.step):
+        held |= record.done
+    return held == full(num_microbatches) and compose(mine, live, num_microbatches, 0, ranks=len(live.records)) is not None
 
 
 def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:

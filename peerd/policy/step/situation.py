@@ -54,6 +54,8 @@ class OwnState:
     propose_after_s: float = 0.0
     """The earliest time of the next proposal, after a round that this peer led has failed."""
     attempt: int = 0
+    complete_since_s: float | None = None
+    """The time since which the stage has been complete, and in no round of this step, at every look (`is_complete`); None: it is not."""
     lost_since_s: float | None = None
     """The time since which the stage has looked lost at every look, without a fence or an added gradient; None: it does not look lost."""
     back_since_s: float | None = None

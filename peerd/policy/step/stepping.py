@@ -3,7 +3,7 @@
 A step without faults goes through these points, from top to bottom:
 
     microbatches are added        wait: "microbatches are still missing"
-    nothing is missing            _propose, by the leader of the stage
+    nothing is missing            _propose, by the leader of the stage, or by the next member where the leader is mute
     the round exchanges slices    wait: "the round is under way" (averaging/ does it: rule 8, exchange)
     the average is complete       wait until every stage has averaged; _fetch_tied if two stages hold one weight
     every stage has averaged      _commit, and the next step begins
@@ -191,10 +191,12 @@ def _reset_overlap(now: Situation) -> Act | None:
 
 
 def _propose(now: Situation) -> Act | None:
-    """Rule 7 (propose): the leader proposes a roster that is exact (holes 1 and 2)."""
+    """Rule 7 (propose): the leader proposes a roster that is exact (holes 1 and 2); where it is mute the next member does (hole 33)."""
     if now.mine.phase is not Phase.ACCUMULATING or now.now_s < now.own.propose_after_s:
         return None
-    roster = compose(now.mine, now.live, now.rules.num_microbatches, now.own.attempt)
+    since_s = now.own.complete_since_s
+    ranks = 1 if since_s is None else 1 + int((now.now_s - since_s) / now.rules.averaging_s)
+    roster = compose(now.mine, now.live, now.rules.num_microbatches, now.own.attempt, ranks)
     return acts.Propose("every microbatch is held exactly once", roster) if roster else None
 
 
