@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from peerd.errors import BusyError, WrongStateError
+from peerd.link.few_each import FewEach
 from peerd.table.record import PeerId
 
 MOST_EACH = 2
@@ -21,23 +20,24 @@ Found = TypeVar("Found")
 class EarlyParts:
     """Lets parts wait for their rounds, for `patience_s` at most."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, is_mate: Callable[[PeerId], bool]) -> None:
         self._patience_s = patience_s
         self._opened = asyncio.Event()
-        self._waiting: Counter[PeerId] = Counter()
-        self._num_strangers = 0
+        self._waiting = FewEach(is_mate)
 
     def opened(self) -> None:
         """A round has opened: whoever waits looks whether it is theirs."""
         opened, self._opened = self._opened, asyncio.Event()
         opened.set()
 
-    async def find(self, caller: PeerId, is_mate: bool, find: Callable[[], Found | None]) -> Found:
+    async def find(self, caller: PeerId, find: Callable[[], Found | None]) -> Found:
         """Return what `find` returns, at once or after a round has opened. Raises WrongStateError if there is nothing in time."""
         found = find()
         if found is not None:
             return found
-        with self._waits(caller, is_mate):
+        with self._waiting.by(caller, MOST_EACH, MOST_STRANGERS) as may_wait:
+            if not may_wait:
+                raise BusyError("other parts wait for their rounds here")
             try:
                 async with asyncio.timeout(self._patience_s):
                     while (found := find()) is None:
@@ -45,17 +45,3 @@ class EarlyParts:
             except TimeoutError:
                 raise WrongStateError("no such round is open") from None
         return found
-
-    @contextmanager
-    def _waits(self, caller: PeerId, is_mate: bool) -> Iterator[None]:
-        if self._waiting[caller] >= MOST_EACH or (not is_mate and self._num_strangers >= MOST_STRANGERS):
-            raise BusyError("other parts wait for their rounds here")
-        self._waiting[caller] += 1
-        self._num_strangers += not is_mate
-        try:
-            yield
-        finally:
-            self._num_strangers -= not is_mate
-            self._waiting[caller] -= 1
-            if not self._waiting[caller]:
-                del self._waiting[caller]

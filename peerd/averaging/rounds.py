@@ -29,6 +29,7 @@ from peerd.averaging.log import AverageLog
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.link.few_each import FewEach
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
@@ -40,6 +41,8 @@ from peerd.wire.handlers import ReceivePart
 from peerd.wire.messages import Part
 
 ABORT_TIMEOUT_S = 2.0
+MOST_JOINING = 2
+"""Rounds of one leader that this member joins at once. Each waits for the torch thread, maybe longer than its leader does."""
 MOST_OWN_ERRORS = 3
 """Number of rounds in a row that may fail by a bug at this member. After that it leads no other round."""
 LOG = structlog.get_logger()
@@ -71,7 +74,8 @@ class Rounds:
         sums = state.accumulator
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
         self._round_codec = RoundCodec(state.weight_codecs)
-        self._early = EarlyParts(averaging_s)
+        self._joining = FewEach()
+        self._early = EarlyParts(averaging_s, host.is_mate)
         self._tasks = Tasks()
         self._known = KnownRounds(self._tasks)
         self._own_errors: list[Exception] = []
@@ -148,11 +152,18 @@ class Rounds:
         """Join a round that `caller` leads. Returns whether this peer joined; if not, also the reason and its present record."""
         if caller != roster.leader:
             raise BadMessageError("a roster is proposed by its leader")
+        if not self._host.is_mate(caller):
+            return False, "no record here says that the proposer serves this stage", self._host.own_record()
         if self._known.is_dead(roster.average_id) or self.runs(roster.average_id):
             return False, "this round is closed", self._host.own_record()  # or was proposed before
         # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
-        reason = await asyncio.shield(self._known.start(roster, self._join(roster)))
+        reason = await asyncio.shield(self._known.start(roster, self._join_for(caller, roster)))
         return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
+
+    async def _join_for(self, leader: PeerId, roster: Roster) -> str:
+        """Join, unless as many rosters of this leader wait for it already. It may have given one up, and proposed the next."""
+        with self._joining.by(leader, MOST_JOINING) as may_join:
+            return await self._join(roster) if may_join else "other proposals of the same leader wait here"
 
     async def _join(self, roster: Roster) -> str:
         codec = self.compression.codec_of(roster.codec)
@@ -260,7 +271,7 @@ class Rounds:
     # As reducer
 
     async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]:
-        current = await self._early.find(caller, self._host.is_mate(caller), partial(self._open_round_of, part.average_id))
+        current = await self._early.find(caller, partial(self._open_round_of, part.average_id))
         entry = current.roster.entry_of(caller)
         where = current.slices_of[current.mine]
         size = self.compression.num_bytes(where)

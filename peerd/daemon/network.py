@@ -39,9 +39,9 @@ from peerd.swarm.signed import SignedManifest, read_manifest
 from peerd.table.circuit import direct, is_circuit
 from peerd.table.record import PeerId, RunId
 from peerd.wire.direct_service import DirectServicer
+from peerd.wire.door import Door
 from peerd.wire.grpc_server import DirectEndpoint, start_server
 from peerd.wire.messages import Description
-from peerd.wire.services import Door
 from peerd.wire.swarm_client import SwarmClient
 
 DESCRIBE_TIMEOUT_S = 10.0

@@ -38,8 +38,9 @@ from peerd.wire.call_tracing import CallTracing
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import DataClient
 from peerd.wire.data_service import DataServicer
+from peerd.wire.door import Door, nobody
 from peerd.wire.messages import Description
-from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer, nobody
+from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 from peerd.wire.swarm_client import SwarmClient
 
 MIN_PATIENCE_S = 5.0
@@ -76,7 +77,8 @@ class Peer:
         self.data = HeldData(manifest, place.corpus, self.fetcher if place.data_source == SWARM else None, self.giver)
         self.reception = Reception()
         proven = network.direct.caller if network.direct is not None else nobody
-        self.door = Door(run, self.patience_s, network.links.traffic, self.spans, proven, lambda: self.reception.slots)
+        traffic, slots = network.links.traffic, lambda: self.reception.slots
+        self.door = Door(run, self.patience_s, traffic, self.spans, proven, slots, membership.is_known)
         self.p2pd_restarts = 0
         self.p2pd_problem = ""
         """Why p2pd could not be rebuilt at the last attempt; empty while it runs."""

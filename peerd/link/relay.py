@@ -13,8 +13,9 @@ from typing import Any
 from peerd.errors import PeerdError
 from peerd.generated import relay_pb2
 from peerd.link.circuits import ANSWER_TIMEOUT_S, BEAT_S, CIRCUIT_PROTOCOL, RELAY_PROTOCOL, SILENCE_S
+from peerd.link.few_each import FewEach
 from peerd.link.p2pd import P2pd
-from peerd.link.streams import FewEach, Stream, StreamTasks, hear, say, splice
+from peerd.link.streams import Stream, StreamTasks, hear, say, splice
 from peerd.link.throttle import Throttle, Throttles
 from peerd.policy.swarm.relaying import Bounds, why_not_connect, why_not_reserve
 from peerd.table.record import PeerId, RunId
@@ -50,7 +51,7 @@ class Relay:
         self.circuits: list[tuple[PeerId, PeerId]] = []
         self._p2pd: P2pd
         self._streams = StreamTasks()
-        self._asking = FewEach(bounds.circuits_each + MORE_ASKED)
+        self._asking = FewEach()
         self._reserved: dict[PeerId, Stream] = {}
 
     @property
@@ -76,7 +77,7 @@ class Relay:
 
     async def _answer(self, caller: PeerId, stream: Stream) -> None:
         reader, writer = stream
-        with contextlib.closing(writer), self._asking.by(caller) as may_ask:
+        with contextlib.closing(writer), self._asking.by(caller, self.bounds.circuits_each + MORE_ASKED) as may_ask:
             if not may_ask:
                 return
             async with asyncio.timeout(ANSWER_TIMEOUT_S):

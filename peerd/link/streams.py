@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -13,7 +11,6 @@ from google.protobuf.message import DecodeError, Message
 from peerd.background import Tasks, start
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.throttle import Throttle, Throttles
-from peerd.table.record import PeerId
 
 CHUNK_BYTES = 256 * 1024
 SMALL_BYTES = 2 * 1024
@@ -23,28 +20,6 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _ENDS = (OSError, TimeoutError, asyncio.IncompleteReadError, BadMessageError, PeerGoneError)
 """The errors that the other side may cause at any moment."""
 Heard = TypeVar("Heard", bound=Message)
-
-
-class FewEach:
-    """Lets each peer have few of something at once, and keeps nothing of a peer that has none."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._of: Counter[PeerId] = Counter()
-
-    @contextlib.contextmanager
-    def by(self, peer: PeerId) -> Iterator[bool]:
-        """Count one more while the block runs. Yields False, and counts nothing, if the peer has all that it may have."""
-        if self._of[peer] >= self._most:
-            yield False
-            return
-        self._of[peer] += 1
-        try:
-            yield True
-        finally:
-            self._of[peer] -= 1
-            if not self._of[peer]:
-                del self._of[peer]
 
 
 class StreamTasks(Tasks):

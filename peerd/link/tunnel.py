@@ -18,8 +18,9 @@ from typing import Any
 
 from peerd.errors import PeerdError
 from peerd.link.circuits import PROTOCOL, Circuits
+from peerd.link.few_each import FewEach
 from peerd.link.p2pd import P2pd
-from peerd.link.streams import FewEach, Stream, StreamTasks, splice
+from peerd.link.streams import Stream, StreamTasks, splice
 from peerd.link.throttle import Throttles
 from peerd.table.circuit import is_circuit
 from peerd.table.record import PeerId
@@ -56,7 +57,7 @@ class Tunnel:
         self._servers: dict[PeerId, asyncio.Server] = {}
         self._numbers = itertools.count()
         self._streams = StreamTasks()
-        self._inwards = FewEach(MOST_INWARD)
+        self._inwards = FewEach()
         self._origins: dict[str, str] = {}
         """Origins of the inward connections, by socket name."""
         self.heard_s: dict[PeerId, float] = {}
@@ -136,7 +137,7 @@ class Tunnel:
         name = self._new_name(peer)
         self._origins[name] = origin
         try:
-            with contextlib.closing(writer), self._inwards.by(peer) as may_come:
+            with contextlib.closing(writer), self._inwards.by(peer, MOST_INWARD) as may_come:
                 if not may_come:
                     return
                 async with asyncio.timeout(LOCAL_TIMEOUT_S):

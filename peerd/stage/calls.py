@@ -7,11 +7,10 @@ always finish: rule W2 (call), hole 17.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import statistics
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -44,8 +43,6 @@ FEWEST_MEASURED = 3
 EARLY_TICK_S = 0.1
 MOST_EARLY_S = 2.0
 """How long a microbatch waits here for its step to begin; it waits longer while this peer commits."""
-LEAST_ARRIVING, ARRIVING_SHARE = 2, 1 / 3
-"""Slots that one caller may hold while their tensors arrive, at least and as a share of all. A caller's tensors come one after another."""
 MAX_BROKEN_GRADIENTS = 3
 """After broken gradients from this many peers of the next stage, the microbatch itself must be at fault."""
 LOG = structlog.get_logger()
@@ -112,8 +109,6 @@ class StageService:
         self.pace = pace
         self._jobs = StageJobs(manifest, state)
         self._held: dict[bytes, Ticket] = {}
-        self._arriving: Counter[PeerId] = Counter()
-        """Microbatches whose tensors have not all arrived, by caller."""
         self.slots = manifest.slots
         """Microbatches held at once."""
         self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
@@ -144,8 +139,6 @@ class StageService:
         key = caller.encode() + call.call_id
         if key in self._held:
             raise BusyError("this call is under way already")
-        if self._arriving[caller] >= max(LEAST_ARRIVING, int(ARRIVING_SHARE * self.slots)):
-            raise BusyError("your tensors of other microbatches still arrive")
         record = self._state.record
         accumulate = record.stage in call.accumulate
         ticket = Ticket(call.step, call.index, self._mark(call.step), accumulate, call.needs_backward, again=call.again)
@@ -154,8 +147,7 @@ class StageService:
         try:
             with self._tracing.served(call) as traced:
                 began_s = time.monotonic()
-                with self._arrives(caller):
-                    chunks = await receive()
+                chunks = await receive()
                 self._state.spans.add(
                     SpanKind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes
                 )
@@ -164,16 +156,6 @@ class StageService:
                 return await self._serve(traced, ticket, chunks, progress)
         finally:
             del self._held[key]
-
-    @contextlib.contextmanager
-    def _arrives(self, caller: PeerId) -> Iterator[None]:
-        self._arriving[caller] += 1
-        try:
-            yield
-        finally:
-            self._arriving[caller] -= 1
-            if not self._arriving[caller]:
-                del self._arriving[caller]
 
     def _mark(self, step: int) -> tuple[int, int]:
         """Names the ledger that a microbatch accepted now belongs to; it is never added to another ledger."""
@@ -214,8 +196,10 @@ class StageService:
         call.labels.check("int32", labels_shape(self._manifest, length), _RAW)
         if call.gradient_codec is not None and not self._jobs.gradients.permits(call.gradient_codec):
             raise BadMessageError(f"a gradient asked for as {call.gradient_codec} where {self._jobs.gradients} is due")
-        if self._jobs.finished(call) is None:  # a finished one needs memory only briefly
+        if self._jobs.finished(call) is None:
             self._check_slots(call, len(self._held))
+        elif len(self._held) >= 2 * max(1, self.slots):  # a finished one takes no slot, because it needs memory only briefly
+            raise BusyError("as many more microbatches as there are slots are here")
 
     def _check_slots(self, call: Call, others: int) -> None:
         ahead = 0 if call.evaluation else call.step - self._state.record.step

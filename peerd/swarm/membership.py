@@ -137,6 +137,11 @@ class Membership:
         seen = self.view.sightings.get(peer)
         return seen.record if seen else None
 
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether a peer has a record that has not expired."""
+        seen = self.view.sightings.get(peer)
+        return peer == self.me or (seen is not None and seen.is_fresh(clock_s(), self.view.ttl_s))
+
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
         record = self.find(peer)
         return record.addresses if record else self.book.get(peer, ())

@@ -1,19 +1,21 @@
-"""What one caller may have of this peer at once: open calls of each method, and the size of one message.
+"""What one caller may have of this peer at once: open calls of each method, the size of one message, and tensors on their way.
 
 The numbers are above what an honest peer has open, also while calls over a connection that died are still there. A caller above them hears
 when to come back, and is not banned: an honest one loses that pause. Callers share nothing but `MOST_OPEN`, of which a caller that
-has little always gets its share, so that none can use up what another needs.
+has little always gets its share, so that none can use up what another needs. Only strangers, which have no record of this run, share
+among them what one caller may have: a key costs nothing, so fifty of them must not take fifty times as much.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from peerd.errors import BusyError
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES
+from peerd.link.few_each import FewEach, everybody
 from peerd.link.links import MAX_REQUEST_BYTES
 from peerd.table.record import PeerId
 
@@ -22,6 +24,11 @@ SMALL_BYTES = 1024
 FEW_CALLS = 4
 MOST_OPEN, LEAST_SHARE = 4096, 4
 """Open calls of all callers; beyond that a caller gets an equal share of them, and at least the other number."""
+MOST_OTHERS = 32
+"""Open calls of one caller, beside as many as it may have for microbatches."""
+MOST_OF_STRANGERS = 32
+"""Open calls of all callers together that have no record: of newcomers, which ask little and briefly, and of keys that cost nothing."""
+LEAST_ARRIVING = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,10 @@ class Allowance:
 
     def most_calls(self, slots: int) -> int:
         return self.calls + self.per_slot * slots
+
+    def most_of_strangers(self, slots: int) -> int:
+        """What all callers without a record may have together."""
+        return most_arriving(slots) if self.per_slot else MOST_OF_STRANGERS
 
 
 _OTHERS = Allowance()
@@ -56,33 +67,38 @@ def allowance_of(method: str) -> Allowance:
     return _ALLOWANCES.get(method, _OTHERS)
 
 
-@dataclass(slots=True)
+def most_of_one(slots: int) -> int:
+    """Calls of one caller of all methods together: those for microbatches, and some more. gRPC holds some megabytes of each unread."""
+    return allowance_of("Backpropagate").most_calls(slots) + MOST_OTHERS
+
+
+def most_arriving(slots: int) -> int:
+    """Microbatches of one caller whose tensors may arrive at once: a third of the slots. A caller's tensors come one after another."""
+    return max(LEAST_ARRIVING, slots // 3)
+
+
 class OpenCalls:
     """The calls of all callers that are open now. Nothing stays of a caller that has none."""
 
-    total: int = 0
-    refused: int = 0
-    """Number of calls that were refused because their callers had too many open."""
-    _of: dict[PeerId, Counter[str]] = field(default_factory=dict)
+    def __init__(self, is_known: Callable[[PeerId], bool] = everybody) -> None:
+        self._methods = defaultdict[str, FewEach](lambda: FewEach(is_known))
+        self._all = FewEach(is_known)
+        self.refused = 0
+        """Number of calls that were refused because their callers had too many open."""
+
+    @property
+    def total(self) -> int:
+        return self._all.total
 
     @contextmanager
-    def by(self, caller: PeerId, method: str, most: int) -> Iterator[None]:
-        """Count a call while the block runs. Raises BusyError if the caller has `most` of this method open, or more than its share."""
-        mine = self._of.setdefault(caller, Counter())
-        if mine[method] >= most:
-            self._refuse(f"you have {most} calls of {method} open already")
-        if self.total >= MOST_OPEN and mine.total() >= max(LEAST_SHARE, MOST_OPEN // len(self._of)):
-            self._refuse("this peer has too many calls open, and you have more of them than others")
-        mine[method] += 1
-        self.total += 1
-        try:
+    def by(self, caller: PeerId, method: str, allowance: Allowance, slots: int) -> Iterator[None]:
+        """Count a call while the block runs. Raises BusyError if the caller has all that it may have, or if all strangers together do."""
+        most, of_strangers = allowance.most_calls(slots), allowance.most_of_strangers(slots)
+        share = most_of_one(slots) if self.total < MOST_OPEN else max(LEAST_SHARE, MOST_OPEN // self._all.num_callers)
+        with self._methods[method].by(caller, most, of_strangers) as may_open, self._all.by(caller, share, MOST_OF_STRANGERS) as has_share:
+            if not (may_open and has_share):
+                self.refused += 1
+                raise BusyError(
+                    f"too many calls are open here: one caller may have {most} of {method}, one without a record fewer", RETRY_S
+                )
             yield
-        finally:
-            mine[method] -= 1
-            self.total -= 1
-            if not mine.total():
-                self._of.pop(caller, None)
-
-    def _refuse(self, reason: str) -> None:
-        self.refused += 1
-        raise BusyError(reason, RETRY_S)

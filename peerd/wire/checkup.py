@@ -16,8 +16,9 @@ from peerd.policy.owner.rate_limit import Ration
 from peerd.table.circuit import host_in
 from peerd.table.record import PeerId
 from peerd.wire.clients import Client
+from peerd.wire.door import Door
 from peerd.wire.messages import DialBack, Speed
-from peerd.wire.services import BehindDoor, Door
+from peerd.wire.services import BehindDoor
 
 MAX_PROBE_BYTES = 2 << 20
 PROBE_TIMEOUT_S = 15.0

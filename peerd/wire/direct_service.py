@@ -9,7 +9,8 @@ from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.direct import Pins, Showing
 from peerd.link.local import Neighbours
 from peerd.table.record import PeerId
-from peerd.wire.services import BehindDoor, Door
+from peerd.wire.door import Door
+from peerd.wire.services import BehindDoor
 
 
 class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):

@@ -20,7 +20,7 @@ from peerd.link.metered import counted
 from peerd.link.throttle import Throttles
 from peerd.wire.budgets import allowance_of
 from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES
-from peerd.wire.services import Door
+from peerd.wire.door import Door
 
 CLOSING_S = 5.0
 LOG = structlog.get_logger()

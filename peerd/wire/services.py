@@ -1,24 +1,22 @@
-"""The called side of the services: authenticates the caller, checks the message, and translates errors to gRPC status codes.
+"""The called side of the services: checks each message, and has it answered by another room. `door.py` lets callers in.
 
 Each servicer checks and converts a message, then calls a handler from another room. A broken message is counted as refused
-and ends the call. Nothing that a peer sends raises an error beyond this file.
+and ends the call. Nothing that a peer sends raises an error beyond these two files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, TypeVar
 
-import grpc
 import structlog
 
-from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, PeerdError
 from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -29,16 +27,17 @@ from peerd.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
+from peerd.link.few_each import FewEach
 from peerd.link.lanes import Lanes, Turn
-from peerd.link.links import CHUNK_BYTES, MOST_RETRY_MS, RETRY_AFTER_MS, STATUS, Arrival, Bytes, next_within, with_time_for
-from peerd.link.traffic import Link, PeerRole, Traffic, Way
+from peerd.link.traffic import Link, PeerRole, Way
 from peerd.link.tunnel import caller_of
-from peerd.table.record import AverageId, PeerId, RunId
-from peerd.timeline.spans import MAX_SPANS, SpanKind, SpanRing
+from peerd.table.record import AverageId, PeerId
+from peerd.timeline.spans import MAX_SPANS, SpanKind
 from peerd.wire import convert, timelines
-from peerd.wire.budgets import Allowance, OpenCalls
-from peerd.wire.chunks import Chunk, Headed, collected, opening
-from peerd.wire.deliveries import Delivery, Watch
+from peerd.wire.budgets import most_arriving
+from peerd.wire.chunks import Chunk, Headed, opening
+from peerd.wire.deliveries import Delivery
+from peerd.wire.door import Door
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
 from peerd.wire.messages import Call, CallResult
 from peerd.wire.open_conversations import Held
@@ -46,125 +45,6 @@ from peerd.wire.replies import Replies
 
 LOG = structlog.get_logger()
 Handler = TypeVar("Handler")
-
-
-def nobody(_context: Any) -> PeerId | None:
-    """Return None: without direct connections there is no caller outside the tunnel."""
-    return None
-
-
-def _one_slot() -> int:
-    return 1
-
-
-@dataclass(slots=True)
-class Door:
-    """What all services share: the run that they serve, the patience with silent callers, the traffic counters and the bans."""
-
-    run: RunId
-    patience_s: float
-    traffic: Traffic
-    spans: SpanRing = field(default_factory=lambda: SpanRing(0))
-    proven: Callable[[Any], PeerId | None] = nobody
-    """Returns the authenticated caller outside the tunnel (`caller_past_the_tunnel`)."""
-    slots: Callable[[], int] = _one_slot
-    """Returns how many microbatches this peer holds at once: its callers may have as many calls open."""
-    refused: int = 0
-    calls: OpenCalls = field(default_factory=OpenCalls)
-    banned_until_s: dict[PeerId, float] = field(default_factory=dict)
-    """Senders of broken messages, and the time from which they may call again (monotonic clock), the earliest first."""
-
-    async def caller(self, context: Any) -> PeerId:
-        caller = caller_of(context.peer()) or self.proven(context)
-        if caller is None:
-            words = "calls come through the tunnel, or by TLS under a certificate that was shown there"
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
-            raise AssertionError("abort never returns")
-        left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
-        if left_s > 0:
-            # Not UNAVAILABLE, because the caller would suspect this peer and tell the swarm.
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller sent a broken message; try again later", _later(left_s))
-        self.traffic.hear(caller)
-        return caller
-
-    async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
-        if isinstance(error, BadMessageError):
-            self.refused += 1
-            self._ban(caller, time.monotonic())
-            LOG.warning("message refused", sender=caller, reason=error.message)
-        later = _later(error.retry_after_s) if isinstance(error, BusyError) else ()
-        await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message, later)
-        raise AssertionError("abort never returns")
-
-    def _ban(self, caller: PeerId, now_s: float) -> None:
-        self.banned_until_s.pop(caller, None)
-        self.banned_until_s[caller] = now_s + self.patience_s
-        while (first := next(iter(self.banned_until_s))) != caller and self.banned_until_s[first] <= now_s:
-            del self.banned_until_s[first]
-
-    @contextlib.asynccontextmanager
-    async def letting_in(self, context: Any, method: str, allowance: Allowance) -> AsyncIterator[None]:
-        """Admit a call before any message of it is read, and count it while the block runs. A PeerdError in the block refuses the call."""
-        caller = await self.caller(context)
-        try:
-            with self.calls.by(caller, method, allowance.most_calls(self.slots())):
-                yield
-        except PeerdError as error:
-            await self.refuse(context, caller, error)
-
-    @contextlib.asynccontextmanager
-    async def answering(self, context: Any, run: str | None = None) -> AsyncIterator[PeerId]:
-        """Yield the caller of a call about this run. A PeerdError raised in the block refuses the call."""
-        caller = await self.caller(context)
-        try:
-            if run is not None:
-                self.check_run(run)
-            yield caller
-        except PeerdError as error:
-            await self.refuse(context, caller, error)
-
-    async def check_taken(self, context: Any, caller: PeerId, watch: Watch) -> None:
-        """Refuse the rest of a call whose caller has not taken what was sent."""
-        if watch.is_stalled:
-            await self.refuse(context, caller, PeerGoneError("the caller took nothing of the answer for too long"))
-
-    def check_run(self, run: str) -> None:
-        if run != self.run:
-            raise WrongStateError(f"this peer serves run {self.run}")
-
-    async def read(self, messages: AsyncIterator[Any], most_bytes: int = CHUNK_BYTES) -> Any:
-        return await next_within(messages, with_time_for(self.patience_s, most_bytes))
-
-    async def read_chunks(
-        self,
-        messages: AsyncIterator[Any],
-        num_bytes: int,
-        begun: Bytes = b"",
-        told: Callable[[int], None] = lambda _num_bytes: None,
-        num_streams: int = 1,
-    ) -> tuple[Any, ...]:
-        """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up.
-
-        `told` hears the size of each. `num_streams` share the sender's uplink with this one.
-        """
-        arrival = Arrival(self.patience_s, num_streams)
-
-        async def read(missing: int) -> Any:
-            message = await next_within(messages, arrival.left_s(missing))
-            size = len(message.chunk) if message is not None else 0
-            arrival.came(size)
-            told(size)
-            return message
-
-        told(len(begun))
-        chunks = await collected(read, num_bytes, begun)
-        self.traffic.received_bytes += num_bytes
-        return chunks
-
-
-def _later(pause_s: float) -> tuple[tuple[str, str], ...]:
-    """What a refusal says of the time for which this peer will refuse."""
-    return ((RETRY_AFTER_MS, str(min(math.ceil(1000 * pause_s), MOST_RETRY_MS))),) if pause_s > 0 else ()
 
 
 def _nothing() -> asyncio.Future[Any]:
@@ -263,6 +143,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
     def __init__(self, door: Door, handler: StageHandler) -> None:
         super().__init__(door, handler)
         self._lanes = Lanes()
+        self._arriving = FewEach(door.knows)
 
     async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
         """Serve a microbatch. Takes and yields chunks without copying them (`ChunkCoder`)."""
@@ -301,10 +182,13 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
         self._handler.absorb(link[0], convert.records_from(header.records))
 
         async def receive() -> tuple[memoryview, ...]:
-            replies.accept()
             num_bytes = call.inputs.num_bytes + call.labels.num_bytes
-            with self._door.traffic.receiving(link, num_bytes - len(begun)):
-                chunks = await self._door.read_chunks(messages, num_bytes, begun)
+            with self._arriving.by(link[0], most_arriving(self._door.slots())) as may_arrive:
+                if not may_arrive:
+                    raise BusyError("your tensors of other microbatches still arrive")
+                replies.accept()
+                with self._door.traffic.receiving(link, num_bytes - len(begun)):
+                    chunks = await self._door.read_chunks(messages, num_bytes, begun)
             what, role = ("activations", PeerRole.PREVIOUS_STAGE) if call.stage else ("tokens", PeerRole.TRAINER)
             self._door.traffic.received(what, role, call.inputs.num_bytes, call.inputs.codec)
             self._door.traffic.received("tokens", role, call.labels.num_bytes)

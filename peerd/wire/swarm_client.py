@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peerd.errors import BadMessageError
+from peerd.errors import BadMessageError, BusyError
 from peerd.generated import swarm_pb2, swarm_pb2_grpc
 from peerd.link.links import Links, answer_of
 from peerd.policy.step.contributions import StageTally
@@ -51,7 +51,7 @@ class SwarmClient(Client):
         after = ""
         for _page in range(MOST_PAGES):
             request = swarm_pb2.GossipRequest(run=self._run, want_all=True, after=after)
-            reply = await self._ask(peer, "Gossip", request, timeout_s)
+            reply = await self._ask_when_free(peer, "Gossip", request, timeout_s)
             yield self._records_of(request, reply, most=PAGE_RECORDS)
             if reply.next <= after:  # the last page, or a peer that begins anew
                 return
@@ -70,7 +70,19 @@ class SwarmClient(Client):
         return convert.records_from(reply.records, most)
 
     async def describe(self, peer: PeerId, timeout_s: float) -> Description:
-        return convert.description_from(await self._ask(peer, "Describe", swarm_pb2.DescribeRequest(), timeout_s, wait_for_ready=True))
+        request = swarm_pb2.DescribeRequest()
+        return convert.description_from(await self._ask_when_free(peer, "Describe", request, timeout_s, wait_for_ready=True))
+
+    async def _ask_when_free(self, peer: PeerId, method: str, question: Any, timeout_s: float, **options: Any) -> Any:
+        """Ask what a newcomer asks. Newcomers share few calls at a peer, which says when to come back; that is done for `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return await self._ask(peer, method, question, timeout_s, **options)
+            except BusyError as error:
+                if not error.retry_after_s or time.monotonic() + error.retry_after_s > until_s:
+                    raise
+                await asyncio.sleep(error.retry_after_s)
 
     async def contributions(self, peer: PeerId, timeout_s: float) -> tuple[StageTally, ...]:
         reply = await self._ask(peer, "Contributions", swarm_pb2.ContributionsRequest(run=self._run), timeout_s)

@@ -18,7 +18,7 @@ from peerd.link.links import Links
 from peerd.link.throttle import Throttles
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
-from peerd.wire.services import Door
+from peerd.wire.door import Door
 from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S
 
 RUN = RunId("b" * 32)

@@ -33,7 +33,7 @@ async def test_few_parts_wait_for_their_rounds_and_fewer_of_strangers(make_group
     for call in waiting:
         call.cancel()
     await asyncio.wait(waiting)
-    assert (member.rounds._early._waiting, member.rounds._early._num_strangers) == ({}, 0)
+    assert member.rounds._early._waiting.num_callers == 0
 
 
 async def unread(*_: object) -> tuple[memoryview, ...]:

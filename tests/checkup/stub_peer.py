@@ -25,8 +25,9 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.signed import sign_manifest
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.checkup import CheckupServicer
+from peerd.wire.door import Door
 from peerd.wire.messages import Description
-from peerd.wire.services import Door, SwarmServicer
+from peerd.wire.services import SwarmServicer
 from tests.tiny_run import tiny_manifest
 
 

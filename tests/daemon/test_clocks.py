@@ -12,8 +12,9 @@ from peerd.daemon.clocks import ask_clocks
 from peerd.link.traffic import Traffic
 from peerd.policy.swarm.clocks import Whose, judge_clocks
 from peerd.swarm.membership import Membership
+from peerd.wire.door import Door
 from peerd.wire.messages import Description
-from peerd.wire.services import Door, SwarmServicer
+from peerd.wire.services import SwarmServicer
 from tests.link.local_peers import serving
 from tests.wire.callee import PATIENCE_S, RUN, Listener, new_identity
 

@@ -24,8 +24,8 @@ from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.direct_service import DirectServicer
+from peerd.wire.door import Door
 from peerd.wire.grpc_server import DirectEndpoint
-from peerd.wire.services import Door
 from tests.link.local_peers import Served, serving
 from tests.wire.callee import RUN, new_identity
 

@@ -18,9 +18,10 @@ from peerd.link.traffic import Traffic
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire import convert
 from peerd.wire.clients import StageClient
+from peerd.wire.door import Door
 from peerd.wire.handlers import Progress, Receive
 from peerd.wire.messages import Call, CallResult
-from peerd.wire.services import Door, StageServicer
+from peerd.wire.services import StageServicer
 from peerd.wire.tensors import decode, encode
 from tests.link.local_peers import serving
 from tests.wire.callee import RUN

@@ -63,7 +63,7 @@ async def test_one_peer_has_few_streams_and_another_has_its_own() -> None:
                 each.close()
                 await each.wait_closed()
             await asyncio.gather(*tunnel._streams.running, return_exceptions=True)
-            assert tunnel._inwards._of == {}
+            assert tunnel._inwards.num_callers == 0
             for listening in (server, inward):
                 listening.close()
                 await listening.wait_closed()

@@ -132,8 +132,11 @@ class Rounds:
                 self._deliver(member, lambda mate: mate.rounds.cancel(roster))
 
     def serve(self, roster: Roster, reply: Callable[[object], None]) -> None:
-        peer, join = self._peer, Join(roster)
+        peer, join, leader = self._peer, Join(roster), self._peer.view.sightings.get(roster.leader)
         if peer.lies.is_silent:
+            return
+        if leader is None or leader.record.stage != peer.record.stage:
+            reply(False)
             return
         self._joins.append(join)
         if peer.world.now < peer.cancelled_until:

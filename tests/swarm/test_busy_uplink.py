@@ -18,8 +18,9 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerRecord, Phase
 from peerd.wire.clients import StageClient
+from peerd.wire.door import Door
 from peerd.wire.messages import Call
-from peerd.wire.services import Door, StageServicer, SwarmServicer
+from peerd.wire.services import StageServicer, SwarmServicer
 from peerd.wire.swarm_client import SwarmClient
 from peerd.wire.tensors import encode
 from tests.link.local_peers import serving

@@ -22,8 +22,8 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
 from peerd.wire.clients import StageClient
+from peerd.wire.door import Door
 from peerd.wire.messages import Call, CallResult, Description
-from peerd.wire.services import Door
 from peerd.wire.tensors import encode
 from tests.link.local_peers import Served
 from tests.paper_host import PaperHost

@@ -24,7 +24,8 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerRecord
 from peerd.wire.clients import AveragingClient
-from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer, SwarmServicer
+from peerd.wire.door import Door
+from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 from tests.link.local_peers import serving
 from tests.wire.callee import (
     MANIFEST,

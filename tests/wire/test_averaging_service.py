@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
 import pytest
 import torch
 
+from peerd.averaging.rounds import MOST_JOINING
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.generated import (
@@ -20,14 +23,16 @@ from peerd.generated import (
 )
 from peerd.link.traffic import Traffic
 from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.stage.executor import Priority
 from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire import convert
 from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
+from peerd.wire.door import Door
 from peerd.wire.handlers import AveragingHandler, ReceivePart
 from peerd.wire.messages import Part
-from peerd.wire.services import AveragingServicer, Door
+from peerd.wire.services import AveragingServicer
 from tests.link.local_peers import serving
 from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 
@@ -55,6 +60,46 @@ async def test_an_oversize_ledger_in_a_roster_is_refused(callee: Callee) -> None
     stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     proposal = averaging_pb2.Proposal(run=RUN, roster=averaging_pb2.Roster(entries=[entry]))
     await assert_refused(callee, stub.Propose(proposal), BAD, "longer than any step")
+
+
+async def test_a_roster_proposed_by_a_peer_that_no_record_names_as_a_mate_is_not_joined(callee: Callee) -> None:
+    """Whatever the roster says: a key costs nothing, and each round takes a copy of the accumulator."""
+    roster = await whole_roster(callee)
+    callee.host.strangers.add(callee.caller.peer)
+    client = AveragingClient(callee.links(), RUN)
+    joined, reason, _ = await client.propose(callee.caller.peer, roster, PATIENCE_S)
+    assert (joined, reason) == (False, "no record here says that the proposer serves this stage")
+    assert (callee.state.record.phase, callee.door.refused) == (Phase.ACCUMULATING, 0)
+    callee.host.strangers.clear()
+    assert (await client.propose(callee.caller.peer, roster, PATIENCE_S))[0]
+
+
+async def test_of_one_leaders_proposals_few_wait_for_the_torch_thread_though_it_ends_their_calls(callee: Callee) -> None:
+    """Each holds a roster of up to a message's size, and the thread may be busy for a minute."""
+    roster = await whole_roster(callee)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        begun.set()
+        go_on.wait(20)
+
+    working = asyncio.ensure_future(callee.rounds._executor.run(Priority.FORWARD, busy))
+    await asyncio.to_thread(begun.wait, 20)
+    client = AveragingClient(callee.links(), RUN)
+    for attempt in range(1, 2 * MOST_JOINING + 1):
+        proposal = asyncio.ensure_future(client.propose(callee.caller.peer, replace(roster, attempt=attempt), PATIENCE_S))
+        if attempt > MOST_JOINING:
+            assert (await proposal)[:2] == (False, "other proposals of the same leader wait here")
+            continue
+        async with asyncio.timeout(20):
+            while callee.rounds._joining.total < attempt:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.01)
+        proposal.cancel()
+    go_on.set()
+    await working
+    async with asyncio.timeout(20):
+        while callee.rounds._joining.total:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
 
 
 COPY_S = 0.2

@@ -30,8 +30,8 @@ from peerd.wire import convert
 from peerd.wire.clients import StageClient
 from peerd.wire.direct_service import DirectServicer
 from peerd.wire.dispatch import Dispatcher
+from peerd.wire.door import Door
 from peerd.wire.messages import Call
-from peerd.wire.services import Door
 from tests.link.local_peers import serving
 from tests.strategies import member, view_of
 from tests.wire.callee import PATIENCE_S, RUN, Callee, new_identity

@@ -15,10 +15,13 @@ from peerd.errors import BusyError
 from peerd.generated import stage_pb2_grpc, swarm_pb2, swarm_pb2_grpc
 from peerd.link.links import as_remote_error
 from peerd.link.traffic import Traffic
-from peerd.table.record import PeerId
+from peerd.swarm.signed import sign_record
+from peerd.table.record import PeerId, PeerRecord
 from peerd.wire import budgets
-from peerd.wire.budgets import FEW_CALLS, SMALL_BYTES, Allowance, OpenCalls, allowance_of
-from peerd.wire.services import Door
+from peerd.wire.budgets import FEW_CALLS, MOST_OF_STRANGERS, SMALL_BYTES, Allowance, OpenCalls, allowance_of, most_arriving, most_of_one
+from peerd.wire.clients import StageClient
+from peerd.wire.door import Door
+from peerd.wire.grpc_server import _handlers
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, RUN, Callee, new_identity
 
@@ -132,18 +135,84 @@ def test_a_caller_may_have_a_call_for_each_microbatch_that_this_peer_holds_and_e
 
 def test_where_too_many_calls_are_open_those_with_few_get_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "MOST_OPEN", 20)
-    calls, many, few = OpenCalls(), PeerId("many"), PeerId("few")
+    calls, many, few, hundred = OpenCalls(), PeerId("many"), PeerId("few"), Allowance(100)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
-            stack.enter_context(calls.by(many, "Gossip", 100))
+            stack.enter_context(calls.by(many, "Gossip", hundred, 1))
         for _ in range(10):
-            stack.enter_context(calls.by(few, "Gossip", 100))
+            stack.enter_context(calls.by(few, "Gossip", hundred, 1))
         for caller in (many, few):
-            with pytest.raises(BusyError, match="more of them than others"), calls.by(caller, "Gossip", 100):
+            with pytest.raises(BusyError, match="too many calls are open here"), calls.by(caller, "Gossip", hundred, 1):
                 raise AssertionError
         for number in range(100):
-            stack.enter_context(calls.by(PeerId(f"another{number}"), "Gossip", 100))
-    assert (calls.total, calls._of) == (0, {})
+            stack.enter_context(calls.by(PeerId(f"another{number}"), "Gossip", hundred, 1))
+    assert (calls.total, calls._all.num_callers) == (0, 0)
+
+
+async def test_one_caller_has_no_more_calls_for_taking_some_of_each_method(callee: Callee) -> None:
+    """gRPC holds some megabytes of each call, whether they are read or not."""
+    channel, most = await channel_of(callee), most_of_one(MANIFEST.slots)
+    methods = [f"/{service}/{name}" for generic in _handlers(callee.servicers) for service, name in names_of(generic)]
+    open_now = [channel.stream_stream(method)() for method in methods for _ in range(most)]
+    await eventually(lambda: sum(rpc.done() for rpc in open_now) == len(open_now) - most)
+    assert callee.door.calls.total == most
+    for rpc in open_now:
+        rpc.cancel()
+    await until(callee, 0)
+
+
+def names_of(generic: Any) -> list[tuple[str, str]]:
+    found = [name.strip("/").split("/") for name in generic._method_handlers]
+    return [(service, name) for service, name in found]
+
+
+FRESH_KEYS = 50
+
+
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [("/peerd.Stage/Backpropagate", most_arriving(MANIFEST.slots)), ("/peerd.Swarm/Gossip", MOST_OF_STRANGERS)],
+    ids=["microbatches", "messages"],
+)
+async def test_fifty_fresh_keys_take_together_what_one_caller_may(callee: Callee, method: str, most: int) -> None:
+    """Each opens as many calls as one caller may, and a member finds room beside them."""
+    callee.door.is_known = callee.membership.is_known
+    channels = [await callee.links(new_identity()).channel(callee.me) for _ in range(FRESH_KEYS)]
+    open_now = [channel.stream_stream(method)() for channel in channels for _ in range(FEW_CALLS)]
+    await eventually(lambda: sum(rpc.done() for rpc in open_now) == len(open_now) - most)
+    assert callee.door.calls.total == most
+    assert {await rpc.code() for rpc in open_now if rpc.done()} == {BUSY}
+    assert callee.door.calls.refused == len(open_now) - most
+    member = new_identity()
+    callee.membership.absorb([sign_record(PeerRecord(peer=member.peer, incarnation=1, version=1), member, RUN).raw])
+    result = await StageClient(callee.links(member), RUN).backpropagate(
+        callee.me, callee.call(), (), PATIENCE_S, lambda _stage, _peer: None
+    )
+    assert result.gradient is not None
+    for rpc in open_now:
+        rpc.cancel()
+    await until(callee, 0)
+
+
+async def test_a_caller_is_a_stranger_until_its_record_has_come(callee: Callee) -> None:
+    """Calls that it opened before that count as its own from then on."""
+    callee.door.is_known = callee.membership.is_known
+    one, other = new_identity(), new_identity()
+    gossip = "/peerd.Swarm/Gossip"
+    most = allowance_of("Gossip").calls
+    first = [(await callee.links(one).channel(callee.me)).stream_stream(gossip)() for _ in range(most)]
+    second = [(await callee.links(other).channel(callee.me)).stream_stream(gossip)() for _ in range(MOST_OF_STRANGERS - most)]
+    await until(callee, MOST_OF_STRANGERS)
+    newcomer = SwarmClient(callee.links(), RUN)
+    with pytest.raises(BusyError, match="too many calls are open here"):
+        await newcomer.describe(callee.me, budgets.RETRY_S / 2)
+    asking = asyncio.ensure_future(newcomer.describe(callee.me, WITHIN_S))
+    await eventually(lambda: callee.door.calls.refused > 1)
+    callee.membership.absorb([sign_record(PeerRecord(peer=one.peer, incarnation=1, version=1), one, RUN).raw])
+    await asking
+    for rpc in (*first, *second):
+        rpc.cancel()
+    await until(callee, 0)
 
 
 def test_bans_that_are_over_are_forgotten() -> None:

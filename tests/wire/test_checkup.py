@@ -23,8 +23,8 @@ from peerd.swarm.identity import Identity
 from peerd.table.circuit import host_in
 from peerd.table.record import PeerId, RunId
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient, CheckupServicer
+from peerd.wire.door import Door
 from peerd.wire.grpc_server import DirectEndpoint
-from peerd.wire.services import Door
 from tests.link.local_peers import Served, serving
 from tests.wire.callee import BAD, BUSY, RUN, drain, new_identity
 

@@ -30,9 +30,10 @@ from peerd.wire import convert, deliveries
 from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.data_service import DataServicer
 from peerd.wire.deliveries import IN_FLIGHT_BYTES, SLOWEST_BYTES_PER_S, Watch
+from peerd.wire.door import Door
 from peerd.wire.handlers import Receive, ReceivePart
 from peerd.wire.messages import Call, CallResult, Part, TensorBytes
-from peerd.wire.services import AveragingServicer, Door, StageServicer, StateServicer
+from peerd.wire.services import AveragingServicer, StageServicer, StateServicer
 from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
 from tests.strategies import view_of

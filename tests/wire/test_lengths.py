@@ -16,9 +16,10 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
 from peerd.wire.clients import AveragingClient, StageClient
 from peerd.wire.convert import MAX_PEER_CHARS
+from peerd.wire.door import Door
 from peerd.wire.handlers import Progress, Receive
 from peerd.wire.messages import Average, Call, CallResult, TensorBytes
-from peerd.wire.services import AveragingServicer, Door, StageServicer
+from peerd.wire.services import AveragingServicer, StageServicer
 from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
 from tests.wire.callee import PATIENCE_S, RUN

@@ -175,8 +175,9 @@ async def test_nothing_stays_of_any_call_and_none_is_an_error_of_this_daemon(cal
     assert INTERNAL_ERRORS.count == errors
     assert {status for _, status in seen} >= {grpc.StatusCode.OK, BAD, STATE, BUSY, GONE}
     assert {method for method, status in seen if status is grpc.StatusCode.OK} >= {method for method, _ in calls._kinds} - NEVER_ANSWERED
-    assert (callee.door.calls.total, callee.door.calls._of, callee.service.queue, callee.service._arriving) == (0, {}, 0, {})
-    assert (callee.rounds._early._waiting, callee.rounds._early._num_strangers) == ({}, 0)
+    assert (callee.door.calls.total, callee.service.queue) == (0, 0)
+    shares = (callee.door.calls._all, callee.servicers[1]._arriving, callee.rounds._early._waiting, callee.rounds._joining)
+    assert [each.num_callers for each in shares] == [0, 0, 0, 0]
     assert callee.rounds.open is not None, "the round is still there"
     await callee.rounds.close_present("the test is over")
     callee.door.banned_until_s.clear()

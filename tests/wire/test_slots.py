@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from peerd.generated import stage_pb2, stage_pb2_grpc
-from peerd.stage.calls import LEAST_ARRIVING
+from peerd.wire.budgets import LEAST_ARRIVING
 from peerd.wire.clients import StageClient
 from tests.wire.callee import BUSY, GONE, MANIFEST, PATIENCE_S, RUN, Callee, assert_refused, drain, new_identity
 from tests.wire.test_stage_service import chunk_of, header_of

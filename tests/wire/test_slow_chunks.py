@@ -15,7 +15,7 @@ from peerd.link.links import CHUNK_BYTES, HOME_BYTES_PER_S, LEAST_BYTES_PER_S, A
 from peerd.link.traffic import Traffic
 from peerd.wire.chunks import Chunk
 from peerd.wire.clients import _chunks_of_stream, _read_chunks
-from peerd.wire.services import Door
+from peerd.wire.door import Door
 from tests.wire.callee import RUN
 
 PATIENCE_S, NUM_BYTES = 0.2, 16_000

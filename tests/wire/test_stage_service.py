@@ -346,6 +346,10 @@ async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee
     for changes in ({"inputs": other}, {"index": 2}):
         with pytest.raises(BusyError):
             await sent_again({0}, **changes)
+    monkeypatch.setattr(callee.service, "_held", {bytes([number]): None for number in range(2)})
+    with pytest.raises(BusyError, match="as many more microbatches as there are slots"):
+        await sent_again({0})
+    monkeypatch.setattr(callee.service, "_held", {})
     callee.service.slots = slots
     await sent_again({0, 1})
     assert computed == [0, 1, 0], "this stage is asked to add it, too: that is for its ledger to refuse"

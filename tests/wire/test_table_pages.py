@@ -14,8 +14,9 @@ from peerd.policy.step.contributions import StageTally
 from peerd.policy.swarm.spreading import MOST_PAGES, PAGE_RECORDS, page
 from peerd.table.record import PeerId, RawRecord
 from peerd.wire.convert import MAX_RECORDS
+from peerd.wire.door import Door
 from peerd.wire.messages import Description
-from peerd.wire.services import Door, SwarmServicer
+from peerd.wire.services import SwarmServicer
 from peerd.wire.swarm_client import SwarmClient
 from tests.link.local_peers import Served, serving
 from tests.wire.callee import PATIENCE_S, RUN
