@@ -242,11 +242,11 @@ class Trainer:
                 self._again.update((launch.step, stage) for stage in launch.accumulate)
             self._launched[key] = call.attempt + 1
             with self._tracing.launched(call) as traced:
-                began_s = clock_s()
-                result = await self._dispatcher.send(traced, partial(self._note_way, launch.step))
+                began_s, path = clock_s(), dict[int, PeerId]()
+                result = await self._dispatcher.send(traced, partial(self._note_hop, launch.step, path))
                 self._diverging.succeeded(key)
                 if self._manifest.train.num_stages - 1 in call.accumulate:  # otherwise the call may have ended at an earlier stage
-                    self._way.note(clock_s() - began_s - max(result.held_s, 0.0))
+                    self._way.note(path.get(call.stage, PeerId("")), clock_s() - began_s - max(result.held_s, 0.0))
                     self._most_slots = min(result.slots, MAX_SLOTS)
         except NotFiniteError as error:
             self._diverging.failed(key, clock_s())
@@ -265,8 +265,9 @@ class Trainer:
             self._num_ended += 1
             self._membership.wake()
 
-    def _note_way(self, step: int, stage: int, _peer: PeerId) -> None:
+    def _note_hop(self, step: int, path: dict[int, PeerId], stage: int, peer: PeerId) -> None:
         """Called when a microbatch is forwarded to `stage`. Past the first stage, it shows that the first stage is at this step."""
+        path[stage] = peer
         if stage > 0 and step > self._begun:
             self._begun = step
             self._membership.wake()

@@ -166,7 +166,8 @@ class Dispatcher:
         result = replace(result, records=tuple(self._table.absorb(path, peer.peer)))
         if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work
             downstream_s = result.downstream_s if call.stage < self._num_stages - 1 else 0.0
-            router.observe(peer.peer, own_time_s(elapsed_s, downstream_s, result.queued_s, self.num_slots, self._num_stages - call.stage))
+            own_s = own_time_s(elapsed_s, downstream_s, result.queued_s, self.num_slots, self._num_stages - call.stage)
+            router.observe(peer.peer, own_s, elapsed_s, downstream_s)
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from typing import Any
@@ -311,15 +312,24 @@ def test_so_many_are_on_the_way_that_the_slowest_stage_never_waits(live: LiveVie
     assert rate * way_s - 1 <= on_the_way(live, 2, size, way_s) <= rate * way_s
 
 
-@given(st.lists(st.lists(st.floats(0.0, 9.0), max_size=5), min_size=2, max_size=5))
-def test_the_way_is_the_least_of_this_step_and_the_last(steps: list[list[float]]) -> None:
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 9.0)), max_size=8), min_size=2, max_size=5))
+def test_the_way_is_the_median_peers_least_of_this_step_and_the_last(steps: list[list[tuple[str, float]]]) -> None:
     """A link that has become longer is known for it after a step; waiting for one another on a busy one never counts."""
     way = WayTime()
     for step in steps:
         way.next_step()
-        for way_s in step:
-            way.note(way_s)
-    assert way.least_s == min(steps[-1] + steps[-2], default=0.0)
+        for first, way_s in step:
+            way.note(PeerId(first), way_s)
+    told = steps[-1] + steps[-2]
+    least_s = sorted(min(way_s for name, way_s in told if name == first) for first in {name for name, _ in told})
+    assert way.least_s == (least_s[len(least_s) // 2] if least_s else 0.0)
+
+
+def test_one_peer_that_tells_that_it_held_a_microbatch_all_the_time_makes_no_way_short() -> None:
+    way = WayTime()
+    for name, way_s in (("a", 0.3), ("liar", 0.0), ("b", 0.4), ("a", 0.5), ("liar", math.nan), ("liar", -1e9)):
+        way.note(PeerId(name), way_s)
+    assert way.least_s == 0.3
 
 
 def test_hole_18_a_trainer_that_can_call_nobody_of_the_first_stage_owns_nothing() -> None:

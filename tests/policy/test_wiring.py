@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import sys
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from statistics import fmean
 
@@ -273,6 +276,79 @@ def test_a_slow_peer_that_tells_long_waits_gets_no_more_than_a_fast_one() -> Non
     pool = [member("fast"), member("liar")]
     chosen = [router.choose(pool, point_of(index, 100)) for index in range(100)]
     assert sum(record is not None and record.peer == "liar" for record in chosen) <= 50
+
+
+@dataclass
+class Stage:
+    """Peers that compute one microbatch after another, as simulated callers send them, each a window of its own at a time."""
+
+    compute_s: dict[str, float]
+    late_s: dict[str, float] = field(default_factory=dict)
+    """Time by which peers answer late, for no reason."""
+    liar: str = ""
+    """Tells that each microbatch only waited its turn, and for later stages."""
+    later_s: float = 0.0
+    num_callers: int = 4
+    window: int = 4
+    slots: int = 8
+
+    def served(self, num_steps: int, per_step: int = 60) -> Counter[str]:
+        """Who computes how many microbatches in the second half of the steps."""
+        routers, peers = [Router() for _ in range(self.num_callers)], [member(name) for name in self.compute_s]
+        free_s, found = dict.fromkeys(self.compute_s, 0.0), Counter[str]()
+        events = [(0.0, number % self.num_callers) for number in range(self.num_callers * self.window)]
+        answers: list[tuple[float, int, partial[None]]] = []
+        rng, count = random.Random(1), itertools.count()
+        heapify(events)
+        for number in range(num_steps * per_step):
+            now_s, caller = heappop(events)
+            while answers and answers[0][0] <= now_s:
+                heappop(answers)[2]()
+            step, index = divmod(number, per_step)
+            chosen = routers[caller].choose(peers, point_of(index, per_step), step=step)
+            assert chosen is not None
+            name = chosen.peer
+            found[name] += step >= num_steps / 2
+            begins_s = max(now_s, free_s[name])
+            free_s[name] = begins_s + self.compute_s[name] * rng.uniform(0.9, 1.1)
+            elapsed_s = free_s[name] - now_s + self.late_s.get(name, 0.0) + self.later_s * rng.uniform(0.9, 1.1)
+            told = (elapsed_s, 1e9) if name == self.liar else (self.later_s, begins_s - now_s)
+            own_s = own_time_s(elapsed_s, *told, self.slots, 2 if self.later_s else 1)
+            observe = partial(routers[caller].observe, name, own_s, elapsed_s, told[0])
+            heappush(answers, (now_s + elapsed_s, next(count), observe))
+            heappush(events, (now_s + elapsed_s, caller))
+        return found
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("num_honest", [2, 3, 7])
+def test_a_peer_that_tells_no_time_of_its_own_gets_what_an_honest_one_of_its_speed_gets(num_honest: int, slower: float) -> None:
+    """In the last stage. And the honest ones share the rest evenly."""
+    peers = {**{f"p{number}": 0.1 for number in range(num_honest)}, "last": 0.1 * slower}
+    window = 2 * num_honest
+    honest, lied = (Stage(peers, liar=liar, window=window).served(80) for liar in ("", "last"))
+    assert lied["last"] <= 1.2 * honest["last"]
+    for found in (honest, lied):
+        others = [found[name] for name in peers if name != "last"]
+        assert max(others) <= 1.2 * min(others)
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.8], ids=["the last stage", "a stage before"])
+@pytest.mark.parametrize("late_s", [0.3, 1.5])
+def test_a_peer_that_is_late_and_tells_no_time_of_its_own_draws_no_work_to_itself(late_s: float, later_s: float) -> None:
+    """It computes as fast as the others, and no more comes to it than to them."""
+    peers = {"a": 0.1, "b": 0.1, "c": 0.1, "last": 0.1}
+    found = Stage(peers, {"last": late_s}, liar="last", later_s=later_s, window=8).served(80)
+    assert found["last"] <= 1.2 * found.total() / len(peers)
+
+
+@pytest.mark.parametrize("slower", [2.0, 3.0, 8.0])
+@pytest.mark.parametrize("num_callers", [1, 4])
+def test_queues_that_are_long_for_a_while_do_not_bend_the_shares_of_honest_peers(slower: float, num_callers: int) -> None:
+    """Unlike peers, as many callers as fill their queues: shares follow speed."""
+    found = Stage({"a": 0.1, "b": 0.1, "c": 0.1 * slower}, num_callers=num_callers, window=24 // num_callers).served(60)
+    assert found["a"] == pytest.approx(found["b"], rel=0.1)
+    assert found["a"] / found["c"] == pytest.approx(slower, rel=0.2)
 
 
 @given(st.floats(0, 1e4), st.floats(), st.floats(), st.integers(1, 64))

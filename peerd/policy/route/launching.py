@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import median_high
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.ledger import accumulate_set, full, indices, is_averaged, stages_missing, work_step
@@ -243,25 +244,27 @@ def _due(live: LiveView, step: int, lacking: int, ranks: int, num_microbatches: 
 class WayTime:
     """The recent minimum of the time that a microbatch spends between peers; anything above it is queueing.
 
-    A step begins with empty links, so the minimum over this step and the last depends only on link latency and tensor size.
+    A step begins with empty links, so the minimum over this step and the last depends only on link latency and tensor size. The peers on
+    the way tell how long they held the microbatch, and one that tells too much makes the way short. So each peer of the first stage has a
+    minimum of its own, and the median counts: within a step what goes to one of them goes on through the same later peers.
     """
 
-    _last_s: float = math.inf
-    _this_s: float = math.inf
+    _last_s: dict[PeerId, float] = field(default_factory=dict)
+    _this_s: dict[PeerId, float] = field(default_factory=dict)
 
-    def note(self, way_s: float) -> None:
-        """Add the transit time of one microbatch: all its hops together, in both directions."""
+    def note(self, first: PeerId, way_s: float) -> None:
+        """Add the transit time of one microbatch that went to `first`: all its hops together, in both directions."""
         if way_s >= 0:
-            self._this_s = min(self._this_s, way_s)
+            self._this_s[first] = min(self._this_s.get(first, math.inf), way_s)
 
     def next_step(self) -> None:
-        self._last_s, self._this_s = self._this_s, math.inf
+        self._last_s, self._this_s = self._this_s, {}
 
     @property
     def least_s(self) -> float:
-        """The minimum; 0 before anything was noted."""
-        least_s = min(self._last_s, self._this_s)
-        return least_s if math.isfinite(least_s) else 0.0
+        """The median of the minima; 0 before anything was noted."""
+        least_s = [min(self._last_s.get(peer, math.inf), self._this_s.get(peer, math.inf)) for peer in {*self._last_s, *self._this_s}]
+        return median_high(least_s) if least_s else 0.0
 
 
 def on_the_way(live: LiveView, num_stages: int, microbatch_size: int, way_s: float) -> int:

@@ -16,6 +16,11 @@ peer's first, and a home machine is used for other things. So the average is of 
 counts as the mean of the others, or as its first where that was less; where nobody has given two, all count as the least.
 And estimates of like peers differ by chance, each caller's in its own way, which would part the line unevenly: differences count as
 far as noise does not explain them (James-Stein).
+
+A caller measures how long a request took. How much of that was the queue, and how much later stages, the callee tells, and a slow one that
+tells a lot would draw all work to itself. Where shares follow speed, queues are equally long, so a wait is the same part of the time at
+all peers of a stage, and later stages take the same time for all. So a peer counts as faster than by its stage's median words by a fifth at
+most: one whose requests wait more than others' gets too much for what it is, whatever the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from statistics import fmean, median_low
+from statistics import fmean, median_high, median_low
 
 from peerd.policy.hashing import digest
 from peerd.table.record import PeerId, PeerRecord
@@ -42,6 +47,8 @@ LEAST_NOISE = 0.2
 """The smallest noise assumed, as a share of the response time, even if the few measurements were alike."""
 REMEMBERED = 1 << 12
 """Size of the caches of peers."""
+BELIEVED_MORE = 1.2
+"""How much faster than by its stage's median words a peer may be, because its queue is longer by chance."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -57,8 +64,8 @@ def own_time_s(elapsed_s: float, downstream_s: float, queued_s: float, slots: in
 
 
 @dataclass(slots=True)
-class Measured:
-    """One peer's response time: the moving average of medians, and how far they lie from it."""
+class MovingMedian:
+    """The moving average of medians of a few values in a row, and how far they lie from it."""
 
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
     count: int = 0
@@ -66,8 +73,8 @@ class Measured:
     variance: float = 0.0
     """Variance of one median, s^2."""
 
-    def add(self, response_s: float, smoothing: float) -> None:
-        self.recent_s.append(response_s)
+    def add(self, value_s: float, smoothing: float) -> None:
+        self.recent_s.append(value_s)
         self.count += 1
         typical_s = median_low(self.recent_s)
         weight = max(smoothing, 1 / max(1, self.count - 1))  # a plain mean while there are few; the first counts for nothing
@@ -80,6 +87,19 @@ class Measured:
         return max(self.variance, (LEAST_NOISE * self.mean_s) ** 2) * max(smoothing / (2 - smoothing), 1 / self.count)
 
 
+@dataclass(slots=True)
+class Measured(MovingMedian):
+    """One peer's response time by its own words; and by them, what requests took with its queue, and what later stages took."""
+
+    with_queue: MovingMedian = field(default_factory=MovingMedian)
+    later: MovingMedian = field(default_factory=MovingMedian)
+
+    @property
+    def own_part(self) -> float:
+        """What of a request's time at this peer was not its queue, by its own words."""
+        return min(1.0, self.mean_s / self.with_queue.mean_s) if self.with_queue.mean_s > 0 else 1.0
+
+
 class Router:
     """One caller's opinion of the peers of one stage. Holds numbers only; the caller measures."""
 
@@ -88,6 +108,8 @@ class Router:
         self._measured: dict[PeerId, Measured] = {}
         """Ordered by the last measurement, latest last."""
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
+        self._typical: tuple[float, float] | None = None
+        """The peers' median own part, and the most that is believed of later stages; None if something was measured since."""
 
     def choose(self, candidates: Sequence[PeerRecord], point: float, prefer: Collection[PeerId] = (), step: int = 0) -> PeerRecord | None:
         """The peer on whose part of the line the microbatch's `point` lies (`point_of`), or None when all are banned.
@@ -101,11 +123,17 @@ class Router:
         ends = list(accumulate(1 / max(each_s, LEAST_RESPONSE_S) for each_s in self._responses_s([record.peer for record in pool])))
         return pool[min(bisect_right(ends, point * ends[-1]), len(pool) - 1)]
 
-    def observe(self, peer: PeerId, response_s: float) -> None:
-        """Add the response time of one request to `peer`: forward, backward and network, without the time in its queue."""
-        measured = self._measured.pop(peer, None) or Measured()
+    def observe(self, peer: PeerId, response_s: float, elapsed_s: float = 0.0, later_s: float = 0.0) -> None:
+        """Add the response time of one request to `peer`: forward, backward and network, without the time in its queue (`own_time_s`).
+
+        The request took `elapsed_s`, of which the peer says that it waited `later_s` for later stages.
+        """
+        measured, later_s = self._measured.pop(peer, None) or Measured(), min(max(0.0, later_s), elapsed_s)
         measured.add(response_s, self._smoothing)
+        measured.with_queue.add(max(response_s, elapsed_s - later_s), self._smoothing)
+        measured.later.add(later_s, self._smoothing)
         self._measured[peer] = measured
+        self._typical = None
         if len(self._measured) > REMEMBERED:
             del self._measured[next(iter(self._measured))]
 
@@ -122,9 +150,19 @@ class Router:
         found = [self._measured.get(peer) for peer in peers]
         guess_s = 0.0
         if not all(known is not None and known.count > 1 for known in found):
-            told = [each.mean_s for each in self._measured.values() if each.count > 1]
+            told = [self._mean_s(each) for each in self._measured.values() if each.count > 1]
             guess_s = fmean(told) if told else min((each.mean_s for each in self._measured.values()), default=UNKNOWN_RESPONSE_S)
-        return [guess_s if known is None else known.mean_s if known.count > 1 else min(known.mean_s, guess_s) for known in found]
+        return [guess_s if known is None else self._mean_s(known) if known.count > 1 else min(known.mean_s, guess_s) for known in found]
+
+    def _mean_s(self, known: Measured) -> float:
+        """A peer's average, as far as the words of its stage's median bear it out."""
+        if self._typical is None:
+            told = [each for each in self._measured.values() if each.count > 1]
+            chance_s = STANDARD_ERRORS * math.sqrt(median_low(each.later.error2(self._smoothing) for each in told))
+            self._typical = median_high(each.own_part for each in told), median_low(each.later.mean_s for each in told) + chance_s
+        own_part, later_s = self._typical
+        here_s = known.with_queue.mean_s + max(0.0, known.later.mean_s - later_s)
+        return max(known.mean_s, here_s * own_part / BELIEVED_MORE)
 
     def _responses_s(self, peers: Sequence[PeerId]) -> list[float]:
         """The response times that shares are computed from: averages, moved towards their mean as far as chance explains them."""
@@ -132,8 +170,9 @@ class Router:
         known = [self._measured[peer] for peer in peers if peer in self._measured and self._measured[peer].count > 1]
         if len(known) < 2:
             return found
-        about_s = fmean(each.mean_s for each in known)
-        spread2 = sum((each.mean_s - about_s) ** 2 for each in known) / (len(known) - 1)
+        means_s = [self._mean_s(each) for each in known]
+        about_s = fmean(means_s)
+        spread2 = sum((mean_s - about_s) ** 2 for mean_s in means_s) / (len(known) - 1)
         noise2 = STANDARD_ERRORS**2 * fmean(each.error2(self._smoothing) for each in known)
         real = max(0.0, 1 - noise2 / spread2) if spread2 else 0.0
         middle_s = fmean(found)
