@@ -10,13 +10,16 @@ from typing import Any
 from peerd.daemon.peer import Peer
 from peerd.errors import PeerdError
 from peerd.generated import averaging_pb2, averaging_pb2_grpc, stage_pb2, stage_pb2_grpc
-from peerd.link.links import remote_errors
+from peerd.link.links import CHUNK_BYTES, remote_errors
+from peerd.models.stages import input_of, labels_shape
 from peerd.table.record import PeerId
+from peerd.wire import convert
+from peerd.wire.messages import Call, TensorBytes
 from scripts.benchmarks._liars import _speech
 
 
 async def lie(peer: Peer, arguments: Mapping[str, Any]) -> None:
-    """`calls`: how many at each peer; `num_bytes`: what each announces; `every_s`: seconds between two bytes."""
+    """`calls`: how many at each peer; `num_bytes`: what each announces, 0 for the right size; `every_s`: seconds between two bytes."""
     calls = [
         _on_and_on(peer, victim, int(arguments["num_bytes"]), float(arguments["every_s"]), bool(number % 2))
         for victim in _speech.others(peer)
@@ -35,43 +38,33 @@ async def _on_and_on(peer: Peer, victim: PeerId, num_bytes: int, every_s: float,
 
 
 async def _call(peer: Peer, victim: PeerId, num_bytes: int, every_s: float) -> None:
-    """A microbatch of the callee's step."""
-    record, train = peer.membership.find(victim), peer.place.manifest.train
+    """A microbatch of the callee's step, which the callee takes if the size is right."""
+    record, manifest = peer.membership.find(victim), peer.place.manifest
     if record is None:
         return
-    shape = (train.microbatch_size, train.sequence_length, *([peer.place.manifest.model.d_model] if record.stage else []))
-    header = stage_pb2.CallHeader(
-        call_id=token_bytes(16),
-        run=peer.membership.run,
-        stage=record.stage,
-        step=record.step,
-        microbatch=0,
-        accumulate=[record.stage],
-        inputs=stage_pb2.TensorHeader(shape=shape, dtype="float32" if record.stage else "int32", num_bytes=num_bytes),
-        labels=stage_pb2.TensorHeader(shape=shape[:2], dtype="int32", num_bytes=8 * shape[0] * shape[1]),
-    )
-
-    async def messages() -> AsyncIterator[stage_pb2.CallMessage]:
-        yield stage_pb2.CallMessage(header=header)
-        while True:
-            await asyncio.sleep(every_s)
-            yield stage_pb2.CallMessage(chunk=b"x")
-
+    length = manifest.sequence_length_at(record.step)
+    dtype, shape = input_of(manifest, record.stage, length)
+    inputs, labels = TensorBytes(dtype, shape, ()), TensorBytes("int32", labels_shape(manifest, length), ())
+    stages = frozenset({record.stage})
+    call = Call(stage=record.stage, step=record.step, index=0, accumulate=stages, call_id=token_bytes(16), inputs=inputs, labels=labels)
+    header = convert.call_to(call, peer.membership.run, ())
+    header.inputs.num_bytes = num_bytes or inputs.num_bytes
     stub = stage_pb2_grpc.StageStub(await peer.network.links.channel(victim, for_tensors=True))
-    async for _reply in stub.Backpropagate(messages()):
+    async for _reply in stub.Backpropagate(_trickle(stage_pb2.CallMessage, header, every_s)):
         pass
 
 
 async def _part(peer: Peer, victim: PeerId, num_bytes: int, every_s: float) -> None:
     """A part of a round that nobody opened."""
-    header = averaging_pb2.PartHeader(run=peer.membership.run, average_id=token_bytes(16), slice_index=0, ledger=0, num_bytes=num_bytes)
-
-    async def messages() -> AsyncIterator[averaging_pb2.PartMessage]:
-        yield averaging_pb2.PartMessage(header=header)
-        while True:
-            await asyncio.sleep(every_s)
-            yield averaging_pb2.PartMessage(chunk=b"x")
-
+    header = averaging_pb2.PartHeader(average_id=token_bytes(16), num_bytes=num_bytes or CHUNK_BYTES)
     stub = averaging_pb2_grpc.AveragingStub(await peer.network.links.channel(victim, for_tensors=True))
-    async for _reply in stub.Reduce(messages()):
+    async for _reply in stub.Reduce(_trickle(averaging_pb2.PartMessage, header, every_s)):
         pass
+
+
+async def _trickle(kind: Any, header: Any, every_s: float) -> AsyncIterator[Any]:
+    """A header, and then a byte at a time without end."""
+    yield kind(header=header)
+    while True:
+        await asyncio.sleep(every_s)
+        yield kind(chunk=b"x")
