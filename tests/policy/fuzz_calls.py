@@ -235,7 +235,7 @@ def _takeover(world: World) -> Takeover:
 def _router(world: World) -> Router:
     router = Router()
     for _ in range(world.random.randrange(30)):
-        router.observe(world.some_peer(), world.random.choice((0.0, 5e-324, 1.0, 1e6)))
+        router.observe(world.some_peer(), *(world.random.choice((0.0, 5e-324, 1.0, 1e6)) for _ in range(3)))
     for record in world.random.choices(world.records, k=world.random.randrange(4)):
         router.ban(record)
     return router
@@ -307,6 +307,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "index": lambda w: w.random.randrange(w.num_microbatches),
     "peer": World.peer,
     "caller": World.peer,
+    "first": World.peer,
     "callee": World.peer,
     "prefer": _peers,
     "tried": _peers,
@@ -351,6 +352,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "waited_s": lambda w: w.random.choice((0.0, 4.0, w.now_s)),
     "way_s": lambda w: w.random.choice((0.0, 0.1, 60.0)),
     "response_s": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e6)),
+    "elapsed_s": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e6)),
+    "later_s": lambda w: w.random.choice((-1.0, 0.0, 1.0, 1e308, math.inf, math.nan)),
     "least_patience_s": lambda _w: TTL_S,
     "raw": lambda w: _signed(w.own),
     "tags": lambda w: [w.raw(7) for _ in range(w.random.choice((0, 1, 256)))],
