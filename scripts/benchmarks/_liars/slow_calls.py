@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from secrets import token_bytes
 from typing import Any
 
@@ -20,21 +21,21 @@ from scripts.benchmarks._liars import _speech
 
 async def lie(peer: Peer, arguments: Mapping[str, Any]) -> None:
     """`calls`: how many at each peer; `num_bytes`: what each announces, 0 for the right size; `every_s`: seconds between two bytes."""
-    calls = [
-        _on_and_on(peer, victim, int(arguments["num_bytes"]), float(arguments["every_s"]), bool(number % 2))
-        for victim in _speech.others(peer)
-        for number in range(int(arguments["calls"]))
-    ]
-    await asyncio.gather(*calls)
+    count, num_bytes, every_s = int(arguments["calls"]), int(arguments["num_bytes"]), float(arguments["every_s"])
+    kinds = [_part if number % 2 else _call for number in range(count)]
+    pause_s = count * _speech.PAUSE_S  # what the open calls hold is to be seen, and not what the refused ones cost
+    await asyncio.gather(
+        *(_on_and_on(partial(kind, peer, victim, num_bytes, every_s), pause_s) for victim in _speech.others(peer) for kind in kinds)
+    )
 
 
-async def _on_and_on(peer: Peer, victim: PeerId, num_bytes: int, every_s: float, is_part: bool) -> None:
+async def _on_and_on(call: Callable[[], Awaitable[None]], pause_s: float) -> None:
     while True:
         try:
             with remote_errors():
-                await (_part if is_part else _call)(peer, victim, num_bytes, every_s)
+                await call()
         except PeerdError:
-            await asyncio.sleep(_speech.PAUSE_S)
+            await asyncio.sleep(pause_s)
 
 
 async def _call(peer: Peer, victim: PeerId, num_bytes: int, every_s: float) -> None:
