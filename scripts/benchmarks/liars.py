@@ -99,6 +99,11 @@ class Watched:
     def counted(self, name: str) -> list[int]:
         return [int(dict(daemon.status["counters"])[name]) for daemon in self.honest if daemon.status is not None]  # type: ignore[call-overload]
 
+    @property
+    def errors_of_liar(self) -> int:
+        status = self.swarm.daemons[self.liar].status
+        return int(status["counters"]["internal_errors"]) if status is not None else 0
+
     def until_all_serve(self) -> None:
         deadline_s = time.monotonic() + READY_S
         while not all(daemon.serves for daemon in self.swarm.daemons) or self.swarm.num_steps_told < 3:
@@ -167,6 +172,8 @@ def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: flo
         row.reloads = max((now - then for now, then in zip(watched.counted("reloads"), reloads, strict=False)), default=0)
         row.refused = sum(watched.counted("messages_refused")) - refused
         row.missed = _missed(row, watched)
+        if watched.errors_of_liar:
+            row.missed.append("the liar had an error of its own, so it may have told nothing: its log says more")
         swarm.daemons[liar].kill()
         _compare(row, watched)
     return row
@@ -225,7 +232,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench liars", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario", nargs="?", default="all", choices=["all", *SCENARIOS], help="default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--liar", metavar="MODULE", help="a liar of your own; the scenario is named after it")
+    parser.add_argument("--liar", metavar="MODULE", help="a liar of your own, with the arguments of the scenario, which is named after it")
     parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long steps are timed, each time (default 12)")
     parser.add_argument("--mates", type=int, default=MATES, metavar="N", help=f"peers of each stage, the liar included (default {MATES})")
     given = parser.parse_args()
@@ -235,7 +242,8 @@ def main() -> int:
     chosen = {name: (f"{HERE}.{module}", arguments) for name, (module, arguments) in scenarios.items()}
     if given.liar:
         path = Path(given.liar)
-        chosen = {path.stem: (str(path.resolve()) if path.suffix == ".py" else given.liar, {})}
+        arguments = SCENARIOS[given.scenario][1] if given.scenario != "all" else {}
+        chosen = {path.stem: (str(path.resolve()) if path.suffix == ".py" else given.liar, arguments)}
     rows = []
     for name, (module, arguments) in chosen.items():
         rows.append(try_scenario(name, module, arguments, given.seconds, given.mates))
