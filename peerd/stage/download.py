@@ -64,8 +64,13 @@ class Downloader:
         if self._unfinished is partial:
             self._unfinished = None
 
-    async def find_donor(self, stage: int, prefer: PeerId, is_of_use: Callable[[Snapshot], bool]) -> PeerId:
-        """Return a peer that shows the header of a state of use, or is busy with other downloads. Raises StageError if there is none."""
+    async def find_donor(
+        self, stage: int, prefer: PeerId, is_of_use: Callable[[Snapshot], bool], claims: Callable[[PeerRecord], bool]
+    ) -> PeerId:
+        """Return a peer that shows the header of a state of use, or is busy with other downloads.
+
+        If there is none, those whose records claim one do not count for a while (hole 32). Raises StageError.
+        """
         others = [record.peer for record in donors(self._membership.live(), stage, frozenset())]
         for donor in dict.fromkeys((prefer, *others)):
             try:
@@ -79,6 +84,9 @@ class Downloader:
                 partial.header = header
                 self._keep(partial)
                 return donor
+        for record in self._membership.live().serving(stage):
+            if claims(record):
+                self._membership.doubt(record.peer)
         raise StageError(f"no peer of stage {stage} gives a newer state", "it is asked for again while peers claim to have one")
 
     async def download_start(self, stage: int) -> Downloaded:

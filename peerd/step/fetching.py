@@ -88,7 +88,10 @@ class Fetching:
         asked = self._state.record
         try:
             found = await self._downloader.find_donor(
-                asked.stage, act.peer, lambda header: act.is_met_by(header.step, header.lineage, asked)
+                asked.stage,
+                act.peer,
+                lambda header: act.is_met_by(header.step, header.lineage, asked),
+                lambda record: act.is_claimed_by(record, asked),
             )
         except StageError as error:
             LOG.info("no state to reload", reason=act.reason, error=error.message)

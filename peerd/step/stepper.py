@@ -352,9 +352,9 @@ class Stepper:
         self.lost += lost
 
     async def _reload(self, act: acts.Reload) -> None:
-        """Become a joiner and download the state. A peer that serves drops its ledgers only once a donor has shown the state's header."""
+        """Become a joiner and download the state. A peer that has one drops it only once a donor has shown the header of another."""
         donor: PeerId | None = act.peer
-        if self._state.record.phase is not Phase.JOINING:
+        if self._state.record.phase is not Phase.JOINING or self._state.record.step:
             donor = await self._fetching.donor(act)
             if donor is None:
                 return

@@ -232,6 +232,13 @@ class Membership:
             self._owe_word(tell=True)
         return seen.record.pair > known and now_s - seen.risen_at_s < half_life_s
 
+    def doubt(self, peer: PeerId) -> None:
+        """Note that a peer claims a state that nobody gives."""
+        LOG.warning("a peer claims a state that nobody gives; it does not count for a while", claims=peer)
+        with self._lock:
+            self.view.doubt(peer, clock_s())
+        self.wake()
+
     def reached(self, peer: PeerId) -> None:
         """Note that a peer has answered a call."""
         self.called_by(peer)

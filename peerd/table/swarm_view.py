@@ -21,6 +21,8 @@ MAX_TOMBSTONES, MAX_UNPROVEN = 20_000, 2048
 """Number of peers whose highest pair this peer knows: of those that have answered it or called it, and of others. A key costs nothing."""
 LEAST_BELIEVED, KNOWN_PER_BELIEVED = 8, 8
 """Announce periods that are believed of a record; one more for so many fresh records: four times what a peer says that knows as many."""
+MOST_DOUBT = 4
+"""A claim that nobody proves is doubted for one life of a record, and longer each time, up to so many of them."""
 MAX_EXPIRED = 1024
 """Number of expired records that decisions look at."""
 _NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
@@ -94,6 +96,8 @@ class SwarmView:
         self._num_accusers: Counter[PeerId] = Counter()
         self._vouched_until_s: dict[PeerId, float] = {}
         """Accused peers that have answered this peer since, and until when nobody else's word counts against them."""
+        self._doubts: dict[PeerId, tuple[int, float]] = {}
+        """Peers that claim a state which nobody gives: how often in a row that was found, and until when their records do not count."""
 
     def merge(self, record: PeerRecord, now_s: float) -> bool:
         """T1 (order) and T2 (alive): a higher pair replaces and renews; anything else changes nothing, so a repeat never renews."""
@@ -138,6 +142,13 @@ class SwarmView:
             return
         self._vouched_until_s = {other: until_s for other, until_s in self._vouched_until_s.items() if now_s < until_s}
         self._vouched_until_s[peer] = now_s + self.ttl_s
+        self.changes += 1
+
+    def doubt(self, peer: PeerId, now_s: float) -> None:
+        """Note that a peer claims a state which nobody gives, itself included. For a while its records count no more than a suspect's."""
+        self._doubts = {other: doubt for other, doubt in self._doubts.items() if now_s < doubt[1] + MOST_DOUBT * self.ttl_s}
+        often = self._doubts.get(peer, (0, 0.0))[0] + 1
+        self._doubts[peer] = often, now_s + min(often, MOST_DOUBT) * self.ttl_s
         self.changes += 1
 
     def _see(self, peer: PeerId, seen: Sighting | None) -> None:
@@ -218,6 +229,7 @@ class SwarmView:
         """T3 (fence): after a fence nothing counts as live until its pair rises again; tombstones stay."""
         self._expiries, self._entered_s = [], {}
         self._num_accusers.clear()
+        self._doubts.clear()
         for peer, seen in self._sightings.items():
             self._sightings[peer] = Sighting(seen.record, float("-inf"))
             if peer in self._fresh and peer != self.me:
@@ -228,7 +240,7 @@ class SwarmView:
         """T5 (suspicion): the records that rose within the TTL, without those whose present pair is suspected."""
         self._expire(now_s)
         fresh = [self._sightings[peer] for peer in sorted(self._fresh)]
-        suspects = self._suspects_among(fresh, now_s)
+        suspects = self._suspects_among(fresh, now_s) | {peer for peer, (_, until_s) in self._doubts.items() if now_s < until_s}
         counted = tuple(seen.record for seen in fresh if seen.record.peer not in suspects)
         suspected = tuple(seen.record for seen in fresh if seen.record.peer in suspects)
         return LiveView(me=self.me, records=counted, suspected=suspected, expired=self._expired_records())
@@ -259,7 +271,8 @@ class SwarmView:
     def holds_until_s(self, now_s: float) -> float:
         """The time at which the next record expires; until then `live` stays the same if nothing is merged."""
         self._expire(now_s)
-        return self._expiries[0][0] if self._expiries else float("inf")
+        ends_s = [until_s for _, until_s in self._doubts.values() if until_s > now_s]
+        return min([*ends_s, *(entry_s for entry_s, _ in self._expiries[:1])], default=float("inf"))
 
     def suspects(self, now_s: float) -> frozenset[PeerId]:
         """Peers with a fresh record that does not count because a live peer suspects them."""

@@ -378,14 +378,15 @@ class ModelPeer:
     # state from a mate
 
     def reload(self, act: acts.Reload) -> None:
-        """Become a joiner; one that serves gives its step up only once a donor has shown the header of a state of use."""
-        if self.record.phase is not Phase.JOINING and "header first" not in self.world.scenario.off:
+        """Become a joiner; a peer that has a state gives it up only once a donor has shown the header of one of use."""
+        has_state = self.record.phase is not Phase.JOINING or self.record.step
+        if has_state and "header first" not in self.world.scenario.off:
             self.recovery.find_donor(act, frozenset())
         else:
             self.become_joiner()
 
     def become_joiner(self) -> None:
-        self.world.counts["reloads"] += 1
+        self.world.counts.update(("reloads", f"reloads of {self.name}"))
         self.drop_ledgers()
         self.average = None
         self.rounds.drop()

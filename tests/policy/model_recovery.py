@@ -93,6 +93,9 @@ class Recovery:
         peer.downloading = bool(able)
         if not able:
             peer.found_no_donor_s = peer.now
+            for record in peer.live().serving(mine.stage):
+                if act.is_claimed_by(record, mine) and "doubt claims" not in peer.world.scenario.off:
+                    peer.view.doubt(record.peer, peer.now)
             return
         donor = able[0].peer
 

@@ -237,15 +237,29 @@ async def test_a_state_larger_than_the_stage_can_have_is_not_even_begun() -> Non
         await download(Donors(near=Donor(3, state_of(3))), most_bytes=CHUNK_BYTES // 2)
 
 
+def nobody(_record: PeerRecord) -> bool:
+    """No record claims anything."""
+    return False
+
+
+async def test_hole_32_a_peer_that_claims_a_state_which_nobody_shows_does_not_count_for_a_while() -> None:
+    found = downloader(Donors(near=Donor(3, state_of(3)), far=Donor(5, state_of(5))))
+    with pytest.raises(StageError, match="newer state"):
+        await found.find_donor(0, FAR, lambda _header: False, lambda record: record.peer == FAR)
+    live = found._membership.live()
+    assert [record.peer for record in live.records] == [NEAR]
+    assert [record.peer for record in live.suspected] == [FAR]
+
+
 async def test_a_donor_is_one_whose_header_shows_a_state_of_use_and_the_download_goes_on_with_that_snapshot() -> None:
     donors = Donors(near=Donor(3, state_of(3)), far=Donor(5, state_of(5)))
     found = downloader(donors)
-    assert await found.find_donor(0, NEAR, lambda header: header.step > 4) == FAR
+    assert await found.find_donor(0, NEAR, lambda header: header.step > 4, nobody) == FAR
     assert steps_in(await found.download(0, prefer=FAR)) == {5.0}
     assert donors.by_peer[FAR].asked[-1].snapshot == identity_of(donors.by_peer[FAR].header.chunk_hashes)
 
 
 async def test_a_donor_that_is_busy_with_other_downloads_counts_as_one_and_nobody_else_does() -> None:
-    assert await downloader(Donors(near=Donor(3, b"", busy_s=[9.0]))).find_donor(0, NEAR, lambda _header: False) == NEAR
+    assert await downloader(Donors(near=Donor(3, b"", busy_s=[9.0]))).find_donor(0, NEAR, lambda _header: False, nobody) == NEAR
     with pytest.raises(StageError, match="newer state"):
-        await downloader(Donors(near=Donor(3, state_of(3)))).find_donor(0, NEAR, lambda _header: False)
+        await downloader(Donors(near=Donor(3, state_of(3)))).find_donor(0, NEAR, lambda _header: False, nobody)

@@ -220,3 +220,23 @@ def test_hole_25_stairs_of_stages_on_which_each_peer_makes_another_one_outlived_
     began_s = time.thread_time()
     assert all(live.serving(stage) == (low[stage],) for stage in range(num_stages))
     assert time.thread_time() - began_s < 0.05
+
+
+def test_hole_32_a_claim_that_is_found_to_be_unproven_again_is_doubted_for_longer_up_to_a_bound() -> None:
+    liar, now_s = PeerRecord(peer=PeerId("liar"), step=9), 0.0
+    view = SwarmView(me=ME, ttl_s=TTL_S)
+    for times in (1, 2, 3, 4, 4):
+        for version in range(10):  # it announces itself all the time
+            liar = replace(liar, version=liar.version + 1 + version)
+            view.merge(liar, now_s)
+            assert liar in view.live(now_s).records
+        view.doubt(liar.peer, now_s)
+        now_s += times * TTL_S
+        liar = replace(liar, version=liar.version + 1)
+        view.merge(liar, now_s - 1.0)
+        assert view.live(now_s - 1.0).suspected == (liar,)
+        assert view.holds_until_s(now_s - 1.0) == now_s
+    view.doubt(liar.peer, now_s)
+    view.clear()
+    view.merge(replace(liar, version=liar.version + 1), now_s)
+    assert view.live(now_s).suspected == ()

@@ -93,6 +93,10 @@ class Reload(_Reasoned):
         is_another = (step, lineage) != (mine.step, mine.lineage) or mine.tied != Lineage()
         return step >= self.step and is_another
 
+    def is_claimed_by(self, mate: PeerRecord, mine: PeerRecord) -> bool:
+        """Whether a mate claims such a state."""
+        return mate.peer != mine.peer and mate.step >= self.step and (mate.step > mine.step or mate.worth < mine.worth)
+
 
 # What ends a round, a ledger or a step
 
