@@ -230,7 +230,7 @@ class Answers:
             lifetime_s=peer.membership.view.ttl_s,
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
-            contradictory=frozenset(peer.membership.contradictory),
+            contradictory=peer.membership.contradictory,
         )
 
     def health(self) -> list[HealthItem]:

@@ -59,4 +59,5 @@ class Row(OwnRow):
         seat = self._seat
         if seat is not None:
             LOG.warning("fenced: ledger dropped, view cleared", reason=reason)
-            seat.stepper.fence(seat.peer.local.raise_incarnation(seat.state.record.incarnation))
+            seen = max(seat.state.record.incarnation, seat.peer.membership.word.highest_seen)
+            seat.stepper.fence(seat.peer.local.raise_incarnation(seen))

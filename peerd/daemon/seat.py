@@ -244,7 +244,7 @@ class Seat:
 
     def is_mate(self, peer: PeerId) -> bool:
         known = self.peer.membership.view.sightings.get(peer)
-        return known is not None and known.record.stage == self.stage
+        return known is not None and known.record.stage == self.stage and peer not in self.peer.membership.contradictory
 
     def report_failure(self, peer: PeerId) -> None:
         self.peer.liveness.report_failure(peer)

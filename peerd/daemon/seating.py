@@ -67,7 +67,8 @@ def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageStat
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     seen = peer.membership.find(peer.membership.me)
-    record = replace(record, incarnation=peer.local.raise_incarnation(seen.incarnation if seen else 0))
+    highest = max(seen.incarnation if seen else 0, peer.membership.word.highest_seen)
+    record = replace(record, incarnation=peer.local.raise_incarnation(highest))
     keep_graph = keeps_graphs(manifest, record.stage, manifest.slots + 1, memory_bytes, on_gpu=has_own_memory(device))
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=manifest.compute.recompute)
     return StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans)

@@ -60,7 +60,7 @@ class GossipRequest(_message.Message):
     want_news: _builtins.bool
     """what rose lately at the callee"""
     known: _builtins.bytes
-    """of that the caller has these already, by 7 bytes each: a hash of the peer, incarnation, version; at most 256"""
+    """of that the caller has these already, by 8 bytes each: a hash of the peer, incarnation, a hash of the text, version; at most 256"""
     after: _builtins.str
     """with want_all: the page begins with the first peer id above this one"""
     @_builtins.property

@@ -73,6 +73,8 @@ class Downloader:
         """
         others = [record.peer for record in donors(self._membership.live(), stage, frozenset())]
         for donor in dict.fromkeys((prefer, *others)):
+            if self._membership.live().find(donor) is None:
+                continue  # it has ceased to count meanwhile
             try:
                 header = await self._client.get_header(donor, StateRequest(stage=stage), self._patience_s)
             except BusyError:

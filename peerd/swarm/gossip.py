@@ -19,6 +19,7 @@ from peerd.policy.step.roster import leader_of
 from peerd.policy.swarm.reaching import cut_off
 from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
+    PAGE_RECORDS,
     TELLS_ALL,
     TURNS_PER_PERIOD,
     DirectoryReading,
@@ -107,7 +108,7 @@ class Gossip:
         self._has_ended = False
         try:
             async with asyncio.TaskGroup() as group:
-                for part in (self._keep_word, self._announce, self._read_directory, self._ask_around):
+                for part in (self._keep_word, self._announce, self._read_directory, self._ask_around, self._spread_proofs):
                     group.create_task(keep(part))
         finally:
             self._has_ended = True
@@ -118,17 +119,21 @@ class Gossip:
                 task.cancel()
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord]) -> list[RawRecord]:
-        """Merge the records of a caller. Returns this peer's own record."""
+        """Merge the records of a caller. Returns this peer's own record, and a higher one of a caller that lost its incarnation."""
         self._membership.absorb(raws, caller)
         self._membership.called_by(caller)
-        own = self._membership.raws.get(self._membership.me)
-        return [own.raw] if own is not None else []
+        held = (self._membership.raws.get(peer) for peer in (self._membership.me, caller))
+        return [signed.raw for signed in held if signed is not None and signed.raw not in raws]
 
     def table(self, caller: PeerId, after: PeerId) -> tuple[list[RawRecord], PeerId]:
         """Return a page of the live records, and the last peer of the page; an empty id ends the table."""
         self._membership.called_by(caller)
         raws, live = self._membership.raws, self._membership.live().records
-        return page([(record.peer, raws[record.peer].raw) for record in live if record.peer in raws], after)
+        proofs = [] if after else self._membership.contradictions.told
+        rows, last = page(
+            [(record.peer, raws[record.peer].raw) for record in live if record.peer in raws], after, PAGE_RECORDS - len(proofs)
+        )
+        return proofs + rows, last
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> list[RawRecord]:
         """Return records that changed lately and that the caller does not name as known."""
@@ -140,12 +145,20 @@ class Gossip:
     async def _keep_word(self) -> None:
         """Announce at once what cannot wait for the next period."""
         while True:
-            word = await self._membership.word_owed()
+            word = await self._membership.word.due()
             own = self._membership.row.record()
             if own is not None and word.superseded_by >= own.incarnation:
                 self._membership.fence("this identity was seen with a higher version")
             if word.tell:
                 self.tell_calmly()
+
+    async def _spread_proofs(self) -> None:
+        """Pass on what proves that a peer lies, T7 (contradiction). It hears that, too: its home may have been copied."""
+        while True:
+            peer, proof = await self._membership.contradictions.untold.get()
+            for other in {peer, *self._targets(self._membership.live(), everybody=True)}:
+                start(self._tell(other, proof))
+            await asyncio.sleep(CALM_GAP_S)
 
     async def _announce(self) -> None:
         """Publish every period, and store in the DHT every second one. Apply T3 (fence) after a time without running. Waits for no peer."""
@@ -303,6 +316,10 @@ class Gossip:
         except RemoteError:
             self._stale.discard(peer)
             self._liveness.report_failure(peer)
+
+    async def _tell(self, peer: PeerId, raws: Sequence[RawRecord]) -> None:
+        with contextlib.suppress(RemoteError):  # others tell it as well
+            await self._client.tell(peer, raws, PUSH_TIMEOUT_S)
 
     @property
     def _is_large(self) -> bool:

@@ -14,15 +14,16 @@ from typing import Any
 import structlog
 
 from peerd.errors import BadMessageError
-from peerd.policy.hashing import digest
 from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.clock import clock_s
+from peerd.swarm.contradictions import Contradictions, Proof, is_proof
 from peerd.swarm.identity import Identity
 from peerd.swarm.own_row import OwnRow
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
+from peerd.swarm.word import OwedWord
 from peerd.table.circuit import direct
-from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, PeerId, PeerRecord, RawRecord, RunId, Suspicion
+from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, NO_RECORD, PeerId, PeerRecord, RawRecord, RunId, Suspicion
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import TTL_PERIODS, LiveView
 
@@ -37,16 +38,6 @@ QUIET_PERIODS = 1.5
 """Time after a fence for which this peer listens only: what was sent to it while it slept comes in, and everybody's next record."""
 FORGIVEN_S = 10.0
 """Time for which a wrong suspicion makes this peer more patient."""
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """Why others must hear of this peer before its next announcement."""
-
-    tell: bool
-    """This peer suspects another one, or is suspected itself. Its next version states or ends the suspicion."""
-    superseded_by: int
-    """The highest incarnation that another daemon showed under this peer's id, rule T1 (order); 0 if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +72,7 @@ class Membership:
         self._lock = threading.Lock()
         """Held while the view is changed: a record that expires changes it, whichever thread asks what is live."""
         self.raws: dict[PeerId, SignedRecord] = {}
-        self.contradictory: set[PeerId] = set()
-        """Peers that signed two different records under one (incarnation, version)."""
+        self.contradictions = Contradictions(run)
         self.row = row or OwnRow()
         self.news = News(ttl_s / TTL_PERIODS)
         """Records that changed lately, for peers that ask for news."""
@@ -107,7 +97,7 @@ class Membership:
         self._ran_s: float | None = None
         """When the announcing loop last ran; None while it does not run."""
         self._quiet_until_s = float("-inf")
-        self._tell, self._superseded_by, self._owes_word = False, 0, asyncio.Event()
+        self.word = OwedWord()
 
     @property
     def me(self) -> PeerId:
@@ -125,6 +115,11 @@ class Membership:
             live = replace(live, records=tuple(replace(own, **self._announced) if r.peer == own.peer else r for r in live.records))
         self._live = _Live(changes, own, now_s, until_s, live)
         return live
+
+    @property
+    def contradictory(self) -> frozenset[PeerId]:
+        """Peers that count for nothing because they signed two different records under one (incarnation, version)."""
+        return self.view.condemned(clock_s())
 
     @property
     def periods(self) -> int:
@@ -173,6 +168,7 @@ class Membership:
         self.raws[self.me] = signed
         with self._lock:
             self.view.merge(record, clock_s())
+        self.contradictions.note(signed, clock_s() + self.view.ttl_s * record.periods)
         self._published = own
         self.news.note(record, signed.raw, clock_s())
         self.wake()
@@ -184,12 +180,13 @@ class Membership:
         A broken record of a third party costs only itself, because the sender may have passed on what another peer made. Raises
         BadMessageError, after all others are merged, if the sender's own is broken.
         """
-        verified, news, blamed = list[RawRecord](), False, None
-        for body, signature in raws:
+        verified, news, blamed, before = list[RawRecord](), False, None, NO_RECORD
+        for raw in raws:
             peer = None
             try:
-                peer, pair = peek_record(body)
-                news |= self._merge(peer, pair, body, signature)
+                peer, pair = peek_record(raw[0])
+                news |= self._merge(peer, pair, raw, before)
+                before = raw
             except BadMessageError as error:
                 self.messages_refused += 1
                 blamed = error if peer is not None and peer == sender else blamed
@@ -210,13 +207,13 @@ class Membership:
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that is gone for good. The view keeps its last record, so that an older one does not bring it back."""
         self.raws.pop(peer, None)
-        self.contradictory.discard(peer)
+        self.contradictions.forget(peer)
         self.news.forget(peer)
 
     def suspect(self, record: PeerRecord) -> None:
         """Note that a peer did not answer a re-dial at its present pair."""
         self._suspects[record.peer] = record.pair
-        self._owe_word(tell=True)
+        self.word.owe(tell=True)
 
     def not_reached(self, peer: PeerId, *, may_be_slow: bool) -> bool:
         """Note that a re-dial failed. Returns whether the peer lives all the same, as its record says: the link to it is dead (hole 22).
@@ -229,7 +226,7 @@ class Membership:
             return False
         if known is None or known[0] != seen.record.incarnation:
             self._unreached[peer] = known = seen.record.pair
-            self._owe_word(tell=True)
+            self.word.owe(tell=True)
         return seen.record.pair > known and now_s - seen.risen_at_s < half_life_s
 
     def doubt(self, peer: PeerId) -> None:
@@ -248,20 +245,12 @@ class Membership:
             self.wake()
         self._failing_since_s.pop(peer, None)
         if self._unreached.pop(peer, None) is not None:
-            self._owe_word(tell=True)
+            self.word.owe(tell=True)
 
     def called_by(self, peer: PeerId) -> None:
         """Note that a peer has called: a daemon has its key."""
         with self._lock:
             self.view.prove(peer)
-
-    async def word_owed(self) -> Word:
-        """Wait until others must hear of this peer, and return why."""
-        await self._owes_word.wait()
-        word = Word(self._tell, self._superseded_by)
-        self._tell, self._superseded_by = False, 0
-        self._owes_word.clear()
-        return word
 
     def ran(self) -> None:
         """Note that the announcing loop runs. T3 (fence) applies if it did not for too long."""
@@ -326,22 +315,29 @@ class Membership:
         for waiter in self._waiters:
             _answer(waiter, True)
 
-    def _merge(self, peer: PeerId, pair: tuple[int, int], body: bytes, signature: bytes) -> bool:
-        """Merge a record that names this peer and pair. Returns True if it changes anything besides renewing the lease of a live peer."""
-        known, held = self.view.sightings.get(peer), self.raws.get(peer)
-        contradicts = known is not None and held is not None and pair == held.record.pair and body != held.body
-        if known is not None and pair <= known.record.pair and not contradicts:
+    def _merge(self, peer: PeerId, pair: tuple[int, int], raw: RawRecord, before: RawRecord) -> bool:
+        """Merge a record that names this peer and pair. Returns True if it changes anything besides renewing the lease of a live peer.
+
+        `before` came before it in the same message: two that contradict each other travel together.
+        """
+        known, now_s = self.view.sightings.get(peer), clock_s()
+        other = self.contradictions.other(peer, pair, raw, now_s) or self.contradictions.beside(peer, pair, raw, before)
+        is_old = known is not None and pair <= known.record.pair
+        if self.view.is_condemned(peer, now_s) or (is_old and other is None):
             return False  # checked before the signature, which costs more
-        signed = read_record(body, signature, self.run)
+        signed = read_record(*raw, self.run)
         if signed.record.stage >= self._num_stages or signed.record.step > self._last_step:
             where = f"stage {signed.record.stage} and step {signed.record.step}"
             raise BadMessageError(f"{peer} names {where} of a run of {self._num_stages} stages that ends at step {self._last_step}")
-        if peer == self.me:
-            self._owe_word(superseded_by=signed.record.incarnation)
+        contradicts = other is not None and is_proof(other, raw, self.run)
+        if is_old and not contradicts:
             return False
-        if contradicts:
-            return self._choose(signed)
-        now_s = clock_s()
+        if peer == self.me:
+            self.word.owe(superseded_by=signed.record.incarnation)
+            return False
+        if other is not None and contradicts:
+            self._condemn(peer, (other, raw), now_s)
+            return True
         suspected = self._suspects.pop(peer, None)
         if suspected is not None and suspected[0] == signed.record.incarnation:
             self.patience = self.patience.after_mistake(now_s)
@@ -350,6 +346,7 @@ class Membership:
             self.view.merge(signed.record, now_s)
         self.raws[peer] = signed
         self.news.note(signed.record, signed.raw, now_s)
+        self.contradictions.note(signed, self.view.sightings[peer].fresh_until_s(self.view.ttl_s))
         for accused in self.view.sightings[peer].accused:
             if not self.doubted.full() and accused not in self._suspects and not self.view.is_vouched_for(accused, now_s):
                 self.doubted.put_nowait(accused)
@@ -357,27 +354,18 @@ class Membership:
             self.forget(self.view.evicted.pop())
         if any(s.peer == self.me and (s.incarnation, s.version) >= self._last_pair() for s in signed.record.suspects):
             # A higher version ends the suspicion. The ledger stays: if its work was done again meanwhile, rule 6 (reset) decides.
-            self._owe_word(tell=True)
+            self.word.owe(tell=True)
         return says_more
 
-    def _choose(self, signed: SignedRecord) -> bool:
-        """Let one count of two records that a peer signed under one pair: the same one at all peers that know both."""
-        peer = signed.record.peer
-        if peer not in self.contradictory:
-            LOG.warning("a peer signed two records under one version", signed_by=peer, incarnation=signed.record.incarnation)
-        self.contradictory.add(peer)
-        if digest("record", signed.body) > digest("record", self.raws[peer].body):
-            return False
+    def _condemn(self, peer: PeerId, proof: Proof, now_s: float) -> None:
+        """T7 (contradiction): let a peer count for nothing, and let others know why if it counted."""
+        LOG.warning("a peer signed two records under one version; it counts for nothing for a while", signed_by=peer)
+        counted = self.live().find(peer) is not None
         with self._lock:
-            self.view.correct(signed.record)
-        self.raws[peer] = signed
-        self.news.note(signed.record, signed.raw, clock_s())
-        return True
-
-    def _owe_word(self, *, tell: bool = False, superseded_by: int = 0) -> None:
-        self._tell |= tell
-        self._superseded_by = max(self._superseded_by, superseded_by)
-        self._owes_word.set()
+            self.view.condemn(peer, now_s)
+        self.forget(peer)
+        self._suspects.pop(peer, None)
+        self.contradictions.found(peer, proof, is_to_tell=counted)
 
     def _last_pair(self) -> tuple[int, int]:
         mine = self.raws.get(self.me)

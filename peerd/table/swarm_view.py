@@ -23,6 +23,8 @@ LEAST_BELIEVED, KNOWN_PER_BELIEVED = 8, 8
 """Announce periods that are believed of a record; one more for so many fresh records: four times what a peer says that knows as many."""
 MOST_DOUBT = 4
 """A claim that nobody proves is doubted for one life of a record, and longer each time, up to so many of them."""
+CONDEMNED_LIVES, MOST_CONDEMNED_LIVES, MAX_CONDEMNED = 8, 512, 1024
+"""A key that contradicts itself counts for nothing for so many lives of a record, twice as many each time; and so many keys at most."""
 MAX_EXPIRED = 1024
 """Number of expired records that decisions look at."""
 _NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
@@ -40,8 +42,11 @@ class Sighting:
     most_periods: int = MAX_PERIODS
     """Announce periods between two announcements that are believed of a peer."""
 
+    def life_s(self, ttl_s: float) -> float:
+        return ttl_s * min(self.record.periods, self.most_periods)
+
     def fresh_until_s(self, ttl_s: float) -> float:
-        return self.risen_at_s + ttl_s * min(self.record.periods, self.most_periods)
+        return self.risen_at_s + self.life_s(ttl_s)
 
     def is_fresh(self, now_s: float, ttl_s: float) -> bool:
         """T2 (alive): it rose within three announce periods of its own."""
@@ -98,11 +103,13 @@ class SwarmView:
         """Accused peers that have answered this peer since, and until when nobody else's word counts against them."""
         self._doubts: dict[PeerId, tuple[int, float]] = {}
         """Peers that claim a state which nobody gives: how often in a row that was found, and until when their records do not count."""
+        self._condemned: dict[PeerId, tuple[float, float]] = {}
+        """Peers that contradicted themselves, the last one last: for how long each counts for nothing, and until when."""
 
     def merge(self, record: PeerRecord, now_s: float) -> bool:
         """T1 (order) and T2 (alive): a higher pair replaces and renews; anything else changes nothing, so a repeat never renews."""
         peer, known = record.peer, self._sightings.get(record.peer)
-        if known is not None and record.pair <= known.record.pair:
+        if (known is not None and record.pair <= known.record.pair) or self.is_condemned(peer, now_s):
             return False
         self._see(peer, Sighting(record, now_s, self._accused_by(record), LEAST_BELIEVED + len(self._fresh) // KNOWN_PER_BELIEVED))
         self._fresh.add(peer)
@@ -114,14 +121,26 @@ class SwarmView:
         self.changes += 1
         return True
 
-    def correct(self, record: PeerRecord) -> None:
-        """Let this one count of two records that a peer signed under one pair. It lives no longer than the other would have."""
-        known = self._sightings[record.peer]
-        most_periods = min(known.most_periods, known.record.periods)
-        self._see(record.peer, replace(known, record=record, accused=self._accused_by(record), most_periods=most_periods))
-        if record.peer in self._entered_s:
-            self._enter(record.peer, self._sightings[record.peer].fresh_until_s(self.ttl_s))
+    def condemn(self, peer: PeerId, now_s: float) -> None:
+        """T7 (contradiction): the peer has said two things under one pair. For a while no record of it counts, also what it said before."""
+        held = {other: held for other, held in self._condemned.items() if now_s < held[1] + held[0]}
+        known = self._sightings.get(peer)
+        life_s = known.life_s(self.ttl_s) if known is not None else self.ttl_s
+        lasts_s = min(2 * held.pop(peer)[0], MOST_CONDEMNED_LIVES * life_s) if peer in held else CONDEMNED_LIVES * life_s
+        self._condemned = dict([*held.items(), (peer, (lasts_s, now_s + lasts_s))][-MAX_CONDEMNED:])
+        if known is not None:
+            self._see(peer, Sighting(known.record, float("-inf")))
+        self._fresh.discard(peer)
+        self._expired.discard(peer)
+        self._entered_s.pop(peer, None)
         self.changes += 1
+
+    def is_condemned(self, peer: PeerId, now_s: float) -> bool:
+        return peer in self._condemned and now_s < self._condemned[peer][1]
+
+    def condemned(self, now_s: float) -> frozenset[PeerId]:
+        """The peers that count for nothing because they contradicted themselves."""
+        return frozenset(peer for peer, (_, until_s) in self._condemned.items() if now_s < until_s)
 
     def prove(self, peer: PeerId) -> None:
         """Note that a peer with this key is there: it has answered this peer, or called it."""

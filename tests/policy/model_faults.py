@@ -46,6 +46,8 @@ class Kind(enum.Enum):
     """For a while a peer's record says that it is ten steps further, but it gives no such state."""
     ACCUSE = "accuse"
     """For a while a peer's record suspects everybody, up to the highest version."""
+    CONTRADICT = "contradict"
+    """For a while a peer's record tells one half of the peers that it has done everything, and the other half nothing, in one version."""
     SILENT = "silent"
     """For a while a peer does its share, answers no proposal and proposes nothing."""
 
@@ -58,7 +60,7 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
-LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.SILENT})
+LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT})
 HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.table.forms import MAX_COUNT
-from peerd.table.record import PeerRecord, Suspicion
+from peerd.table.record import PeerId, PeerRecord, Suspicion
 from tests.policy.model_faults import Kind
 
 if TYPE_CHECKING:
@@ -26,14 +26,17 @@ class Lies:
         self._until_s[kind] = self._peer.now + lasts_s
         self._peer.change()
 
-    @property
-    def told(self) -> PeerRecord:
+    def told(self, listener: PeerId) -> PeerRecord:
+        """The record as this peer tells it to another one."""
         peer, record = self._peer, self._peer.record
         if self._tells(Kind.BOAST):
             record = replace(record, step=record.step + BOASTED_STEPS)
         if self._tells(Kind.ACCUSE):
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, suspects=tuple(Suspicion(name, MAX_COUNT, MAX_COUNT) for name in others))
+        if self._tells(Kind.CONTRADICT):
+            everything = (1 << peer.world.scenario.num_microbatches) - 1
+            record = replace(record, done=everything if listener < peer.name else 0, asides=())
         return record
 
     @property

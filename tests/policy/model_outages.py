@@ -122,5 +122,5 @@ class Outages:
             trains = world.peers[name].record.trains
             peer = world.add(name, stage)
             peer.record = replace(peer.record, trains=trains)
-            peer.receive(world.directory.records(world.now))
+            peer.hearing.receive(world.directory.records(world.now))
             peer.join(stage)

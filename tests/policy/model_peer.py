@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecor
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 from tests.policy.model_calls import Calls
+from tests.policy.model_hearing import Hearing
 from tests.policy.model_kept import Held, Kept
 from tests.policy.model_lies import Lies
 from tests.policy.model_links import DeadLinks
@@ -51,6 +52,7 @@ class ModelPeer:
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
         self.view = SwarmView(me=name, ttl_s=TTL_S)
+        self.hearing = Hearing(self)
         self.record = PeerRecord(
             peer=name, incarnation=self._next_incarnation(), stage=stage, trains=world.rng.random() < 0.7 or name == "p0"
         )
@@ -151,33 +153,6 @@ class ModelPeer:
             self._push_pending = True
             self.world.at(PUSH_S, self, self._push)
 
-    def receive(self, records: Sequence[PeerRecord]) -> None:
-        before = self.view.changes
-        for record in records:
-            if record.peer == self.name and record.pair > self.record.pair:
-                self.world.disk[self.name] = max(self.world.disk.get(self.name, -1), record.incarnation)
-                self.fence(f"saw my own id at {record.pair}")
-            elif record.peer != self.name:
-                self._merge(record)
-        if self.view.changes != before:
-            self.poke()
-
-    def _merge(self, record: PeerRecord) -> None:
-        known = self.view.sightings.get(record.peer)
-        if "repeats renew" in self.world.scenario.off and known is not None and known.record.pair == record.pair:
-            self.view._evict(record.peer)
-        if self.view.merge(record, self.now):
-            for accused in self.view.sightings[record.peer].accused:
-                self.links.doubt(accused)
-
-    def recent_records(self, limit: int = 0) -> tuple[PeerRecord, ...]:
-        """Mine and those that rose last: what rides on a message."""
-        if "repeats renew" in self.world.scenario.off:
-            limit = 99
-        limit = limit or self.world.scenario.riders
-        others = sorted((s for p, s in self.view.sightings.items() if p != self.name), key=lambda s: (-s.risen_at_s, s.record.peer))
-        return (self.lies.told, *(s.record for s in others[: limit - 1]))
-
     def _push(self) -> None:
         self._push_pending = False
         if self.fenced:
@@ -197,11 +172,11 @@ class ModelPeer:
         self._announced_at_s = self.now
         self.links.look()
         self.change(suspects=tuple(s for s in self.record.suspects if self._still_suspect(s)), unreached=self.links.unreached)
-        record = self.lies.told
+        record = self.lies.told(self.name)
         self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self.world.directory.store(record, self.world.now))
 
     def _read_directory(self) -> None:
-        self.receive(self.world.directory.records(self.world.now))
+        self.hearing.receive(self.world.directory.records(self.world.now))
 
     def suspect(self, peer: PeerId) -> None:
         """It did not answer a re-dial."""

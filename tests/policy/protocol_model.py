@@ -118,7 +118,7 @@ class World:
         """Deliver `act` to the peer, with recent records on its back; it may be late, lost, or find nobody."""
         if self._lost(source.name, target) or (not reply and self._deaf.get((source.name, target), -1.0) > self.now):
             return
-        records = source.recent_records()
+        records = source.hearing.recent_records(target)
 
         def arrive() -> None:
             peer = self.peers.get(target)
@@ -131,7 +131,7 @@ class World:
                 deliver(peer)
 
         def deliver(peer: ModelPeer) -> None:
-            peer.receive(records)
+            peer.hearing.receive(records)
             act(peer)
 
         self.at(self._delay(), None, arrive)
@@ -308,7 +308,7 @@ class World:
                 self._cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
             case Kind.NO_CALLS:
                 self._deaf[target.name, other.name] = self.now + fault.lasts_s
-            case Kind.BOAST | Kind.ACCUSE | Kind.SILENT:
+            case Kind.BOAST | Kind.ACCUSE | Kind.CONTRADICT | Kind.SILENT:
                 target.lies.tell(fault.kind, fault.lasts_s)
             case Kind.CANCELLED:
                 target.cancelled_until = self.now + fault.lasts_s
@@ -354,7 +354,7 @@ class World:
         """A mover goes on in another stage, with what it knew."""
         before = self.peers[name]
         peer = self.add(name, stage)
-        peer.receive([sighting.record for other, sighting in before.view.sightings.items() if other != name])
+        peer.hearing.receive([sighting.record for other, sighting in before.view.sightings.items() if other != name])
         peer.join(stage)
         self.counts["joins"] += 1
 
@@ -364,7 +364,7 @@ class World:
         if not hosts or (name in self.peers and self.peers[name].alive):
             return
         joiner = self.add(name, 0)
-        joiner.receive(self.directory.records(self.now) + self.rng.choice(hosts).recent_records(limit=99))
+        joiner.hearing.receive(self.directory.records(self.now) + self.rng.choice(hosts).hearing.recent_records(name, limit=99))
         live = joiner.live()
         stage = choose_stage(live, [1] * self.scenario.num_stages, 1).stage
         assert stage is not None

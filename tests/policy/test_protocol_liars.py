@@ -61,6 +61,27 @@ def test_accusations_stop_a_run_whose_peers_do_not_ask_the_accused() -> None:
     assert lied > 3 * honest
 
 
+def contradicted(num_stages: int, for_s: float, off: frozenset[str] = frozenset()) -> float:
+    """The time of two runs."""
+    ended_s = 0.0
+    for seed in range(2):
+        outcome = lied_to(Kind.CONTRADICT, seed, num_stages, for_s=for_s, off=off)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        ended_s += outcome.ended_at_s
+    return ended_s
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_hole_35_a_peer_that_says_two_things_under_one_version_slows_a_run_down_by_less_than_half(num_stages: int) -> None:
+    assert contradicted(num_stages, 1e3) < 1.5 * contradicted(num_stages, 0.0)
+
+
+def test_hole_35_such_a_peer_makes_a_run_three_times_as_long_where_it_goes_on_counting() -> None:
+    honest, lied = (lied_to(Kind.CONTRADICT, 0, for_s=for_s, off=frozenset({"condemn"})).ended_at_s for for_s in (0.0, 1e3))
+    assert lied > 3 * honest
+
+
 def silenced(seed: int, num_stages: int, off: frozenset[str] = frozenset()) -> Outcome:
     return lied_to(Kind.SILENT, seed, num_stages, for_s=1e3, off=off)
 

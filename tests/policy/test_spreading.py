@@ -52,6 +52,10 @@ def raw(record: PeerRecord) -> RawRecord:
     return (f"{record.peer} {record.version}".encode(), b"")
 
 
+def tag(record: PeerRecord) -> bytes:
+    return tag_of(record, raw(record))
+
+
 def noted(*records: PeerRecord, now_s: float = 0.0) -> News:
     news = News(PERIOD_S)
     for record in records:
@@ -80,23 +84,23 @@ def test_what_rose_is_told_to_those_who_do_not_name_it_and_not_to_those_who_do()
     old, new = member("a", version=1), member("b", version=9)
     news = noted(old, new)
     assert news.unknown_to([], None, 1.0) == [raw(new), raw(old)]
-    assert news.unknown_to([tag_of(new)], None, 1.0) == [raw(old)]
+    assert news.unknown_to([tag(new)], None, 1.0) == [raw(old)]
     assert news.unknown_to(news.tags(1.0), None, 1.0) == []
 
 
 def test_whoever_has_a_newer_version_is_not_told_the_old_one_and_a_restart_is_told_whatever_its_version() -> None:
     news = noted(member("a", version=5))
-    assert news.unknown_to([tag_of(member("a", version=6))], None, 0.0) == []
-    assert news.unknown_to([tag_of(member("a", version=4))], None, 0.0) == [raw(member("a", version=5))]
+    assert news.unknown_to([tag(member("a", version=6))], None, 0.0) == []
+    assert news.unknown_to([tag(member("a", version=4))], None, 0.0) == [raw(member("a", version=5))]
     restarted = noted(member("a", incarnation=1, version=0))
-    assert restarted.unknown_to([tag_of(member("a", version=40_000))], None, 0.0) != []
+    assert restarted.unknown_to([tag(member("a", version=40_000))], None, 0.0) != []
 
 
 @given(st.integers(0, 1 << 40), st.integers(1, 32_767))
 def test_versions_near_each_other_are_told_apart_however_often_the_tag_has_gone_round(version: int, ahead: int) -> None:
     older, newer = member("a", version=version), member("a", version=version + ahead)
-    assert noted(newer).unknown_to([tag_of(older)], None, 0.0) == [raw(newer)]
-    assert noted(older).unknown_to([tag_of(newer)], None, 0.0) == []
+    assert noted(newer).unknown_to([tag(older)], None, 0.0) == [raw(newer)]
+    assert noted(older).unknown_to([tag(newer)], None, 0.0) == []
 
 
 def test_news_are_no_news_after_a_while() -> None:
@@ -179,9 +183,9 @@ def test_however_many_one_knows_the_announcements_of_a_period_stay_as_many(num_k
 def test_what_others_wait_for_is_news_though_the_phase_stays(told: dict[str, object]) -> None:
     averaged = member("a", phase=Phase.AVERAGED, average_id=AverageId(b"one"), version=1)
     news = noted(averaged, replace(averaged, version=2, **told))  # type: ignore[arg-type]
-    assert [tag_of(replace(averaged, version=2))] == news.tags(0.0)
+    assert [tag(replace(averaged, version=2))] == news.tags(0.0)
     silent = noted(averaged, replace(averaged, version=2))
-    assert [tag_of(averaged)] == silent.tags(0.0)
+    assert [tag(averaged)] == silent.tags(0.0)
 
 
 # Who speaks for a stage

@@ -289,6 +289,25 @@ async def test_a_peer_that_answers_with_a_broken_record_has_answered_unless_the_
     assert swarm.stores.failed == []
 
 
+async def test_hole_35_what_proves_that_a_peer_lies_goes_to_all_within_the_fan_out_and_to_newcomers_with_the_table() -> None:
+    swarm = Swarm(3)
+    spreading = asyncio.ensure_future(swarm.gossip._spread_proofs())
+    swarm.membership.absorb([swarm.row(0, step=9)])
+    await swarm.settle()
+    assert {peer for peer, _ in swarm.client.told} == {other.peer for other in swarm.others}
+    rows, _ = swarm.gossip.table(swarm.others[1].peer, PeerId(""))
+    assert rows[:2] == [swarm.row(0), swarm.row(0, step=9)]
+    assert len(rows) == 2 + 3
+    spreading.cancel()
+
+
+async def test_a_peer_that_lost_its_incarnation_hears_the_one_it_had() -> None:
+    swarm = Swarm(2)
+    own, before = swarm.membership.raws[ME.peer].raw, swarm.row(0)
+    assert swarm.gossip.gossip(swarm.others[0].peer, [swarm.row(0, incarnation=0, version=7)]) == [own, before]
+    assert swarm.gossip.gossip(swarm.others[0].peer, [swarm.row(0, version=2)]) == [own]
+
+
 async def test_a_higher_incarnation_under_my_id_fences_me_and_a_suspicion_of_me_is_answered_at_once() -> None:
     swarm = Swarm(2)
     running = asyncio.ensure_future(swarm.gossip.run())

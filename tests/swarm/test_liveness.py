@@ -64,7 +64,7 @@ async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_
         liveness.report_failure(MATE.peer)
         await asyncio.gather(*liveness._probes.values())
         assert liveness.faults_seen == number
-        assert (await membership.word_owed()).tell
+        assert (await membership.word.due()).tell
     first, second, third = client.waited_s
     assert first == second == REDIAL_TIMEOUT_S
     assert 1.5 * REDIAL_TIMEOUT_S < third <= 2 * REDIAL_TIMEOUT_S

@@ -11,9 +11,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import BadMessageError
 from peerd.swarm.clock import clock_s
+from peerd.swarm.contradictions import is_proof
 from peerd.swarm.identity import Identity
-from peerd.swarm.membership import Membership, Word
+from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_record
+from peerd.swarm.word import Word
 from peerd.table.record import MAX_STEP, AverageId, Lineage, PeerRecord, Phase, RawRecord, RunId, StepNorm, Suspicion, TiedSum, Vitals
 from tests.swarm.fixed_row import FixedRow
 
@@ -111,19 +113,26 @@ def test_keys_that_nobody_reached_make_room_and_leave_nothing_behind(monkeypatch
     assert mine.raws[MATE.peer].record.version == 7
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_of_two_records_under_one_version_the_same_counts_whichever_came_first(turned: bool) -> None:
-    mine, told = membership(), [raw(version=3, step=1), raw(version=3, step=2)]
-    mine.absorb(told[::-1] if turned else told)
+@pytest.mark.parametrize("later", [[], [raw(version=5), raw(version=6)]], ids=["at once", "after it said more"])
+def test_hole_35_whoever_signs_two_records_under_one_version_counts_for_nothing_and_others_hear_why(later: list[RawRecord]) -> None:
+    mine, told = membership(), (raw(version=3, step=1), raw(version=3, step=2))
+    mine.absorb([told[0], *later])
+    mine.absorb([told[1]])
     assert mine.contradictory == {MATE.peer}
-    assert mine.live().find(MATE.peer) == mine.raws[MATE.peer].record
-    other = membership()
-    other.absorb(told if turned else told[::-1])
-    assert mine.live().find(MATE.peer) == other.live().find(MATE.peer)
-    assert mine.raws[MATE.peer] == other.raws[MATE.peer]
-    changes = mine.view.changes
-    mine.absorb(told)
-    assert mine.view.changes == changes, "they are not chosen from again and again"
+    mine.absorb([raw(version=9), *told])
+    assert mine.live().find(MATE.peer) is None
+    assert mine.contradictions.untold.get_nowait() == (MATE.peer, told)
+    assert mine.contradictions.untold.empty(), "they are told of once"
+    newcomer = membership()
+    newcomer.absorb(mine.contradictions.told)
+    assert newcomer.contradictory == {MATE.peer}
+
+
+def test_hole_35_a_proof_counts_with_those_who_have_heard_later_records() -> None:
+    mine = membership()
+    mine.absorb([raw(version=30)])
+    mine.absorb([raw(version=3, step=1), raw(version=3, step=2)], THIRD.peer)
+    assert mine.contradictory == {MATE.peer}
 
 
 def test_a_forged_contradiction_is_refused_and_the_same_record_again_is_none() -> None:
@@ -131,7 +140,32 @@ def test_a_forged_contradiction_is_refused_and_the_same_record_again_is_none() -
     mine.absorb([raw(version=3), raw(version=3)])
     with pytest.raises(BadMessageError):
         mine.absorb([raw(version=3, step=9, signer=THIRD)], MATE.peer)
+    mine.absorb([raw(version=4)])
+    mine.absorb([raw(version=2, step=9, signer=THIRD), raw(version=2)], THIRD.peer)
     assert not mine.contradictory
+
+
+def test_two_records_are_a_proof_only_if_one_key_signed_both_for_this_run_under_one_pair() -> None:
+    first, other = raw(version=3), raw(version=3, step=1)
+    assert is_proof(first, other, RUN)
+    assert not is_proof(first, first, RUN)
+    assert not is_proof(first, raw(version=4, step=1), RUN)
+    assert not is_proof(first, raw(incarnation=2, version=3), RUN)
+    assert not is_proof(first, raw(THIRD, version=3, step=1), RUN)
+    assert not is_proof(first, raw(version=3, step=1, signer=THIRD), RUN)
+    assert not is_proof(first, other, RunId("b" * 32))
+    assert not is_proof(first, (b"junk", b""), RUN)
+
+
+async def test_a_forged_contradiction_of_mine_fences_nobody() -> None:
+    mine = membership()
+    mine.publish()
+    waiting = asyncio.ensure_future(mine.word.due())
+    for step in (1, 2):
+        mine.absorb([raw(ME, incarnation=4, version=1, step=step, signer=THIRD)] * 2)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
 
 
 async def test_another_daemon_that_says_something_else_under_my_version_makes_me_take_a_higher_one() -> None:
@@ -139,7 +173,7 @@ async def test_another_daemon_that_says_something_else_under_my_version_makes_me
     published = mine.publish()
     assert published is not None
     mine.absorb([raw(ME, incarnation=4, version=published.record.version, step=77)])
-    assert await mine.word_owed() == Word(tell=False, superseded_by=4)
+    assert await mine.word.due() == Word(tell=False, superseded_by=4)
 
 
 def test_a_step_beyond_the_end_of_the_run_is_refused() -> None:
@@ -169,7 +203,7 @@ async def test_my_own_record_from_elsewhere_never_replaces_mine_but_tells_that_i
     mine = membership()
     mine.publish()
     mine.absorb([raw(ME, incarnation=9, step=77), raw(ME, incarnation=8, step=77)])
-    assert await mine.word_owed() == Word(tell=False, superseded_by=9)
+    assert await mine.word.due() == Word(tell=False, superseded_by=9)
     record = mine.find(ME.peer)
     assert record is not None
     assert record.step == 0
@@ -177,7 +211,7 @@ async def test_my_own_record_from_elsewhere_never_replaces_mine_but_tells_that_i
 
 async def test_i_learn_that_i_am_suspected_at_what_i_published_last_and_not_at_what_came_before() -> None:
     mine = membership()
-    waiting = asyncio.ensure_future(mine.word_owed())
+    waiting = asyncio.ensure_future(mine.word.due())
     old, new = mine.publish(), mine.publish()
     assert old is not None
     assert new is not None

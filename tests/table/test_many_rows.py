@@ -18,7 +18,7 @@ from tests.strategies import member, records
 ME = PeerId("me")
 TTL_S = 3.0
 MANY = 19_000
-EVENTS = ("merge", "prove", "clear", "correct")
+EVENTS = ("merge", "prove", "clear", "condemn")
 
 
 def view_of_many(rows: int) -> SwarmView:
@@ -97,6 +97,11 @@ def told_by_all_rows(sightings: Sequence[Sighting], now_s: float) -> tuple[set[P
     return {seen.record.peer for seen in fresh} - suspected, suspected, min(expiries, default=float("inf"))
 
 
+def condemned_ever(events: Sequence[tuple[PeerRecord, int, float, str]]) -> set[PeerId]:
+    """Within these few seconds none of them comes back."""
+    return {record.peer for record, _, _, what in events if what == "condemn"}
+
+
 @given(
     st.lists(st.tuples(records(), st.integers(1, 4), st.floats(0, 2), st.sampled_from(EVENTS)), max_size=20),
     st.floats(0, 8),
@@ -109,9 +114,8 @@ def test_what_counts_is_what_a_look_at_all_rows_finds(events: list[tuple[PeerRec
             view.merge(replace(record, periods=rarely), now_s)
         elif what == "prove":
             view.prove(record.peer)
-        elif what == "correct" and record.peer in view.sightings:
-            pair = view.sightings[record.peer].record.pair
-            view.correct(replace(record, periods=rarely, incarnation=pair[0], version=pair[1]))
+        elif what == "condemn" and record.peer != ME:
+            view.condemn(record.peer, now_s)
         elif pause_s > 1.9:
             view.clear()
         live = view.live(now_s)
@@ -121,8 +125,9 @@ def test_what_counts_is_what_a_look_at_all_rows_finds(events: list[tuple[PeerRec
         assert view.holds_until_s(now_s) == until_s
     live = view.live(now_s + later_s)
     assert {each.peer for each in live.records} == told_by_all_rows(list(view.sightings.values()), now_s + later_s)[0]
+    nothing = condemned_ever(events)
     gone = [seen.record for seen in view.sightings.values() if not seen.is_fresh(now_s + later_s, TTL_S)]
-    assert {each.peer for each in live.expired} == {each.peer for each in gone if each.phase is not Phase.JOINING}
+    assert {each.peer for each in live.expired} == {each.peer for each in gone if each.phase is not Phase.JOINING} - nothing
 
 
 def test_a_peer_that_lives_shorter_than_it_said_before_expires_in_time() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion, Void
-from peerd.table.swarm_view import SwarmView, accusers_needed
+from peerd.table.swarm_view import CONDEMNED_LIVES, SwarmView, accusers_needed
 from tests.strategies import member, records, view_of
 
 TTL_S = 3.0
@@ -220,6 +220,28 @@ def test_hole_25_stairs_of_stages_on_which_each_peer_makes_another_one_outlived_
     began_s = time.thread_time()
     assert all(live.serving(stage) == (low[stage],) for stage in range(num_stages))
     assert time.thread_time() - began_s < 0.05
+
+
+def test_hole_35_whoever_contradicts_itself_counts_for_nothing_for_eight_lives_of_a_record_and_for_twice_as_long_each_time() -> None:
+    liar, mate, now_s = PeerId("peer1"), PeerId("peer2"), 0.0
+    lie = (Suspicion(mate, 0, 5),)
+    view = heard((member("peer2", version=5, periods=99), 0.0), (member("peer1", suspects=lie), 0.0))
+    assert view.suspects(0.0) == {mate}
+    for times in (1, 2, 4):
+        version = int(now_s) + 1
+        view.merge(member("peer1", version=version, suspects=lie), now_s)
+        assert view.live(now_s).find(liar) is not None
+        view.condemn(liar, now_s)
+        live = view.live(now_s)
+        assert (live.find(liar), live.suspected) == (None, ()), "neither it nor its word counts"
+        assert liar not in {record.peer for record in live.expired}
+        until_s = now_s + times * CONDEMNED_LIVES * TTL_S
+        assert not view.merge(member("peer1", version=version + 1), until_s - 0.1), "however often others tell of it"
+        view.clear()
+        assert not view.merge(member("peer1", version=version + 1), until_s - 0.1), "a fence is no reason to believe it"
+        assert view.condemned(until_s - 0.1) == {liar}
+        now_s = until_s
+    assert view.condemned(now_s) == frozenset()
 
 
 def test_hole_32_a_claim_that_is_found_to_be_unproven_again_is_doubted_for_longer_up_to_a_bound() -> None:

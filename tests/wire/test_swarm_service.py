@@ -75,7 +75,7 @@ async def test_a_ledger_longer_than_a_step_can_be_is_refused(callee: Callee) -> 
     await assert_refused(callee, await gossip(callee, record), BAD)
 
 
-@pytest.mark.parametrize("known", [b"\0", bytes(8), bytes(7 * 257)])
+@pytest.mark.parametrize("known", [b"\0", bytes(9), bytes(8 * 257)])
 async def test_what_is_no_list_of_names_of_records_is_refused(callee: Callee, known: bytes) -> None:
     stub = await callee.served.stub(swarm_pb2_grpc.SwarmStub, callee.caller.peer)
     await assert_refused(callee, stub.Gossip(swarm_pb2.GossipRequest(run=RUN, want_news=True, known=known)), BAD, "record tags")

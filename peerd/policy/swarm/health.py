@@ -219,11 +219,11 @@ def _dead_links(facts: Facts) -> HealthNote | None:
 
 
 def _contradictory(facts: Facts) -> HealthNote | None:
-    found = [record.peer for record in facts.live.records if record.peer in facts.contradictory]
+    found = sorted(facts.contradictory)
     if not found:
         return None
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    title = f"{found[0]}{more} signed two different records under one version; one of them counts"
+    title = f"{found[0]}{more} signed two different records under one version, and counts for nothing for a while"
     remedy = "its home may have been copied and run twice; or its software is broken, or it lies"
     return HealthNote("contradictory", title, "warning", remedy)
 

@@ -51,7 +51,7 @@ EARLY = 0.5
 """In periods: what becomes due before the next look at the clock is due now."""
 ANNOUNCED_TO = 3
 """Number of peers that are told of an announcement at once, so that it starts from more than one."""
-TAG_BYTES = 7
+TAG_BYTES = 8
 _WHO_BYTES = 4
 _VERSIONS = 1 << 16
 Who = TypeVar("Who")
@@ -137,7 +137,7 @@ def summarise(mine: PeerRecord, live: LiveView) -> StageSummary | None:
     )
 
 
-def page(table: Sequence[tuple[PeerId, RawRecord]], after: PeerId) -> tuple[list[RawRecord], PeerId]:
+def page(table: Sequence[tuple[PeerId, RawRecord]], after: PeerId, most: int = PAGE_RECORDS) -> tuple[list[RawRecord], PeerId]:
     """The records of a page, from the first peer above `after` on, and the last peer of the page; no peer if it ends the table.
 
     The table is sorted by peer.
@@ -147,7 +147,7 @@ def page(table: Sequence[tuple[PeerId, RawRecord]], after: PeerId) -> tuple[list
     for peer, raw in table[bisect_right(table, after, key=itemgetter(0)) :]:
         found.append(raw)
         num_bytes += len(raw[0]) + len(raw[1])
-        if len(found) == PAGE_RECORDS or num_bytes >= PAGE_BYTES:
+        if len(found) == most or num_bytes >= PAGE_BYTES:
             return found, peer if peer != table[-1][0] else PeerId("")
     return found, PeerId("")
 
@@ -182,17 +182,18 @@ class NewsItem:
     risen_at_s: float
 
 
-def tag_of(record: PeerRecord) -> bytes:
-    """Name a record's peer and version in few bytes. The order of two versions is known if they are less than 32,768 apart."""
-    who = digest("tag", record.peer, size=_WHO_BYTES)
-    return who + (record.incarnation & 0xFF).to_bytes(1, "big") + (record.version % _VERSIONS).to_bytes(2, "big")
+def tag_of(record: PeerRecord, raw: RawRecord) -> bytes:
+    """Name a record's peer, version and text in few bytes. The order of two versions is known if they are less than 32,768 apart."""
+    who, text = digest("tag", record.peer, size=_WHO_BYTES), digest("text", raw[0], size=1)
+    return who + (record.incarnation & 0xFF).to_bytes(1, "big") + text + (record.version % _VERSIONS).to_bytes(2, "big")
 
 
-def _is_newer(tag: bytes, than: bytes | None) -> bool:
-    if than is None or tag[_WHO_BYTES] != than[_WHO_BYTES]:
+def _is_news(tag: bytes, to: bytes | None) -> bool:
+    """True if the version of a tag is newer than that of another one, or has another text: T7 (contradiction)."""
+    if to is None or tag[_WHO_BYTES] != to[_WHO_BYTES]:
         return True
-    ahead = int.from_bytes(tag[-2:], "big") - int.from_bytes(than[-2:], "big")
-    return 0 < ahead % _VERSIONS < _VERSIONS // 2
+    ahead = (int.from_bytes(tag[-2:], "big") - int.from_bytes(to[-2:], "big")) % _VERSIONS
+    return ahead < _VERSIONS // 2 and tag != to
 
 
 class News:
@@ -216,7 +217,7 @@ class News:
             self._said_s = now_s
         self._told_s[record.peer] = (now_s, said)
         self._items.pop(record.peer, None)
-        self._items[record.peer] = NewsItem(record, raw, tag_of(record), now_s)
+        self._items[record.peer] = NewsItem(record, raw, tag_of(record, raw), now_s)
 
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that is gone for good."""
@@ -240,7 +241,7 @@ class News:
         known = {tag[:_WHO_BYTES]: tag for tag in tags}
         found: list[RawRecord] = []
         for item in reversed(self._items.values()):
-            if (stage is None or concerns(item.record, stage)) and _is_newer(item.tag, known.get(item.tag[:_WHO_BYTES])):
+            if (stage is None or concerns(item.record, stage)) and _is_news(item.tag, known.get(item.tag[:_WHO_BYTES])):
                 found.append(item.raw)
                 if len(found) == MOST_NEWS:
                     break
