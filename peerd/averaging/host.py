@@ -12,7 +12,7 @@ class RoundHost(Protocol):
     """The peer that runs the rounds."""
 
     def own_record(self) -> RawRecord:
-        """Publish this peer's record and return it."""
+        """Return this peer's record as it is; a new version only if something in it has changed."""
 
     def learn(self, record: RawRecord) -> None:
         """Take the record of a member that did not join, because the leader's copy of it was out of date."""

@@ -30,7 +30,7 @@ from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.link.few_each import FewEach
-from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
+from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_never
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
@@ -157,7 +157,8 @@ class Rounds:
         if self._known.is_dead(roster.average_id) or self.runs(roster.average_id):
             return False, "this round is closed", self._host.own_record()  # or was proposed before
         # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
-        reason = await asyncio.shield(self._known.start(roster, self._join_for(caller, roster)))
+        reason = why_never(self._state.record, roster, self._state.num_microbatches)
+        reason = reason or await asyncio.shield(self._known.start(roster, self._join_for(caller, roster)))
         return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
 
     async def _join_for(self, leader: PeerId, roster: Roster) -> str:

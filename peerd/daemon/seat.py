@@ -223,7 +223,7 @@ class Seat:
         return due and (self._saving is None or self._saving.done())
 
     def own_record(self) -> RawRecord:
-        signed = self.peer.membership.publish()
+        signed = self.peer.membership.current()
         return signed.raw if signed is not None else NO_RECORD
 
     def own_records(self) -> list[RawRecord]:

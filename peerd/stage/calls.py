@@ -79,7 +79,7 @@ class CallHost(Protocol):
         """Wait until this peer is at another step, or for `timeout_s` seconds."""
 
     def own_records(self) -> Sequence[RawRecord]:
-        """Publish this peer's record and return it: a reply carries it."""
+        """Return this peer's record, which a reply carries; a new version only if something in it has changed."""
 
     def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
         """Take records that came with a call. Raises BadMessageError if the sender's own is broken."""

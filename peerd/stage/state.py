@@ -59,6 +59,7 @@ class StageState:
     ) -> None:
         self._manifest = manifest
         self._live = live
+        self.num_microbatches = manifest.train.microbatches_per_step
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device)
         self._sums = [Sums(accumulator) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
@@ -148,8 +149,7 @@ class StageState:
 
         The round's memory is that of the asides, which end here.
         """
-        reason = why_refuse(self.record, roster, self._manifest.train.microbatches_per_step)
-        if reason is not None:
+        if (reason := why_refuse(self.record, roster, self.num_microbatches)) is not None:
             return reason, None
         for ahead in range(len(self._sums)):
             with self._whole_or_dropped(roster.step + ahead) as sums:
@@ -213,7 +213,7 @@ class StageState:
 
     def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
         """Raise BadMessageError unless this is an exact average of this stage's `step`."""
-        reason = why_inexact(roster.entries, self._manifest.train.microbatches_per_step)
+        reason = why_inexact(roster.entries, self.num_microbatches)
         if (roster.stage, roster.step) != (self.record.stage, step):
             reason = "it is of another stage or step"
         if flat_sum.shape != (self.average_length(step),) or flat_sum.dtype != self.accumulator.flat.dtype:

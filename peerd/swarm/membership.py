@@ -106,8 +106,7 @@ class Membership:
     def live(self) -> LiveView:
         """Return the live view, with the own row as it is now and not as last announced."""
         changes, published, view, own, now_s = self.view.changes, self._published, self.view, self.row.record(), clock_s()
-        known = self._live
-        if known is not None and known.changes == changes and known.own is own and known.made_at_s <= now_s < known.until_s:
+        if (known := self._live) is not None and known.changes == changes and known.own is own and known.made_at_s <= now_s < known.until_s:
             return known.live
         with self._lock:
             live, until_s = view.live(now_s), view.holds_until_s(now_s)
@@ -138,8 +137,7 @@ class Membership:
         return peer == self.me or (seen is not None and seen.is_fresh(clock_s(), self.view.ttl_s))
 
     def addresses_of(self, peer: PeerId) -> tuple[str, ...]:
-        record = self.find(peer)
-        return record.addresses if record else self.book.get(peer, ())
+        return record.addresses if (record := self.find(peer)) else self.book.get(peer, ())
 
     def bootstrap(self, most: int) -> tuple[str, ...]:
         """Return addresses of a few other live peers that can be dialled, one each."""
@@ -173,6 +171,11 @@ class Membership:
         self.news.note(record, signed.raw, clock_s())
         self.wake()
         return signed
+
+    def current(self) -> SignedRecord | None:
+        """The own row as last published; a new version only if the step state has changed since, because each costs everybody a look."""
+        own = self.row.record()
+        return self.raws[self.me] if own is not None and own is self._published else self.publish()
 
     def absorb(self, raws: Sequence[RawRecord], sender: PeerId | None = None) -> list[RawRecord]:
         """Merge records, and skip and count broken ones. Return those to pass on: for each peer the verified one held here.

@@ -28,6 +28,11 @@ MOST_OTHERS = 32
 """Open calls of one caller, beside as many as it may have for microbatches."""
 MOST_OF_STRANGERS = 32
 """Open calls of all callers together that have no record: of newcomers, which ask little and briefly, and of keys that cost nothing."""
+MOST_PUT_OFF = 16
+"""Refusals of one caller's calls, not counted as open, that wait before they are told."""
+USELESS_A_SECOND, BURST_S, MOST_DELAY_S = 2, 4.0, 1.0
+"""Calls that change nothing: a caller may make so many a second for each microbatch that it may have open, and those of the second number
+of seconds at once. Others are answered later, by the third number at most."""
 LEAST_ARRIVING = 2
 
 
@@ -102,3 +107,31 @@ class OpenCalls:
                     f"too many calls are open here: one caller may have {most} of {method}, one without a record fewer", RETRY_S
                 )
             yield
+
+
+class UselessCalls:
+    """What callers asked for lately that changed nothing: calls that were refused, cancels and aborts. Nothing stays of a calm caller.
+
+    They cost this peer time, and the caller hardly any. So where a caller makes them without a pause, their answers wait, and the calls
+    stay open and count as such: it gets slower, and nobody else does. An honest caller makes some, too: all the microbatches that it may
+    send are refused again and again while the slots are full.
+    """
+
+    def __init__(self, is_known: Callable[[PeerId], bool] = everybody) -> None:
+        self._is_known = is_known
+        self._until_s: dict[PeerId | None, float] = {}
+        """When each caller, or None for all strangers together, may have made its useless calls, at its rate. The last caller is last."""
+
+    @property
+    def num_callers(self) -> int:
+        return len(self._until_s)
+
+    def delay_s(self, caller: PeerId, slots: int, now_s: float) -> float:
+        """Count a call of a caller. Returns for how long its answer shall wait. `now_s` never goes back."""
+        who = caller if self._is_known(caller) else None
+        each_s = 1 / (USELESS_A_SECOND * allowance_of("Backpropagate").most_calls(slots))
+        due_s = min(max(now_s, self._until_s.pop(who, now_s)) + each_s, now_s + BURST_S + MOST_DELAY_S)
+        self._until_s[who] = due_s
+        while self._until_s[first := next(iter(self._until_s))] <= now_s:
+            del self._until_s[first]
+        return max(0.0, due_s - now_s - BURST_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import time
@@ -13,13 +14,13 @@ import grpc
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
-from peerd.link.few_each import everybody
+from peerd.link.few_each import FewEach, everybody
 from peerd.link.links import CHUNK_BYTES, MOST_RETRY_MS, RETRY_AFTER_MS, STATUS, Arrival, Bytes, next_within, with_time_for
 from peerd.link.traffic import Traffic
 from peerd.link.tunnel import caller_of
 from peerd.table.record import PeerId, RunId
 from peerd.timeline.spans import SpanRing
-from peerd.wire.budgets import Allowance, OpenCalls
+from peerd.wire.budgets import MOST_PUT_OFF, Allowance, OpenCalls, UselessCalls
 from peerd.wire.chunks import collected
 from peerd.wire.deliveries import Watch
 
@@ -51,36 +52,58 @@ class Door:
     """Tells whether a caller has a record of this run that counts."""
     refused: int = 0
     calls: OpenCalls = field(init=False)
+    useless: UselessCalls = field(init=False)
+    put_off: FewEach = field(init=False)
+    """Refusals that wait, of calls that do not count as open."""
     banned_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Senders of broken messages, and the time from which they may call again (monotonic clock), the earliest first."""
 
     def __post_init__(self) -> None:
-        self.calls = OpenCalls(self.knows)
+        self.calls, self.useless, self.put_off = OpenCalls(self.knows), UselessCalls(self.knows), FewEach(self.knows)
 
     def knows(self, caller: PeerId) -> bool:
         return self.is_known(caller)
 
     async def caller(self, context: Any) -> PeerId:
+        caller = await self._named(context)
+        try:
+            self._hear(caller)
+        except BusyError as error:
+            await self.refuse(context, caller, error)
+        return caller
+
+    async def _named(self, context: Any) -> PeerId:
         caller = caller_of(context.peer()) or self.proven(context)
         if caller is None:
             words = "calls come through the tunnel, or by TLS under a certificate that was shown there"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, words)
             raise AssertionError("abort never returns")
-        left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
-        if left_s > 0:
-            # Not UNAVAILABLE, because the caller would suspect this peer and tell the swarm.
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the caller sent a broken message; try again later", _later(left_s))
-        self.traffic.hear(caller)
         return caller
 
-    async def refuse(self, context: Any, caller: PeerId, error: PeerdError) -> NoReturn:
+    def _hear(self, caller: PeerId) -> None:
+        """Raises BusyError if the caller is banned: with PeerGoneError it would suspect this peer, and tell the swarm."""
+        left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
+        if left_s > 0:
+            raise BusyError("the caller sent a broken message; try again later", left_s)
+        self.traffic.hear(caller)
+
+    async def refuse(self, context: Any, caller: PeerId, error: PeerdError, *, may_wait: bool = True) -> NoReturn:
+        """End a call. With `may_wait` its caller hears of that later, if it has made many calls of no use."""
         if isinstance(error, BadMessageError):
             self.refused += 1
             self._ban(caller, time.monotonic())
             LOG.warning("message refused", sender=caller, reason=error.message)
+        if may_wait and isinstance(error, BadMessageError | BusyError | WrongStateError):
+            await self.slow_down(caller)
         later = _later(error.retry_after_s) if isinstance(error, BusyError) else ()
         await context.abort(STATUS.get(type(error), grpc.StatusCode.INTERNAL), error.message, later)
         raise AssertionError("abort never returns")
+
+    async def slow_down(self, caller: PeerId) -> None:
+        """Count a call that changed nothing, and wait before it is answered if the caller makes many of those."""
+        delay_s = self.useless.delay_s(caller, self.slots(), time.monotonic())
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
 
     def _ban(self, caller: PeerId, now_s: float) -> None:
         self.banned_until_s.pop(caller, None)
@@ -91,12 +114,14 @@ class Door:
     @contextlib.asynccontextmanager
     async def letting_in(self, context: Any, method: str, allowance: Allowance) -> AsyncIterator[None]:
         """Admit a call before any message of it is read, and count it while the block runs. A PeerdError in the block refuses the call."""
-        caller = await self.caller(context)
+        caller = await self._named(context)
         try:
+            self._hear(caller)
             with self.calls.by(caller, method, allowance, self.slots()):
                 yield
         except PeerdError as error:
-            await self.refuse(context, caller, error)
+            with self.put_off.by(caller, MOST_PUT_OFF) as may_wait:
+                await self.refuse(context, caller, error, may_wait=may_wait)
 
     @contextlib.asynccontextmanager
     async def answering(self, context: Any, run: str | None = None) -> AsyncIterator[PeerId]:

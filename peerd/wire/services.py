@@ -207,7 +207,9 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
             traffic.boundary_bytes += result.gradient.num_bytes + sum(len(body) + len(sign) for body, sign in result.records)
 
     async def Cancel(self, request: stage_pb2.CancelRequest, context: Any) -> stage_pb2.CancelReply:
-        self._handler.cancel(await self._door.caller(context), request.call_id)
+        caller = await self._door.caller(context)
+        self._handler.cancel(caller, request.call_id)
+        await self._door.slow_down(caller)
         return stage_pb2.CancelReply()
 
 
@@ -217,6 +219,8 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
     async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
         async with self._door.answering(context, request.run) as caller:
             joined, reason, (body, signature) = await self._handler.propose(caller, convert.roster_from(request.roster))
+        if not joined:
+            await self._door.slow_down(caller)
         return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
 
     async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
@@ -241,7 +245,9 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         self._door.traffic.sent_bytes += part.num_bytes
 
     async def Abort(self, request: averaging_pb2.AbortRequest, context: Any) -> averaging_pb2.AbortReply:
-        self._handler.abort(await self._door.caller(context), AverageId(request.average_id))
+        caller = await self._door.caller(context)
+        self._handler.abort(caller, AverageId(request.average_id))
+        await self._door.slow_down(caller)
         return averaging_pb2.AbortReply()
 
     async def GetAverage(self, request: averaging_pb2.AverageRequest, context: Any) -> AsyncIterator[averaging_pb2.AverageMessage]:

@@ -21,6 +21,7 @@ from peerd.policy.step.roster import (
     turns,
     whom_to_void,
     why_inexact,
+    why_never,
     why_not_adopt,
     why_refuse,
 )
@@ -97,6 +98,16 @@ def test_holes_1_and_2_a_member_whose_ledger_is_not_exactly_the_rosters_refuses(
     for mine in members:
         value = getattr(mine, changed)
         assert why_refuse(replace(mine, **{changed: value ^ 1}), roster, NUM_MICROBATCHES) is not None
+        assert why_never(replace(mine, **{changed: value ^ 1}), roster, NUM_MICROBATCHES) is not None
+
+
+@given(partitions(), st.sampled_from(Phase))
+def test_a_roster_that_fits_is_refused_for_good_in_no_phase(members: list[PeerRecord], phase: Phase) -> None:
+    """A member that still closes the round before may join by the time its thread comes to that."""
+    (roster,) = composed(members)
+    for mine in members:
+        assert why_never(replace(mine, phase=phase), roster, NUM_MICROBATCHES) is None
+        assert (why_refuse(replace(mine, phase=phase), roster, NUM_MICROBATCHES) is None) == (phase is Phase.ACCUMULATING)
 
 
 def test_hole_1_a_roster_of_those_left_is_not_exact_while_their_ledgers_do_not_cover_the_step() -> None:

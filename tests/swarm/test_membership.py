@@ -50,6 +50,19 @@ def test_what_i_publish_has_a_higher_version_each_time_and_my_state_and_vitals()
 
 def test_before_it_has_a_state_it_publishes_nothing() -> None:
     assert Membership(ME, RUN, ttl_s=60).publish() is None
+    assert Membership(ME, RUN, ttl_s=60).current() is None
+
+
+def test_who_asks_for_my_record_again_gets_the_same_version_until_my_state_changes() -> None:
+    mine = membership(step=7)
+    first = mine.current()
+    assert first is not None
+    assert all(mine.current() is first for _ in range(100))
+    row_of(mine).mine = replace(first.record, done=0b1)
+    second = mine.current()
+    assert second is not None
+    assert (second.record.version, second.record.done) == (first.record.version + 1, 0b1)
+    assert mine.publish() is not second, "each period has a version of its own, by which the record stays alive"
 
 
 def test_a_newer_record_replaces_an_older_one_and_never_the_other_way_round() -> None:

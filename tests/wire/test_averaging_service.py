@@ -102,6 +102,29 @@ async def test_of_one_leaders_proposals_few_wait_for_the_torch_thread_though_it_
             await asyncio.sleep(0.01)
 
 
+async def test_a_proposal_that_does_not_fit_is_refused_without_the_torch_thread(callee: Callee) -> None:
+    roster = await whole_roster(callee)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        begun.set()
+        go_on.wait(20)
+
+    working = asyncio.ensure_future(callee.rounds._executor.run(Priority.FORWARD, busy))
+    await asyncio.to_thread(begun.wait, 20)
+    client = AveragingClient(callee.links(), RUN)
+    try:
+        for wrong in (replace(roster, step=7), replace(roster, entries=()), replace(roster, entries=roster.entries[:1])):
+            joined, reason, _ = await client.propose(callee.caller.peer, wrong, PATIENCE_S)
+            assert not joined
+            assert reason
+    finally:
+        go_on.set()
+        await working
+    assert callee.rounds._joining.total == 0
+    assert (await client.propose(callee.caller.peer, roster, PATIENCE_S))[0]
+
+
 COPY_S = 0.2
 
 

@@ -22,7 +22,7 @@ from peerd.background import INTERNAL_ERRORS
 from peerd.generated import averaging_pb2, stage_pb2, state_pb2, swarm_pb2
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId
-from peerd.wire import convert
+from peerd.wire import budgets, convert
 from peerd.wire.grpc_server import _handlers
 from tests.wire.callee import BAD, BUSY, GONE, RUN, STATE, Callee
 from tests.wire.test_averaging_service import open_round, part
@@ -143,7 +143,10 @@ async def answered(handler: Any, caller: str, messages: Messages) -> grpc.Status
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("num_calls", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])
-async def test_nothing_stays_of_any_call_and_none_is_an_error_of_this_daemon(callee: Callee, num_calls: int) -> None:
+async def test_nothing_stays_of_any_call_and_none_is_an_error_of_this_daemon(
+    callee: Callee, monkeypatch: pytest.MonkeyPatch, num_calls: int
+) -> None:
+    monkeypatch.setattr(budgets, "MOST_DELAY_S", 0.0)
     roster, errors = await open_round(callee), INTERNAL_ERRORS.count
     rng = random.Random(num_calls)
     calls = Calls(callee, roster, rng)
@@ -177,7 +180,7 @@ async def test_nothing_stays_of_any_call_and_none_is_an_error_of_this_daemon(cal
     assert {method for method, status in seen if status is grpc.StatusCode.OK} >= {method for method, _ in calls._kinds} - NEVER_ANSWERED
     assert (callee.door.calls.total, callee.service.queue) == (0, 0)
     shares = (callee.door.calls._all, callee.servicers[1]._arriving, callee.rounds._early._waiting, callee.rounds._joining)
-    assert [each.num_callers for each in shares] == [0, 0, 0, 0]
+    assert [each.num_callers for each in (*shares, callee.door.put_off)] == [0, 0, 0, 0, 0]
     assert callee.rounds.open is not None, "the round is still there"
     await callee.rounds.close_present("the test is over")
     callee.door.banned_until_s.clear()

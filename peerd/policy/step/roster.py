@@ -140,10 +140,16 @@ def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int) -> bool
 
 def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
     """Rule 8 (exchange): why this peer refuses to join the round; None if it joins."""
+    reason = why_never(mine, roster, num_microbatches)
+    if reason is None and mine.phase is not Phase.ACCUMULATING:
+        return f"this peer is {mine.phase.name.lower()}"
+    return reason
+
+
+def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
+    """Why this peer joins the round in no phase. What the roster says of it was true once, and is never again once it is not."""
     if (roster.stage, roster.step) != (mine.stage, mine.step):
         return f"this peer is at stage {mine.stage}, step {mine.step}"
-    if mine.phase is not Phase.ACCUMULATING:
-        return f"this peer is {mine.phase.name.lower()}"
     if roster.entry_of(mine.peer) != entry_of(mine):
         return "the ledger of this peer has changed since"
     if roster.leader not in roster.peers:
