@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from peerd.averaging.absences import Absences
 from peerd.errors import StageError, WrongStateError
 from peerd.policy.step.roster import Roster
 from peerd.stage.results import HeldAverage
@@ -20,6 +21,7 @@ class PaperRounds:
 
     def __init__(self) -> None:
         self.fetcher = self
+        self.absences = Absences(PeerId("me"), averaging_s=1.0)
 
     async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
         raise WrongStateError("there is none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -45,12 +45,17 @@ class Round:
     """Members that did not answer the proposal."""
     refused: bool = False
     reduced: asyncio.Future[Reduced] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    opened_s: float = 0.0
     progress_s: float = 0.0
     """When something of the round last moved: a chunk that arrived here or at a reducer, or a whole part."""
     arrived: int = 0
     """Bytes of the parts of this peer's slice that have arrived."""
     _begun: set[PeerId] = field(default_factory=set)
-    """Members whose parts have arrived, or arrive now."""
+
+    @property
+    def heard(self) -> Set[PeerId]:
+        """Members whose parts have arrived, or arrive now."""
+        return self._begun
 
     @contextlib.contextmanager
     def takes_part_of(self, peer: PeerId) -> Iterator[None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from functools import partial
 import structlog
 from torch import Tensor
 
+from peerd.averaging.absences import Absences
 from peerd.averaging.codec_choice import RoundCodec
 from peerd.averaging.compression import Compression
 from peerd.averaging.early_parts import EarlyParts
@@ -30,11 +30,11 @@ from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.link.few_each import FewEach
-from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_never
+from peerd.policy.step.roster import Roster, why_never
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
-from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, Void
+from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient
 from peerd.wire.handlers import ReceivePart
@@ -83,8 +83,7 @@ class Rounds:
         self.open: Round | None = None
         self.failed = 0
         self.num_applied = 0
-        self.missed: Counter[PeerId] = Counter()
-        """Number of rounds of this step, led by this peer, that failed because the member was missing."""
+        self.absences = Absences(state.record.peer, averaging_s)
         self._host = host
         self._spans = spans or SpanRing(0)
 
@@ -187,7 +186,8 @@ class Rounds:
         me, reducers = self._state.record.peer, roster.reducers
         mine = reducers.index(me) if me in reducers else -1
         slices = self.compression.slices(accumulator.numel(), len(reducers), codec)
-        self.open = Round(roster, mine, accumulator, slices, roster.entries[roster.peers.index(me)].done, progress_s=self._clock())
+        ledger, now_s = roster.entries[roster.peers.index(me)].done, self._clock()
+        self.open = Round(roster, mine, accumulator, slices, ledger, opened_s=now_s, progress_s=now_s)
         self._early.opened()
         self._known.start(roster, self._run(self.open))
         self._host.round_opened()
@@ -329,8 +329,7 @@ class Rounds:
             self.open = None
             self.failed += 1
             LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
-            if current.roster.leader == self._state.record.peer:
-                void = self._count_missed(current)
+            void = self.absences.count(current, self._clock())
             if not current.reduced.done():
                 current.reduced.set_exception(PeerGoneError(reason))
                 current.reduced.exception()  # marks it as retrieved, in case nobody waits for it
@@ -346,20 +345,6 @@ class Rounds:
         for roster in (self.open.roster if self.open is not None else None, self._state.round):
             if roster is not None:
                 await self.close(roster.average_id, reason)
-
-    def _count_missed(self, current: Round) -> Void | None:
-        """Count the members that a failed round missed. One missed in enough rounds is left out of this step (hole 19)."""
-        if current.refused:
-            return None
-        absent = {peer for number, peer in enumerate(current.roster.reducers) if number not in current.slices}
-        if current.mine >= 0 and not current.complete:
-            absent |= {peer for peer in current.roster.peers if peer not in current.parts}  # they cannot call this peer: hole 22
-        self.missed.update(current.silent or absent - {current.roster.leader})
-        void = whom_to_void(current.roster, self.missed)
-        if void is not None:
-            LOG.warning("member left out of this step's rounds: it cannot reach another member", member=void.peer, step=void.step)
-            self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
-        return void
 
     def abort(self, caller: PeerId, average_id: AverageId) -> None:
         """Close a round early. Members obey their leader; the leader obeys any member, counts it as missed and tells the others.
@@ -382,7 +367,7 @@ class Rounds:
     def applied(self, held: HeldAverage) -> None:
         """Record that an average was applied, and keep it for mates that missed it."""
         length = held.flat_sum.numel()
-        self.missed.clear()
+        self.absences.applied(held.roster, self._clock())
         self._own_errors.clear()
         self.num_applied += 1
         self._round_codec.applied(self._clock())

@@ -60,7 +60,7 @@ class PeerInfo(TypedDict):
     id: str
     stage: int
     step: int
-    phase: str  # joining, accumulating, averaging, averaged
+    phase: str  # joining, accumulating, averaging, averaged; sidelined: left out by its mates, so its work counts for nothing
     leaving: bool
     suspect: bool
     queue: int

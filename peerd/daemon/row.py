@@ -53,6 +53,7 @@ class Row(OwnRow):
             memory_bytes=seat.memory_bytes,
             kept_averages=seat.rounds.kept.num_kept,
             diverged_at=trainer.diverged_at if trainer else None,
+            sidelined=seat.rounds.absences.sidelining.peers,
         )
 
     def fenced(self, reason: str) -> None:

@@ -70,9 +70,10 @@ class TableReport:
     def _peer(self, record: PeerRecord, suspects: frozenset[PeerId]) -> PeerInfo:
         now_s = clock_s()
         seen = self._membership.view.sightings.get(record.peer)
+        is_sidelined = record.peer in self._membership.live().sidelined(record.stage)
         derived: dict[str, Any] = {
             "id": record.peer,
-            "phase": record.phase.name.lower(),
+            "phase": "sidelined" if is_sidelined else record.phase.name.lower(),
             "suspect": record.peer in suspects,
             "done": record.done.bit_count(),
             "next_done": record.next_done.bit_count(),

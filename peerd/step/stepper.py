@@ -172,6 +172,7 @@ class Stepper:
             round_since_s=current.progress_s if current else clock_s(),
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,
+            last_in_turn=self._rounds.absences.sidelining.last_in_turn(record.step),
             lost_since_s=self._lost_since_s,
             refused=self._fetching.refused(),
             unanswered=self._fetching.unanswered(),
@@ -276,6 +277,7 @@ class Stepper:
         self._complete = Steady()
         await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
         await self._rounds.close_present("fenced")
+        self._rounds.absences.sidelining.forget()
         self._host.announce()
 
     def _tell(self, act: Act, step: int) -> None:

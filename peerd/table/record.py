@@ -20,6 +20,8 @@ MAX_LOSS = 1e30
 """Nats per token. A run that diverges may come near it."""
 MAX_ASIDES = 3
 """A peer has memory for so many: that of a round, which it does not need meanwhile."""
+MAX_SIDELINED = 8
+"""Number of mates that one peer can leave out."""
 MAX_KEPT_STEPS = 8
 """Number of finished steps whose norm or tied sum is read from a record."""
 
@@ -213,6 +215,8 @@ class Vitals:
     """The number of steps before `step` whose averages this peer can give, without a gap."""
     diverged_at: Annotated[int | None, 33, optional(STEP)] = None
     """The step of which this peer's trainer got values that are not finite, whichever way it tried."""
+    sidelined: Annotated[tuple[PeerId, ...], 36, many(PEER, MAX_SIDELINED)] = ()
+    """Mates that this peer leaves out, because rounds have waited for them in vain."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from statistics import median_low
 
 from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 
 TTL_PERIODS = 3
+WORDS_NEEDED = 2
+"""So many mates have to leave a peer out; one where it has no other."""
 NEAR_STAGES = 1
 """In a large swarm a peer knows all peers of the stages at most this far from its own."""
 
@@ -30,6 +33,7 @@ class LiveView:
     _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _members: dict[tuple[int, int], tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sidelined: dict[int, frozenset[PeerId]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """These are filled on first use: many questions are asked about one view."""
 
     def find(self, peer: PeerId) -> PeerRecord | None:
@@ -64,15 +68,24 @@ class LiveView:
         return record.step >= _first_outlived(lowest, max(newest, record.step), sorted(last for _, last in spans.values()))
 
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
-        """T4 (members): live records with that stage and step, not joining and not voided for the step.
+        """T4 (members): live records with that stage and step, not joining, not voided for the step and not sidelined.
 
         A leaving peer voids nobody: the stage may have nobody left to compute anew what the voided member holds.
         """
         found = self._members.get((stage, step))
         if found is None:
             voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) if not r.leaving for v in r.voids}
-            found = tuple(r for r in self.serving(stage) if r.step == step and (r.peer, r.incarnation, step) not in voided)
+            sidelined = self.sidelined(stage)
+            able = [r for r in self.serving(stage) if r.step == step and r.peer not in sidelined]
+            found = tuple(r for r in able if (r.peer, r.incarnation, step) not in voided)
             self._members[stage, step] = found
+        return found
+
+    def sidelined(self, stage: int) -> frozenset[PeerId]:
+        """T6 (sideline): peers of a stage that so many of their mates leave out that they have no part in its steps."""
+        found = self._sidelined.get(stage)
+        if found is None:
+            found = self._sidelined[stage] = _left_out(self.serving(stage))
         return found
 
     @property
@@ -108,6 +121,31 @@ class LiveView:
         """Number of microbatches that these peers hold."""
         told = self.summary(stage)
         return told.queue if told is not None else sum(record.queue for record in self.serving(stage))
+
+
+def _left_out(mates: Sequence[PeerRecord]) -> frozenset[PeerId]:
+    """The peer of which most say so comes first, and has no word itself; of equals one that is behind. At most half of a stage go."""
+    if not any(record.sidelined for record in mates):
+        return frozenset()
+    by_name, accusers, out = {record.peer: record for record in mates}, dict[PeerId, list[PeerId]](), set[PeerId]()
+    for record in mates:
+        for peer in set(record.sidelined) if not record.leaving else ():
+            if peer in by_name and peer != record.peer:
+                accusers.setdefault(peer, []).append(record.peer)
+
+    def weight(peer: PeerId) -> tuple[int, int, bytes]:
+        return len(accusers[peer]), -by_name[peer].step, _drawn(by_name[peer])
+
+    for peer in sorted(accusers, key=weight, reverse=True):
+        words = sum(author not in out for author in accusers[peer])
+        if words >= min(WORDS_NEEDED, len(mates) - 1) and len(out) < len(mates) // 2:
+            out.add(peer)
+    return frozenset(out)
+
+
+def _drawn(record: PeerRecord) -> bytes:
+    """Another order of peers at each step."""
+    return blake2b(f"{record.step} {record.peer}".encode(), digest_size=8).digest()
 
 
 def _without_outlived(serving: Iterable[PeerRecord]) -> dict[int, tuple[PeerRecord, ...]]:

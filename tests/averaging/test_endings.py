@@ -15,7 +15,7 @@ from peerd.errors import PeerGoneError
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority
 from peerd.table.record import PeerId, Phase
-from tests.averaging.rounds_group import Fault, Group, Member, whole_sum
+from tests.averaging.rounds_group import AVERAGING_S, Fault, Group, Member, no_fault, whole_sum
 
 MakeGroup = Callable[..., Group]
 
@@ -143,7 +143,43 @@ async def test_hole_22_a_leader_counts_whose_part_it_lacks_as_missed(make_group:
             group.changed.clear()
             await asyncio.wait([asyncio.ensure_future(group.changed.wait())], timeout=0.02)
     await leader.rounds.close(roster.average_id)
-    assert leader.rounds.missed == {other: 1}
+    assert leader.rounds.absences.missed == {other: 1}
+
+
+async def test_hole_36_every_member_sees_of_whom_nothing_came_and_two_rounds_of_unlike_leaders_are_enough(make_group: MakeGroup) -> None:
+    """Its mates hear nothing of member1, which no proposal reaches; the leader closes both rounds after half an averaging time."""
+    group, silent, now_s = make_group(4), PeerId("member1"), 100.0
+
+    async def drop(_kind: str, _sender: PeerId, receiver: PeerId) -> None:
+        if receiver == silent:
+            await asyncio.Event().wait()
+
+    group.fault = drop
+    rest = [member for peer, member in group.members.items() if peer != silent]
+    for member in group.members.values():
+        member.rounds._clock = lambda: now_s
+    for number, leading in enumerate(rest[:2]):
+        roster = group.roster(attempt=number, leader=leading.peer)
+        joining = asyncio.ensure_future(leading.rounds.lead(roster))
+        async with asyncio.timeout(10):
+            while not all(member.rounds.open and len(member.rounds.open.heard) == 2 for member in rest):
+                await asyncio.wait([asyncio.ensure_future(group.changed.wait())], timeout=0.02)
+        now_s += AVERAGING_S
+        await leading.rounds.close(roster.average_id)
+        leading.rounds._spread_abort(roster)
+        joining.cancel()
+        await group.settled(Phase.ACCUMULATING)
+        told = {member.rounds.absences.sidelining.peers for member in rest}
+        assert told == {(silent,) if number else ()}
+        assert rest[2].rounds.absences.sidelining.last_in_turn(0) == (*(m.peer for m in rest[: number + 1]), *[silent] * (number + 1))
+    group.fault = no_fault
+    roster = group.roster(attempt=2)
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    for member in rest:
+        assert member.state.average is not None
+        member.rounds.applied(member.state.average)
+        assert member.rounds.absences.sidelining.peers == ()
 
 
 def _cut(caller: PeerId, callee: PeerId) -> Fault:

@@ -50,7 +50,7 @@ async def test_a_bug_shows_and_the_round_goes_on_to_its_next_attempt(
     with capture_logs() as logs:
         await group.leader(roster).rounds.lead(roster)
         await _ended(group)
-    assert group.leader(roster).rounds.missed in ({}, {peer: 1} if peer != roster.leader else {}), "nobody else is left out for it"
+    assert group.leader(roster).rounds.absences.missed in ({}, {peer: 1} if peer != roster.leader else {}), "nobody else is left out for it"
     (line,) = [line for line in logs if line["log_level"] == "error"]
     assert "TypeError: a bug" in line["exception"]
     assert INTERNAL_ERRORS.count == before + 1

@@ -304,10 +304,10 @@ async def test_a_member_that_gives_a_round_up_counts_as_absent_and_the_leader_cl
     leader = group.leader(roster)
     assert await leader.rounds.lead(roster) == ""
     leader.rounds.abort(PeerId("stranger"), roster.average_id)
-    assert leader.rounds.missed == {}
+    assert leader.rounds.absences.missed == {}
     leader.rounds.abort(PeerId("member2"), roster.average_id)
     await group.settled(Phase.ACCUMULATING)
-    assert leader.rounds.missed == {PeerId("member2"): 1}
+    assert leader.rounds.absences.missed == {PeerId("member2"): 1}
 
 
 async def test_a_part_that_is_sent_again_is_not_taken_again(make_group: MakeGroup) -> None:

@@ -50,6 +50,14 @@ def test_a_suspect_is_shown_in_its_stage_and_its_work_counts_as_missing() -> Non
     assert everybody["stages"][0]["missing"] == 2
 
 
+def test_hole_36_a_sidelined_peer_is_shown_as_such_and_its_work_counts_as_missing() -> None:
+    others = [record(f"p{stage}", stage) for stage in range(1, NUM_STAGES)]
+    mates = [record(name, 0, done=done, sidelined=(PeerId("c"),)) for name, done in (("a", 0b001), ("b", 0b010))]
+    stage = report_of(*others, *mates, record("c", 0, done=0b100)).peers(1.0)["stages"][0]
+    assert [peer["phase"] for peer in stage["peers"]] == ["accumulating", "accumulating", "sidelined"]
+    assert stage["missing"] == 1
+
+
 def test_of_a_stage_of_a_large_swarm_all_are_counted_though_few_are_known() -> None:
     told = StageSummary(peers=125, trainers=3, queue=40, throughput=900.0, held=0)
     report = report_of(record("me", 0), record("mate", 0, queue=2), *(record(f"far{n}", 3, queue=1, summary=told) for n in range(3)))

@@ -30,6 +30,7 @@ from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.following import Followers
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.sidelining import Sidelining
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.swarm.checkup import Dialled
 from peerd.policy.swarm.clocks import ClockOffset
@@ -248,6 +249,13 @@ def _report(world: World) -> Report:
     return Report(reporter=world.peer(), tally=StageTally(stage=stage, first_step=first, last_step=last, steps=steps, tallies=rows))
 
 
+def _sidelining(world: World) -> Sidelining:
+    sidelining = Sidelining(world.live.me)
+    for _ in range(world.random.randrange(9)):
+        sidelining.failed(_roster(world), _peers(world), world.real(1e9), world.now_s)
+    return sidelining
+
+
 def _peers(world: World) -> frozenset[Any]:
     return frozenset(world.peer() for _ in range(world.random.randrange(6)))
 
@@ -272,6 +280,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Diverging: lambda _w: Diverging(),
     DirectoryReading: lambda w: DirectoryReading(w.random.choice((w.live, LiveView(me=w.live.me, records=()))), w.random.randint(1, 12)),
     Roster: _roster,
+    Sidelining: _sidelining,
 }
 """By class: an object whose methods are called."""
 
@@ -309,6 +318,10 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "caller": World.peer,
     "first": World.peer,
     "callee": World.peer,
+    "me": lambda w: w.live.me,
+    "absent": _peers,
+    "heard": _peers,
+    "last": lambda w: [w.peer() for _ in range(w.random.randrange(9))],
     "prefer": _peers,
     "tried": _peers,
     "held": _peers,
@@ -350,6 +363,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "ttl_s": lambda _w: TTL_S,
     "takeover_s": lambda w: w.random.choice((4.0, 600.0)),
     "waited_s": lambda w: w.random.choice((0.0, 4.0, w.now_s)),
+    "lasted_s": lambda w: w.random.choice((0.0, 5.0, w.now_s)),
+    "averaging_s": lambda _w: 0.6 * TTL_S,
     "way_s": lambda w: w.random.choice((0.0, 0.1, 60.0)),
     "response_s": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e6)),
     "elapsed_s": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e6)),

@@ -20,6 +20,7 @@ from peerd.table.record import (
     MAX_LOSS,
     MAX_PEERS,
     MAX_PERIODS,
+    MAX_SIDELINED,
     MAX_STAGES,
     MAX_STEP,
     MAX_THROUGHPUT,
@@ -250,5 +251,6 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "asides": lambda w: w.many(lambda: Aside(w.peer(), w.ledger()), MAX_ASIDES),
     "next_asides": lambda w: w.many(lambda: Aside(w.peer(), w.ledger()), MAX_ASIDES),
     "unreached": lambda w: w.many(w.peer),
+    "sidelined": lambda w: w.many(w.peer, MAX_SIDELINED),
 }
 """By field of a record: any value that its form lets through."""

@@ -6,17 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.table.forms import MAX_COUNT
-from peerd.table.record import PeerId, PeerRecord, Suspicion
+from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Suspicion
 from tests.policy.model_faults import Kind
 
 if TYPE_CHECKING:
+    from peerd.policy.step.roster import Roster
     from tests.policy.model_peer import ModelPeer
 
 BOASTED_STEPS = 10
 
 
 class Lies:
-    """Its record, as others hear it. What the peer does stays honest, but a silent one joins no round; it gives the state that it has."""
+    """Its record, as others hear it. What the peer does stays honest, but a silent one joins no round, and one that frames mates leaves one
+    out of the round that it leads. It gives the state that it has.
+    """
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
@@ -37,7 +40,15 @@ class Lies:
         if self._tells(Kind.CONTRADICT):
             everything = (1 << peer.world.scenario.num_microbatches) - 1
             record = replace(record, done=everything if listener < peer.name else 0, asides=())
+        if self._tells(Kind.FRAME):
+            others = [name for name in peer.view.sightings if name != peer.name]
+            record = replace(record, sidelined=tuple(others[:MAX_SIDELINED]))
         return record
+
+    def never_asked(self, roster: Roster) -> PeerId | None:
+        """The member that gets no proposal of this peer's, so that all others wait for it in vain."""
+        others = [name for name in roster.peers if name != self._peer.name]
+        return others[0] if others and self._tells(Kind.FRAME) else None
 
     @property
     def is_silent(self) -> bool:

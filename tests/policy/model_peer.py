@@ -209,7 +209,8 @@ class ModelPeer:
         self.lost_since_s = None
         self.recovery.restart_clocks()
         self.links.forget()
-        self.change(incarnation=self._next_incarnation(), phase=phase, suspects=(), unreached=())
+        self.rounds.sidelining.forget()
+        self.change(incarnation=self._next_incarnation(), phase=phase, suspects=(), unreached=(), sidelined=())
 
     # the step rules
 
@@ -249,6 +250,7 @@ class ModelPeer:
             round_since_s=current.moved_at_s if current else self.now,
             propose_after_s=self.rounds.propose_after_s,
             attempt=self.rounds.attempt,
+            last_in_turn=self.rounds.sidelining.last_in_turn(self.record.step),
             refused=frozenset(self.refused),
             unanswered=frozenset(self.unanswered),
             reloads_in_vain=self.now - self.found_no_donor_s < FORGET_REFUSAL_S,
@@ -322,6 +324,7 @@ class ModelPeer:
         self.accumulator, self.next_accumulator = self.next_accumulator, []
         self.rounds.drop()
         self.rounds.attempt = 0
+        self.rounds.begin_step()
         self.lost_since_s = None
         phase = Phase.JOINING if self.record.phase is Phase.JOINING else Phase.ACCUMULATING
         norms = self._norms_with(norm)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.step.asides import all_merged
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
+from peerd.policy.step.sidelining import Sidelining, absent_from
 from peerd.table.record import AverageId, Lineage, PeerId, Phase, StepNorm
 from tests.policy.model_kept import Held
 from tests.policy.model_theta import Average, ThetaId
@@ -24,6 +25,7 @@ CALL_FAILS_S = 0.3
 @dataclass(slots=True)
 class Round:
     roster: Roster
+    opened_at_s: float
     moved_at_s: float
     parts: dict[PeerId, Average] = field(default_factory=dict)
     slices: dict[int, Average] = field(default_factory=dict)
@@ -59,6 +61,7 @@ class Rounds:
         self.current: Round | None = None
         self.attempt = 0
         self.missed: Counter[PeerId] = Counter()
+        self.sidelining = Sidelining(peer.name)
         self.propose_after_s = float("-inf")
         self._early: list[tuple[AverageId, float, Callable[[], None]]] = []
         self._joins: list[Join] = []
@@ -71,6 +74,8 @@ class Rounds:
     def close(self, reason: str) -> None:
         """Back to accumulating, the ledger kept; what still comes for this round is dead."""
         peer = self._peer
+        if self.current is not None:
+            self._note_absent(self.current)
         if self.current is not None and self.current.roster.leader == peer.name:
             self._count_missed(self.current)
         peer.world.counts["failed rounds"] += 1
@@ -80,6 +85,26 @@ class Rounds:
         self.propose_after_s = peer.now + peer.world.rng.uniform(0.1, 0.5)
         if peer.record.phase is Phase.AVERAGING:
             peer.change(phase=Phase.ACCUMULATING)
+
+    def _note_absent(self, current: Round) -> None:
+        peer, lasted_s = self._peer, self._peer.now - current.opened_at_s
+        if "sideline" in peer.world.scenario.off:
+            return
+        absent = absent_from(current.roster, peer.name, current.parts, lasted_s, peer.world.rules.averaging_s)
+        self.sidelining.failed(current.roster, absent, lasted_s, peer.now)
+        self._tell_sidelined()
+
+    def begin_step(self) -> None:
+        self.sidelining.begin_step(self._peer.now)
+        self._tell_sidelined()
+
+    def _tell_sidelined(self) -> None:
+        peer, found = self._peer, self.sidelining.peers
+        for mate in set(found).difference(peer.record.sidelined):
+            peer.world.counts.update(("sidelined", f"{peer.name} sidelines"))
+            peer.world.note(f"{peer.name} sidelines {mate}")
+        if found != peer.record.sidelined:
+            peer.change(sidelined=found)
 
     def _count_missed(self, current: Round) -> None:
         """The leader remembers who was missing, and after some rounds leaves one of them out of the step."""
@@ -113,6 +138,8 @@ class Rounds:
             if member == self._peer.name:
                 self.join(roster, opened, Join(roster))
                 continue
+            if member == self._peer.lies.never_asked(roster):
+                continue
 
             def answered(joined: object, member: PeerId = member) -> None:
                 if joined is not True and self.current is not None and self.current.roster.average_id == roster.average_id:
@@ -126,10 +153,10 @@ class Rounds:
             self._call(member, lambda mate, reply: mate.rounds.serve(roster, reply), answered)
 
     def _withdraw(self, roster: Roster) -> None:
-        """End the calls: a handler that is still at work is cancelled."""
+        """End the calls and abort the round: a handler that is still at work is cancelled, and who has joined leaves."""
         for member in roster.peers:
             if member != self._peer.name:
-                self._deliver(member, lambda mate: mate.rounds.cancel(roster))
+                self._deliver(member, lambda mate: mate.rounds.abort(roster))
 
     def serve(self, roster: Roster, reply: Callable[[object], None]) -> None:
         peer, join, leader = self._peer, Join(roster), self._peer.view.sightings.get(roster.leader)
@@ -142,6 +169,11 @@ class Rounds:
         if peer.world.now < peer.cancelled_until:
             peer.after(peer.world.rng.uniform(0.0, peer.world.scenario.copy_s + 0.05), lambda: self.cancel(roster))
         self.join(roster, reply, join)
+
+    def abort(self, roster: Roster) -> None:
+        self.cancel(roster)
+        if self.current is not None and self.current.roster == roster:
+            self.close("its leader aborts it")
 
     def cancel(self, roster: Roster) -> None:
         for join in self._joins:
@@ -177,7 +209,7 @@ class Rounds:
         if join.cancelled and peer.world.rng.random() < 0.5:  # else a task of its own goes on
             peer.world.counts["joins that broke"] += 1
             return False
-        self.current = Round(roster, peer.now)
+        self.current = Round(roster, opened_at_s=peer.now, moved_at_s=peer.now)
         for member in roster.reducers:
             self._send_part(member, roster, tuple(peer.accumulator), peer.record.done)
         waiting = [act for average_id, until, act in self._early if average_id == roster.average_id and peer.now < until]
@@ -228,6 +260,7 @@ class Rounds:
         if len(set(current.slices.values())) > 1:
             peer.world.violations.append(f"I1 at {peer.name}: the slices of one average were summed over different parts")
         peer.world.counts["averages"] += 1
+        self.sidelining.came_together(current.roster)
         peer.adopt(current.roster.step, average_id, total)
 
     # GET_AVERAGE, GET_STATE

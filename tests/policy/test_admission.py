@@ -87,6 +87,12 @@ def test_hole_22_a_callee_behind_a_dead_link_is_asked_only_if_no_other_is_as_abl
     assert [r.peer for r in able_to_compute(view_of(me, replace(near, step=4), far), 1, 0)] == ["far"]
 
 
+def test_hole_36_a_sidelined_callee_is_asked_only_if_no_other_is_as_able() -> None:
+    near, other, out = (member(name, stage=1, sidelined=() if name == "out" else (PeerId("out"),)) for name in ("near", "other", "out"))
+    assert [r.peer for r in able_to_compute(view_of(member("me"), near, other, out), 1, 0)] == ["near", "other"]
+    assert [r.peer for r in able_to_compute(view_of(member("me"), replace(near, step=4), replace(other, step=4), out), 1, 0)] == ["out"]
+
+
 @given(st.integers(1, 40), st.integers(3, 1000))
 def test_the_step_before_has_a_slot_more_and_the_next_one_fewer_but_never_none(slots: int, far: int) -> None:
     fewer = max(1, slots - 1)

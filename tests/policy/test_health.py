@@ -205,3 +205,14 @@ def test_a_peer_that_contradicts_itself_is_named() -> None:
     (item,) = health(replace(facts, contradictory=frozenset({PeerId("liar")})))
     assert (item.code, item.severity) == ("contradictory", "warning")
     assert item.title.startswith("liar signed two")
+
+
+def test_hole_36_a_peer_that_is_sidelined_is_named_by_its_mates_and_told_of_it() -> None:
+    mate, elsewhere = member("mate", step=5, sidelined=(PeerId("far"), PeerId("me"))), member("a", stage=1, step=5, sidelined=(ME.peer,))
+    absent = member("far", step=5)
+    assert health(facts_of(ME, mate, absent, elsewhere)) == [], "one mate's word is not enough"
+    (item,) = health(facts_of(replace(ME, sidelined=(absent.peer,)), mate, absent, elsewhere))
+    assert (item.code, item.severity) == ("sidelined", "warning")
+    assert item.title.startswith("far sidelined")
+    (item,) = health(facts_of(ME, mate, replace(absent, sidelined=(ME.peer,)), elsewhere))
+    assert item.title.startswith("this peer sidelined")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.policy.model_faults import Fault, Kind, Scenario
+from peerd.table.record import PeerId, Phase
+from tests.policy.model_faults import HONEST, Fault, Kind, Scenario, draw
+from tests.policy.model_peer import AVERAGING_S
 from tests.policy.protocol_model import Outcome, World
 
 FOR_S = 60.0
@@ -95,4 +99,60 @@ def test_hole_33_a_member_that_joins_no_round_and_proposes_none_does_not_stop_a_
 
 
 def test_hole_33_if_only_the_leader_could_propose_a_mute_one_would_stop_it() -> None:
-    assert "stalled" in silenced(0, 2, frozenset({"take turns"})).stalled
+    assert "stalled" in silenced(0, 2, frozenset({"take turns", "sideline"})).stalled
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_hole_36_a_member_that_joins_no_round_costs_a_few_rounds_and_not_some_in_each_step(num_stages: int) -> None:
+    for seed in range(3):
+        honest, outcome = lied_to(Kind.SILENT, seed, num_stages, for_s=0.0), silenced(seed, num_stages)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.counts["sidelined"] >= 2
+        assert outcome.ended_at_s < 1.5 * honest.ended_at_s + 6 * AVERAGING_S
+    assert silenced(0, num_stages, frozenset({"sideline"})).ended_at_s > 2 * outcome.ended_at_s
+
+
+def test_hole_36_a_member_that_joins_rounds_again_after_a_while_comes_back() -> None:
+    """As one does whose link was bad for some seconds, in which nothing that it sent arrived."""
+    world = World(Scenario(seed=1, peers_per_stage=3, last_step=10_000, faults=(Fault(1.0, Kind.SILENT, name="p1", lasts_s=10.0),)))
+    absent, *mates = (world.peers[PeerId(name)] for name in ("p1", "p3", "p5"))
+    world.run(until=lambda: all(mate.live().sidelined(1) == {absent.name} for mate in mates))
+    assert world.now < 11.0
+    world.run(until=lambda: world.now > 11.0 and absent.record.phase is Phase.AVERAGING)
+    assert world.now < 60.0
+    joined = world.counts["averages"]
+    world.run(until=lambda: world.counts["averages"] > joined + 60)
+    assert not any(mate.record.sidelined for mate in mates)
+    assert world.counts["sidelined"] <= 4
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_hole_36_a_liar_that_asks_all_but_one_and_leaves_all_others_out_makes_nobody_else_do_so(num_stages: int) -> None:
+    for seed in range(3):
+        outcome = lied_to(Kind.FRAME, seed, num_stages, for_s=1e3)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.counts["failed rounds"] > 0
+        assert outcome.counts["sidelined"] == outcome.counts["p1 sidelines"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("kind", [Kind.SILENT, Kind.FRAME])
+def test_runs_with_a_liar_in_their_rounds_survive_all_kinds_of_faults_exactly(kind: Kind, seed: int) -> None:
+    assert disturbed(kind, seed).problems == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(4))
+def test_two_hundred_runs_with_a_liar_in_their_rounds_are_exact(block: int) -> None:
+    for seed in range(100 * block, 100 * (block + 1)):
+        assert disturbed(Kind.FRAME if seed % 2 else Kind.SILENT, 5000 + seed).problems == (), seed
+
+
+def disturbed(kind: Kind, seed: int) -> Outcome:
+    """A run with random faults of all kinds, with one peer that lies for a while."""
+    drawn = draw(seed, HONEST, delayed=seed % 3 == 0)
+    lie = Fault(1.0, kind, name=f"p{seed % 4}", lasts_s=20.0 + 20.0 * (seed % 2))
+    return World(replace(drawn, faults=(*drawn.faults, lie), peers_per_stage=3)).run()

@@ -236,7 +236,8 @@ def test_a_record_that_says_all_there_is_to_say_has_room() -> None:
     ledgers = {"done": whole, "ledger_no": 8, "next_done": whole, "next_ledger_no": 9, "average_id": average, "lineage": history}
     tied = {"tied_sum": average, "tied_sums": (TiedSum(9, average),) * 4, "tied": history, "norms": (StepNorm(9, 0.5),) * 8}
     found = {"addresses": ("/ip4/203.0.113.200/tcp/31337/p2p/" + "x" * 140,) * 8, "suspects": (Suspicion(ME.peer, 9, 9),) * 8}
-    record = PeerRecord(peer=ME.peer, summary=told, periods=9, unreached=(ME.peer,) * 16, **ledgers, **tied, **found)  # type: ignore[arg-type]
+    mates = {"unreached": (ME.peer,) * 16, "sidelined": (ME.peer,) * 8}
+    record = PeerRecord(peer=ME.peer, summary=told, periods=9, **mates, **ledgers, **tied, **found)  # type: ignore[arg-type]
     signed = sign_record(record, ME, RUN)
     assert read_record(signed.body, signed.signature, RUN) == signed
 
@@ -254,7 +255,7 @@ def test_every_field_of_a_record_travels() -> None:
     """A new field that is forgotten in the encoding would silently come back as its default."""
     odd: dict[str, Any] = {entry.name: _unlike_default(entry.default) for entry in fields(PeerRecord)}
     odd |= {"peer": ME.peer, "lineage": Lineage(3, b"c"), "suspects": (Suspicion(ME.peer, 1, 2),), "voids": (Void(ME.peer, 1, 2),)}
-    odd |= {"unreached": (ME.peer,), "asides": (Aside(PeerId(""), 5),), "next_asides": (Aside(ME.peer, 6),)}
+    odd |= {"unreached": (ME.peer,), "sidelined": (ME.peer,), "asides": (Aside(PeerId(""), 5),), "next_asides": (Aside(ME.peer, 6),)}
     odd |= {"tied": Lineage(2, b"t"), "tied_sums": (TiedSum(4, AverageId(b"s")),)}
     odd |= {"gradient_norm": 2.5, "norms": (StepNorm(4, 0.5), StepNorm(5, math.inf))}
     odd |= {"phase": Phase.AVERAGED, "reach": Reach.RELAYED, "last_loss": 1.5, "addresses": ("a",)}

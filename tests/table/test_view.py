@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -177,6 +178,36 @@ def test_members_are_those_at_the_step_neither_joining_nor_voided() -> None:
     assert view_of(leader, voided, joining, ahead, elsewhere).members(0, 4) == (leader,)
     assert view_of(leader, restarted).members(0, 4) == (leader, restarted)
     assert view_of(leader, voided, joining, ahead).serving(0) == (leader, voided, ahead)
+
+
+def leaves_out(name: str, *out: str, **fields: Any) -> PeerRecord:
+    return member(name, sidelined=tuple(PeerId(peer) for peer in out), **fields)
+
+
+def test_hole_36_two_mates_have_to_leave_a_peer_out_and_in_a_stage_of_two_the_other_one() -> None:
+    def out(*records: PeerRecord) -> set[str]:
+        return set(view_of(*records).sidelined(0))
+
+    assert out(leaves_out("a", "c"), leaves_out("b"), member("c")) == set()
+    assert out(leaves_out("a", "c"), leaves_out("b", "c"), member("c")) == {"c"}
+    assert out(leaves_out("a", "b"), member("b")) == {"b"}
+    assert out(leaves_out("a", "a", "elsewhere"), member("b")) == set()
+    assert out(leaves_out("a", "c"), leaves_out("b", "c", leaving=True), member("c")) == set(), "who leaves does not do the work anew"
+    assert out(leaves_out("a", "c"), leaves_out("b", "c", phase=Phase.JOINING), member("c"), member("d")) == set()
+    assert out(leaves_out("a", "c"), leaves_out("b", "c"), member("c", stage=1)) == set()
+
+
+def test_hole_36_the_word_of_a_peer_that_is_left_out_counts_for_nothing_and_half_of_a_stage_stay() -> None:
+    liar, honest = leaves_out("liar", "a", "b", "c"), [leaves_out(name, "liar") for name in "abc"]
+    assert view_of(liar, leaves_out("a", "liar", "b"), *honest[1:]).sidelined(0) == {"liar"}
+    assert view_of(liar, *honest).members(0, 0) == tuple(honest)
+    assert len(view_of(leaves_out("a", "b"), leaves_out("b", "a")).members(0, 0)) == 1
+    crowd = [leaves_out(f"liar{number}", "a", "b", "c", "d") for number in range(3)]
+    assert len(view_of(*crowd, *(member(name) for name in "abcd")).sidelined(0)) == 3
+    many = view_of(*(leaves_out(f"p{number}", *(f"p{other % 2000}" for other in range(number, number + 8))) for number in range(2000)))
+    began_s = time.thread_time()
+    assert len(many.sidelined(0)) == 1000
+    assert time.thread_time() - began_s < 0.05
 
 
 def at_step(name: str, stage: int, step: int) -> PeerRecord:

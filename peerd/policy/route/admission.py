@@ -78,14 +78,14 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
     past it (hole 4) or about to leave.
 
     A peer that this one has not reached is asked only if no other is as able: its record rises all the same where the link is dead in one
-    direction (hole 22), and each call to it costs as long as the caller waits.
+    direction (hole 22), and each call to it costs as long as the caller waits. So is one that is sidelined, whose work counts for nothing.
     """
     adding = [r for r in live.serving(stage) if r.step <= step <= newest_taken(r)]
     past = [r for r in live.serving(stage) if r.step == step + 1]
-    unreached = live.mine.unreached if live.mine is not None else ()
+    avoided = {*(live.mine.unreached if live.mine is not None else ()), *live.sidelined(stage)}
     for able in ([r for r in adding if not r.leaving], [r for r in past if not r.leaving], [*adding, *past]):
         if able:
-            return [r for r in able if r.peer not in unreached] or able
+            return [r for r in able if r.peer not in avoided] or able
     return []
 
 

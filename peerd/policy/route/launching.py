@@ -228,7 +228,7 @@ def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
     """
     ledgers = (record.incarnation, record.ledger_no, record.next_ledger_no, len(record.asides), record.voids, record.summary)
     trainer = (record.trains, record.trains_from, record.unreached)
-    return record.peer, record.stage, record.step, record.phase, record.leaving, trainer, ledgers
+    return record.peer, record.stage, record.step, record.phase, record.leaving, record.sidelined, trainer, ledgers
 
 
 def _due(live: LiveView, step: int, lacking: int, ranks: int, num_microbatches: int) -> tuple[int, int]:

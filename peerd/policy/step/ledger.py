@@ -65,10 +65,10 @@ def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -
     bitmap = 0
     for record in live.members(stage, step):
         bitmap |= record.done if record.peer != but else 0
-    serving = live.serving(stage)
+    serving, left_out = live.serving(stage), {but, *live.sidelined(stage)}
     begun = any(record.step >= step for record in serving)
     for record in serving:
-        if record.step == step - 1 and record.peer != but and not (begun and record.phase is Phase.ACCUMULATING):
+        if record.step == step - 1 and record.peer not in left_out and not (begun and record.phase is Phase.ACCUMULATING):
             bitmap |= record.next_done
     return bitmap
 

@@ -85,14 +85,18 @@ def entry_of(record: PeerRecord) -> RosterEntry:
     return RosterEntry(record.peer, record.incarnation, record.ledger_no, record.done)
 
 
-def turns(members: Sequence[PeerRecord]) -> list[PeerId]:
-    """The members that stay, in the order in which they may propose: by their hash for this stage and step.
+def turns(members: Sequence[PeerRecord], last: Sequence[PeerId] = ()) -> list[PeerId]:
+    """The members that stay, in the order in which they may propose: by their hash for this stage and step, and those in `last` after them.
 
     A member that can call all others comes before one that cannot.
     """
     staying, names = [m for m in members if not m.leaving] or members, {m.peer for m in members}
-    ordered = sorted(staying, key=lambda m: (len(names.intersection(m.unreached)), peer_rank(m.peer, m.stage, m.step)))
-    return [m.peer for m in ordered]
+    place = {peer: 1 + number for number, peer in enumerate(last)}
+
+    def key(m: PeerRecord) -> tuple[int, int, bytes]:
+        return place.get(m.peer, 0), len(names.intersection(m.unreached)), peer_rank(m.peer, m.stage, m.step)
+
+    return [m.peer for m in sorted(staying, key=key)]
 
 
 def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
@@ -113,11 +117,13 @@ def dead_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
     return tuple((m.peer, peer) for m in live.of_stage(stage) for peer in m.unreached if peer in names and peer != m.peer)
 
 
-def compose(mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int, ranks: int = 1) -> Roster | None:
+def compose(
+    mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int, ranks: int = 1, last: Sequence[PeerId] = ()
+) -> Roster | None:
     """Rule 7 (propose): the roster that this peer proposes; None if it has no turn among the first `ranks`, or it would be inexact."""
     members = live.members(mine.stage, mine.step)
     # The published records decide whose turn it is, this peer's own included. Otherwise two peers might both believe that they lead.
-    if mine.phase is not Phase.ACCUMULATING or mine.peer not in turns(members)[:ranks]:
+    if mine.phase is not Phase.ACCUMULATING or mine.peer not in turns(members, last)[:ranks]:
         return None
     members = tuple(mine if m.peer == mine.peer else m for m in members)
     if any(m.phase is not Phase.ACCUMULATING for m in members):

@@ -54,6 +54,8 @@ class OwnState:
     propose_after_s: float = 0.0
     """The earliest time of the next proposal, after a round that this peer led has failed."""
     attempt: int = 0
+    last_in_turn: tuple[PeerId, ...] = ()
+    """Members that propose after all others, because rounds that they led, or were in, have failed (`Sidelining`)."""
     complete_since_s: float | None = None
     """The time since which the stage has been complete, and in no round of this step, at every look (`is_complete`); None: it is not."""
     lost_since_s: float | None = None

@@ -196,7 +196,7 @@ def _propose(now: Situation) -> Act | None:
         return None
     since_s = now.own.complete_since_s
     ranks = 1 if since_s is None else 1 + int((now.now_s - since_s) / now.rules.averaging_s)
-    roster = compose(now.mine, now.live, now.rules.num_microbatches, now.own.attempt, ranks)
+    roster = compose(now.mine, now.live, now.rules.num_microbatches, now.own.attempt, ranks, now.own.last_in_turn)
     return acts.Propose("every microbatch is held exactly once", roster) if roster else None
 
 

@@ -122,8 +122,8 @@ def _lacking(live: LiveView, num_stages: int) -> list[int]:
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
-    items = [item for item in (*swarm, _dead_links(facts), _contradictory(facts), _inexact(facts), _joining(facts)) if item]
-    return sorted(items, key=lambda item: ("problem", "warning", "info").index(item.severity))
+    stage = [_dead_links(facts), _sidelined(facts), _contradictory(facts), _inexact(facts), _joining(facts)]
+    return sorted((item for item in (*swarm, *stage) if item), key=lambda item: ("problem", "warning", "info").index(item.severity))
 
 
 def unwritten_files(errors: Mapping[str, PeerdError]) -> list[HealthNote]:
@@ -216,6 +216,16 @@ def _dead_links(facts: Facts) -> HealthNote | None:
     if both:
         return HealthNote("link-dead", title, "warning", remedy)
     return HealthNote("link-one-way", title, "warning", remedy)
+
+
+def _sidelined(facts: Facts) -> HealthNote | None:
+    """Mates of this peer's stage, or this peer itself, that have no part in its steps: hole 36 (absent)."""
+    found = sorted(facts.live.sidelined(facts.mine.stage))
+    if not found:
+        return None
+    who = "this peer" if facts.mine.peer in found else ", ".join(found)
+    title = f"{who} sidelined: averages have waited in vain for what should come from there, so its work counts for nothing for a while"
+    return HealthNote("sidelined", title, "warning", "its mates try again by themselves; `peerd doctor` there says more of its links")
 
 
 def _contradictory(facts: Facts) -> HealthNote | None:

@@ -1,0 +1,97 @@
+"""Members of which nothing comes in rounds are left out of the steps that follow: rule T6 (sideline) of docs/protocol.md, hole 36.
+
+A round that waits in vain for a member costs all others an averaging time, in every step. Who is to blame cannot be told from one round: a
+leader that has asked all but one makes that one look absent. So rounds of two leaders count, or two of this peer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from peerd.policy.step.roster import Roster
+from peerd.table.record import MAX_SIDELINED, PeerId
+
+ROUNDS_NEEDED = 2
+TIMES_ITS_COST = 8
+"""A member is left out for so many times as long as it has cost since it last completed a round: of the run's time it costs no ninth."""
+REMEMBERED = 64
+"""Number of members that rounds have waited for in vain. The first go first."""
+
+
+@dataclass(slots=True)
+class _Absent:
+    """What rounds have lost by one member since it last completed one."""
+
+    leaders: set[PeerId] = field(default_factory=set)
+    """Others that led such rounds."""
+    led_here: int = 0
+    """Number of such rounds that this peer led."""
+    cost_s: float = 0.0
+    until_s: float = float("-inf")
+
+
+class Sidelining:
+    """What one peer has seen of its mates in rounds. Times are seconds on the caller's monotonic clock."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._absent: dict[PeerId, _Absent] = {}
+        self._step = -1
+        self._led: list[PeerId] = []
+        self._waited_for: list[PeerId] = []
+        self.peers: tuple[PeerId, ...] = ()
+        """Those that this peer leaves out of the present step, for its record."""
+
+    def failed(self, roster: Roster, absent: Collection[PeerId], lasted_s: float, now_s: float) -> None:
+        """Note a round that failed after `lasted_s`, and the members of which nothing came (`absent_from`)."""
+        if not absent:
+            return
+        if roster.step != self._step:
+            self._step, self._led, self._waited_for = roster.step, [], []
+        self._led.append(roster.leader)
+        self._waited_for += absent
+        for peer in absent:
+            known = self._absent.setdefault(peer, _Absent())
+            known.cost_s += lasted_s
+            if roster.leader == self._me:
+                known.led_here += 1
+            else:
+                known.leaders.add(roster.leader)
+            if len(known.leaders) + known.led_here >= ROUNDS_NEEDED:
+                known.until_s = now_s + TIMES_ITS_COST * known.cost_s
+                self.peers = tuple(sorted({*self.peers, peer}))[:MAX_SIDELINED]
+        while len(self._absent) > REMEMBERED:
+            del self._absent[next(iter(self._absent))]
+
+    def came_together(self, roster: Roster) -> None:
+        """Note an average: what was held against its members is over."""
+        for peer in roster.peers:
+            self._absent.pop(peer, None)
+
+    def begin_step(self, now_s: float) -> None:
+        """Between two steps members come back whose time is over. Until then their ledgers are done anew by others."""
+        self._step = -1
+        self.peers = tuple(sorted(peer for peer, known in self._absent.items() if now_s < known.until_s))[:MAX_SIDELINED]
+
+    def forget(self) -> None:
+        """Rule T3 (fence): rounds that failed while this peer slept say nothing of others."""
+        self._absent.clear()
+        self._step, self.peers = -1, ()
+
+    def last_in_turn(self, step: int) -> tuple[PeerId, ...]:
+        """Who proposes last in this step: those that have led a round in vain, and after them those that rounds have waited for."""
+        return (*self._led, *self._waited_for) if step == self._step else ()
+
+
+def absent_from(roster: Roster, me: PeerId, heard: Collection[PeerId], lasted_s: float, averaging_s: float) -> frozenset[PeerId]:
+    """The members to which a failed round at this peer is owed: those of which it has not heard. Nobody where it cannot tell.
+
+    `heard` are the members whose parts have arrived, or begun to. A peer that reduces nothing is sent none, in a short round they are on
+    their way, and if half of the others are absent, the fault is here.
+    """
+    others = set(roster.peers) - {me}
+    absent = frozenset(others.difference(heard))
+    if me not in roster.reducers or lasted_s < averaging_s / 2:
+        return frozenset()
+    return absent if len(absent) == 1 or 2 * len(absent) < len(others) else frozenset()

@@ -1,0 +1,83 @@
+"""Members of which nothing comes in rounds: whom a peer leaves out, on what evidence, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerd.policy.step.roster import Roster, RosterEntry, turns
+from peerd.policy.step.sidelining import TIMES_ITS_COST, Sidelining, absent_from
+from peerd.table.record import PeerId
+from tests.strategies import member
+
+ME, A, B, C, D = (PeerId(name) for name in ("me", "a", "b", "c", "d"))
+AVERAGING_S = 2.0
+
+
+def roster_of(leader: PeerId, *others: PeerId, step: int = 0, spared: tuple[PeerId, ...] = ()) -> Roster:
+    entries = tuple(RosterEntry(peer, 0, 0, 0) for peer in sorted({leader, ME, *others}))
+    return Roster(0, step, 0, leader, entries, spared=spared)
+
+
+def after(*leaders: PeerId, lasted_s: float = 1.0) -> Sidelining:
+    """Rounds of these leaders have waited for C in vain, one a second."""
+    seen = Sidelining(ME)
+    for number, leader in enumerate(leaders):
+        seen.failed(roster_of(leader, A, B, C), [C], lasted_s, float(number))
+    return seen
+
+
+@pytest.mark.parametrize("leaders", [(A,), (A, A, A), (A, B), (ME,), (ME, ME), (A, ME)])
+def test_hole_36_rounds_of_two_leaders_or_two_of_this_peers_own_are_needed(leaders: tuple[PeerId, ...]) -> None:
+    """A leader that does not ask a member makes it look absent."""
+    is_out = len(leaders) > 1 and leaders != (A, A, A)
+    assert after(*leaders).peers == ((C,) if is_out else ())
+
+
+def test_hole_36_it_comes_back_between_steps_after_a_multiple_of_what_it_has_cost_and_one_more_round_is_enough_then() -> None:
+    seen = after(A, B, lasted_s=3.0)
+    until_s = 1.0 + TIMES_ITS_COST * 6.0
+    assert at_next_step(seen, until_s - 0.1) == (C,)
+    assert at_next_step(seen, until_s) == ()
+    seen.failed(roster_of(A, C, step=9), [C], 3.0, until_s)
+    assert at_next_step(seen, until_s + TIMES_ITS_COST * 9.0 - 0.1) == (C,)
+
+
+def at_next_step(seen: Sidelining, now_s: float) -> tuple[PeerId, ...]:
+    seen.begin_step(now_s)
+    return seen.peers
+
+
+def test_hole_36_a_round_that_comes_together_clears_its_members() -> None:
+    seen = after(A, B)
+    seen.begin_step(1e3)
+    seen.came_together(roster_of(A, B, C))
+    seen.failed(roster_of(B, C), [C], 1.0, 1e3)
+    assert seen.peers == ()
+    seen = after(A, B)
+    seen.forget()
+    assert seen.peers == ()
+
+
+def test_hole_36_who_led_in_vain_proposes_after_all_others_and_who_was_waited_for_last() -> None:
+    seen, members = after(A), [member(name) for name in (ME, A, B, C)]
+    assert turns(members, seen.last_in_turn(0))[2:] == [A, C]
+    assert turns(members, seen.last_in_turn(1)) == turns(members)
+    seen.begin_step(0.0)
+    assert seen.last_in_turn(0) == ()
+
+
+def test_hole_36_a_peer_cannot_tell_who_is_absent_if_half_are_or_the_round_was_short_or_it_is_sent_nothing() -> None:
+    def absent(
+        *heard: PeerId, members: tuple[PeerId, ...] = (A, B, C), lasted_s: float = AVERAGING_S, spared: tuple[PeerId, ...] = ()
+    ) -> set[str]:
+        return set(absent_from(roster_of(A, *members, spared=spared), ME, heard, lasted_s, AVERAGING_S))
+
+    assert absent(A, B) == {C}
+    assert absent(A, B, C) == set()
+    assert absent(A) == set()
+    assert absent(A, B, members=(B, C, D, PeerId("e"))) == set()
+    assert absent(A, B, C, members=(B, C, D, PeerId("e"), PeerId("f"))) == set()
+    assert absent(A, B, C, members=(B, C, D, PeerId("e"))) == {D, "e"}
+    assert absent(members=(A,)) == {A}
+    assert absent(A, B, lasted_s=0.4 * AVERAGING_S) == set()
+    assert absent(A, B, spared=(ME,)) == set()

@@ -1,0 +1,36 @@
+"""A member that lives, computes and joins no round: its mates leave it out, and the run goes on exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.swarm.daemons import Daemon, Swarm, until
+from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(180)]
+STEPS = 8
+
+
+def test_hole_36_a_member_that_joins_no_round_is_left_out_and_the_run_goes_on_exactly() -> None:
+    with Swarm(swarm_manifest(num_stages=2)) as swarm:
+        first = swarm.start(stage=0, compute_stand_in_ms=20)
+        mates = [swarm.join(1, compute_stand_in_ms=60, allow_faults=True) for _ in range(3)]
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving()
+        *honest, silent = mates
+        swarm.wait_for_step(2)
+        silent.request("lie", module="scripts.benchmarks._liars.silent")
+        until(lambda: all(phase_of(silent, at) == "sidelined" for at in swarm.daemons), 60)
+        for daemon in mates:
+            assert "sidelined" in [note["code"] for note in daemon.status["health"]]
+        step, done = first.status["peer"]["step"], silent.counters["accumulated_microbatches"]
+        swarm.wait_for_step(step + STEPS)
+        assert silent.counters["accumulated_microbatches"] - done <= swarm.manifest.train.microbatches_per_step
+        swarm.assert_exact()
+        exported = swarm.export(honest[0])
+        assert_equals_reference(exported, swarm.manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")
+
+
+def phase_of(peer: Daemon, at: Daemon) -> str:
+    rows = [row for stage in at.table["stages"] for row in stage["peers"]]
+    return next((row["phase"] for row in rows if row["id"] == peer.ready.peer), "")
