@@ -12,6 +12,7 @@ from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2, stage_pb2, swarm_pb2
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster
+from peerd.policy.swarm.spreading import TAG_BYTES
 from peerd.table.forms import bitmap_to
 from peerd.table.record import PeerId
 from peerd.wire import convert
@@ -21,7 +22,7 @@ from tests.wire.strategies import bitmaps, calls, rosters, tensors
 RUN = "f" * 32
 
 
-@given(st.lists(st.binary(min_size=7, max_size=7), max_size=256))
+@given(st.lists(st.binary(min_size=TAG_BYTES, max_size=TAG_BYTES), max_size=256))
 def test_names_of_records_come_back_as_they_were(tags: list[bytes]) -> None:
     assert convert.tags_from(convert.tags_to(tags)) == frozenset(tags)
 
