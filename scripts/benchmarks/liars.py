@@ -52,6 +52,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "step-ahead": ("step_ahead", {"steps": 10}),
     "throughput": ("ghosts", {"peers": 8160, "throughput": 1e308}),
     "silent": ("silent", {}),
+    "withholds": ("withholds", {}),
     "ghosts-50": ("ghosts", {"peers": 50}),
     "ghosts-5000": ("ghosts", {"peers": 5000}),
     "two-records": ("two_records", {}),

@@ -23,7 +23,7 @@ import peerd.table.view
 from peerd.policy.owner.governor import Limits
 from peerd.policy.route.diverging import Diverging
 from peerd.policy.route.evaluating import Takeover
-from peerd.policy.route.launching import Standstill
+from peerd.policy.route.launching import Late, Standstill
 from peerd.policy.route.wiring import Router
 from peerd.policy.step.acts import Reload
 from peerd.policy.step.contributions import Report, StageTally, Tally
@@ -227,6 +227,10 @@ def _followers(world: World) -> Followers:
     return followers
 
 
+def _late(world: World) -> tuple[Late, ...]:
+    return tuple(Late(world.peer(), world.some_step(), world.random.randint(1, 8)) for _ in range(world.random.randrange(9)))
+
+
 def _takeover(world: World) -> Takeover:
     takeover = Takeover(1.0)
     takeover.look(world.some_step(), world.some_step(), False, world.random.choice((0.0, world.now_s)))
@@ -328,7 +332,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "refused": _peers,
     "names": _peers,
     "missed": lambda w: {peer: w.random.randrange(4) for peer in w.names},
-    ("before", "Standstill"): lambda w: Standstill(w.some_step(), w.ledger(), w.random.choice((0.0, w.now_s))),
+    ("before", "Standstill"): lambda w: Standstill(w.some_step(), w.ledger(), w.random.choice((0.0, w.now_s)), _late(w)),
     ("before", "Progress | None"): lambda w: _facts(w).progress,
     ("before", "Mapping[PeerId, float]"): lambda _w: {},
     "beginning": lambda w: Beginning(step=0, reached=w.count(), founder=w.random.random() < 0.5, needs_state=w.random.random() < 0.5),

@@ -75,11 +75,11 @@ class Calls:
 
     def launch(self, live: LiveView) -> None:
         peer, scenario = self._peer, self._peer.world.scenario
-        if not peer.record.trains or peer.record.leaving:
+        if not peer.record.trains or peer.record.leaving or peer.lies.withholds:
             return
         sizes = (scenario.num_stages, scenario.num_microbatches)
         work = launchable(live, *sizes, self._still, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
-        self._still = work.still
+        self._still = work.still if "remember the late" not in scenario.off else replace(work.still, late=())
         self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
         allowed = share(window(live, scenario.num_stages, SLOTS), work)
         self._diverging.begin(peer.record.step)

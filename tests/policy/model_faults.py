@@ -52,6 +52,8 @@ class Kind(enum.Enum):
     """For a while a peer does its share, answers no proposal and proposes nothing."""
     FRAME = "frame"
     """For a while a peer says that all others are to be left out, and where it leads it never asks one of them."""
+    WITHHOLD = "withhold"
+    """For a while a trainer launches nothing of what it owns."""
 
 
 class Survivor(enum.Enum):
@@ -62,7 +64,7 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
-LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT, Kind.FRAME})
+LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT, Kind.FRAME, Kind.WITHHOLD})
 HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 

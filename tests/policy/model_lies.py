@@ -17,8 +17,8 @@ BOASTED_STEPS = 10
 
 
 class Lies:
-    """Its record, as others hear it. What the peer does stays honest, but a silent one joins no round, and one that frames mates leaves one
-    out of the round that it leads. It gives the state that it has.
+    """Its record, as others hear it. What the peer does stays honest, but a silent one joins no round, one that frames mates leaves one
+    out of the round that it leads, and one that withholds launches nothing. It gives the state that it has.
     """
 
     def __init__(self, peer: ModelPeer) -> None:
@@ -53,6 +53,10 @@ class Lies:
     @property
     def is_silent(self) -> bool:
         return self._tells(Kind.SILENT)
+
+    @property
+    def withholds(self) -> bool:
+        return self._tells(Kind.WITHHOLD)
 
     def _tells(self, kind: Kind) -> bool:
         return self._peer.now < self._until_s.get(kind, float("-inf"))

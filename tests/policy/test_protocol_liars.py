@@ -30,7 +30,9 @@ def test_a_claimed_step_stops_no_run_and_costs_no_step(num_stages: int) -> None:
 
 
 def test_hole_32_a_claim_that_nobody_proves_stops_a_run_of_one_stage_where_it_is_not_doubted() -> None:
-    assert lied_to(Kind.BOAST, 0, num_stages=1, off=frozenset({"doubt claims"})).ended_at_s > FOR_S
+    """Where who was late is remembered, too, a run goes on: what the boaster owns is missing in the step that it claims to be past."""
+    off = frozenset({"doubt claims", "remember the late"})
+    assert lied_to(Kind.BOAST, 0, num_stages=1, off=off).ended_at_s > FOR_S
 
 
 def reloads(off: frozenset[str] = frozenset()) -> int:
@@ -156,3 +158,22 @@ def disturbed(kind: Kind, seed: int) -> Outcome:
     drawn = draw(seed, HONEST, delayed=seed % 3 == 0)
     lie = Fault(1.0, kind, name=f"p{seed % 4}", lasts_s=20.0 + 20.0 * (seed % 2))
     return World(replace(drawn, faults=(*drawn.faults, lie), peers_per_stage=3)).run()
+
+
+def withheld(for_s: float = 1e3, off: frozenset[str] = frozenset()) -> float:
+    """How long two runs take together of which a trainer launches nothing of its own."""
+    ended_s = 0.0
+    for seed in range(2):
+        outcome = lied_to(Kind.WITHHOLD, seed, for_s=for_s, off=off)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        ended_s += outcome.ended_at_s
+    return ended_s
+
+
+def test_hole_34_a_trainer_that_launches_nothing_of_its_own_makes_one_step_wait_and_not_each() -> None:
+    assert withheld() < withheld(0.0) + 2 * 2 * Scenario(seed=0).takeover_s
+
+
+def test_hole_34_if_nobody_remembered_who_was_late_most_steps_would_wait() -> None:
+    assert withheld(off=frozenset({"remember the late"})) > withheld(0.0) + 2 * 4 * Scenario(seed=0).takeover_s

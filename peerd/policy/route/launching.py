@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from statistics import median_high
 
 from peerd.policy.hashing import digest
@@ -23,6 +24,10 @@ LANE_BYTES, TOP = 2, 15
 """A lane holds a number of so many bits and a bit for comparisons; a swarm has fewer trainers than that number can count."""
 REMEMBERED = 1 << 10
 STEPS_REMEMBERED = 16
+LATE_STEPS, MOST_TIMES = 16, 8
+"""Steps for which a trainer that was late comes after the others; twice as many each time in a row, up to so many times."""
+MOST_JUDGED = 16
+"""Microbatches that are looked at to find the trainers that are late."""
 _DIGITS = bytes(ord("01"[byte >> 7]) for byte in range(256))
 """By byte: its top bit as a binary digit."""
 
@@ -84,12 +89,29 @@ def first_owned(live: LiveView, step: int, num_microbatches: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """A trainer whose microbatches were taken over: before the step `until` it comes after those that were not late."""
+
+    peer: PeerId
+    until: int
+    times: int = 1
+    """How often in a row."""
+
+    @property
+    def forgiven(self) -> int:
+        """The step from which being late again counts as the first time."""
+        return self.until + (LATE_STEPS << self.times)
+
+
+@dataclass(frozen=True, slots=True)
 class Standstill:
     """Since when exactly the same microbatches have been missing. Each one that is done or lost begins it anew."""
 
     step: int = 0
     absent: int = 0
     since_s: float = 0.0
+    late: tuple[Late, ...] = ()
+    """What this trainer knows of others that were late, and of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +211,8 @@ def launchable(
     """What this trainer may launch now, and all that is missing.
 
     The owner of rank k launches once the same microbatches have been missing for `takeover_s` times k: while others are
-    done, none is late. The caller passes the last answer's `still`, and leaves out what it has in flight. The run ends at
+    done, none is late. A trainer that is late comes last for some steps, so that one that never launches what it owns does not
+    make each step wait. The caller passes the last answer's `still`, and leaves out what it has in flight. The run ends at
     `last_step`; 0: never.
 
     Where steps overlap, what this trainer owns of the next step comes after all that it owns of this one: the pipeline never runs
@@ -198,9 +221,9 @@ def launchable(
     """
     step = work_step(live, num_stages)
     if step is None:
-        return Work()
+        return Work(still=Standstill(late=before.late))
     steps: list[OfStep] = []
-    still = Standstill()
+    still = Standstill(late=before.late)
     missing = 0
     early = overlaps or is_averaged(live, num_stages, step)
     for at in (step, step + 1) if early else (step,):
@@ -212,9 +235,13 @@ def launchable(
             lacking |= bitmap
         if not lacking:
             continue
-        stands = before if (before.step, before.absent) == (at, lacking) else Standstill(at, lacking, now_s)
+        stands = before if (before.step, before.absent) == (at, lacking) else Standstill(at, lacking, now_s, before.late)
+        trainers = tuple(trainers_of(live, at))
+        if now_s - stands.since_s >= takeover_s:
+            stands = _judged(stands, trainers, num_microbatches, now_s)
         ranks = 1 + int((now_s - stands.since_s) / takeover_s)
-        mine, again = _due(live, at, lacking, ranks, num_microbatches)
+        mine = lacking & _owned(trainers, live.me, stands, ranks, num_microbatches)
+        again = _perhaps_launched(live, trainers, at, mine, num_microbatches)
         steps += [OfStep(at, mine, again, tuple(wanted.items()))] if mine else []
         missing += lacking.bit_count()
         still = still if still.absent else stands
@@ -231,13 +258,48 @@ def what_launches_hang_on(record: PeerRecord) -> tuple[object, ...]:
     return record.peer, record.stage, record.step, record.phase, record.leaving, record.sidelined, trainer, ledgers
 
 
-def _due(live: LiveView, step: int, lacking: int, ranks: int, num_microbatches: int) -> tuple[int, int]:
-    """Bitmaps of what this trainer may launch of one step as one of its first `ranks` owners, and of those that may have been launched."""
-    trainers = tuple(trainers_of(live, step))
+def _punctual(trainers: tuple[PeerId, ...], stands: Standstill) -> tuple[PeerId, ...]:
+    """The trainers that were not late; all of them if there is no such."""
+    late = {each.peer for each in stands.late if stands.step < each.until}
+    return (tuple(trainer for trainer in trainers if trainer not in late) or trainers) if late else trainers
+
+
+def _owned(trainers: tuple[PeerId, ...], me: PeerId, stands: Standstill, ranks: int, num_microbatches: int) -> int:
+    """The bitmap of what this trainer may launch of the step that stands, as one of its first `ranks` owners. Late ones come last."""
+    punctual = _punctual(trainers, stands)
+    if me in punctual:
+        return owned_among_first(punctual, me, stands.step, num_microbatches, ranks)
+    behind = tuple(trainer for trainer in trainers if trainer not in punctual)
+    return owned_among_first(behind, me, stands.step, num_microbatches, ranks - len(punctual)) if ranks > len(punctual) else 0
+
+
+def _judged(stands: Standstill, trainers: tuple[PeerId, ...], num_microbatches: int, now_s: float) -> Standstill:
+    """The standstill after a takeover time: those who own what is missing are late, and the others' turn begins now.
+
+    Where more than half of the trainers would be late, it is not they that are.
+    """
+    punctual, step = _punctual(trainers, stands), stands.step
+    missing = islice(indices(stands.absent), MOST_JUDGED)
+    found = {_first_owner(punctual, step, index, num_microbatches) for index in missing} if punctual else set()
+    if not found or 2 * len(found) > len(punctual):
+        return stands
+    known = {each.peer: each for each in stands.late if step < each.forgiven}
+    for peer in sorted(found):
+        times = min(known[peer].times + 1, MOST_TIMES) if peer in known else 1
+        known[peer] = Late(peer, step + 1 + (LATE_STEPS << times - 1), times)
+    return Standstill(step, stands.absent, now_s, tuple(known.values()))
+
+
+def _first_owner(trainers: tuple[PeerId, ...], step: int, index: int, num_microbatches: int) -> PeerId:
+    lane, largest = 8 * LANE_BYTES * index, (1 << TOP) - 1
+    return max(trainers, key=lambda trainer: (_weights(trainer, step, num_microbatches) >> lane & largest, trainer))
+
+
+def _perhaps_launched(live: LiveView, trainers: tuple[PeerId, ...], step: int, mine: int, num_microbatches: int) -> int:
+    """The bitmap of those of `mine` that a trainer that comes before this one, and may be alive, may have launched. A late one may, too."""
     suspected = [r.peer for r in live.suspected if r.trains and r.trains_from <= step]
     perhaps = tuple(sorted({*trainers, *suspected})) if suspected else trainers
-    mine = lacking & owned_among_first(trainers, live.me, step, num_microbatches, ranks)
-    return mine, mine & ~owned_among_first(perhaps, live.me, step, num_microbatches)
+    return mine & ~owned_among_first(perhaps, live.me, step, num_microbatches)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,76 @@
+"""Trainers that are late: what they own is launched by the next in order, at once and not after a takeover time in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
+
+from peerd.policy.route.launching import LATE_STEPS, Standstill, Work, launchable, owned_among_first
+from peerd.table.record import PeerId
+from peerd.table.view import LiveView
+from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
+
+TAKEOVER_S = 4.0
+ANEW = Standstill()
+
+MANY = tuple(PeerId(f"p{number}") for number in range(8))
+
+
+def missing_of(late: str, step: int) -> LiveView:
+    """At this step only what one of eight trainers owns is missing."""
+    records = [member(name, trains=True, step=step) for name in MANY] + [member("last", stage=1, step=step)]
+    owned = owned_among_first(MANY, PeerId(late), step, NUM_MICROBATCHES)
+    return view_of(*(replace(record, done=FULL & ~owned) for record in records))
+
+
+def owned_by(late: str, from_step: int) -> Iterator[int]:
+    """The steps of which a trainer owns something."""
+    return (step for step in count(from_step) if work_of(missing_of(late, step), late, ANEW, 0.0).launches)
+
+
+def work_of(live: LiveView, peer: str, still: Standstill, now_s: float) -> Work:
+    return launchable(replace(live, me=PeerId(peer)), 2, NUM_MICROBATCHES, still, now_s, TAKEOVER_S)
+
+
+def launching(live: LiveView, stills: dict[PeerId, Standstill], now_s: float) -> set[PeerId]:
+    """Who of all trainers launches anything now."""
+    works = {peer: work_of(live, peer, still, now_s) for peer, still in stills.items()}
+    stills.update({peer: work.still for peer, work in works.items()})
+    return {peer for peer, work in works.items() if work.launches}
+
+
+def test_hole_34_what_a_trainer_owns_that_was_late_is_launched_at_once_by_the_next_and_it_gets_its_turn_again() -> None:
+    steps, stills, times = owned_by("p3", 0), dict.fromkeys(MANY, ANEW), 1
+    step, now_s = next(steps), 0.0
+    for until in (LATE_STEPS, 2 * LATE_STEPS, 4 * LATE_STEPS):
+        live = missing_of("p3", step)
+        assert launching(live, stills, now_s) == {"p3"}
+        assert launching(live, stills, now_s + 0.9 * TAKEOVER_S) == {"p3"}
+        took_over = launching(live, stills, now_s + TAKEOVER_S)
+        assert "p3" not in took_over
+        assert all([late.times for late in still.late] == [times] for still in stills.values())
+        last = step + until
+        while (step := next(steps)) <= last:
+            now_s += 100.0
+            assert "p3" not in launching(missing_of("p3", step), stills, now_s)
+            assert stills[MANY[0]].late[0].times == times, "no other is late, whoever stands in for it"
+        times += 1
+        now_s += 100.0
+
+
+def test_hole_34_where_most_trainers_would_be_late_something_else_stands_still() -> None:
+    """A stage that commits for a minute, say: they all keep their turns."""
+    live = view_of(*(member(name, trains=True) for name in MANY[:3]), member("z", stage=1))
+    stills = dict.fromkeys(MANY[:3], ANEW)
+    for turn in range(4):
+        launching(live, stills, turn * TAKEOVER_S)
+    assert all(still.late == () for still in stills.values())
+
+
+def test_a_trainer_alone_is_never_late() -> None:
+    live = view_of(member("p0", trains=True), member("last", stage=1))
+    stills = {MANY[0]: ANEW}
+    for turn in range(4):
+        assert launching(live, stills, turn * TAKEOVER_S) == {"p0"}
+    assert stills[MANY[0]].late == ()
