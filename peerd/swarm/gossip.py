@@ -48,6 +48,8 @@ CALM_GAP_S = 0.5
 MOST_ON_THEIR_WAY = 3
 """Number of messages under way to one peer. At the end of a step a peer changes its phase three times within one or two round trips."""
 PUSH_TIMEOUT_S = 3.0
+MOST_PUSHED = 2
+"""Records in a push that are read: the sender's own, or the two that prove that a peer lies."""
 
 
 class Gossip:
@@ -119,8 +121,11 @@ class Gossip:
                 task.cancel()
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord]) -> list[RawRecord]:
-        """Merge the records of a caller. Returns this peer's own record, and a higher one of a caller that lost its incarnation."""
-        self._membership.absorb(raws, caller)
+        """Merge the record of a caller: those of others come when this peer asks.
+
+        Returns this peer's own record, and a higher one of a caller that lost its incarnation.
+        """
+        self._membership.absorb(raws[:MOST_PUSHED], caller)
         self._membership.called_by(caller)
         held = (self._membership.raws.get(peer) for peer in (self._membership.me, caller))
         return [signed.raw for signed in held if signed is not None and signed.raw not in raws]

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peerd.errors import PeerGoneError
 from peerd.policy.swarm.spreading import ANNOUNCED_TO, MOST_PAUSE, STORED_EVERY, TELLS_ALL
 from peerd.swarm.directory import Directory
-from peerd.swarm.gossip import CALM_GAP_S, MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
+from peerd.swarm.gossip import CALM_GAP_S, MOST_ON_THEIR_WAY, MOST_PUSHED, UNHURRIED_S, Gossip
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
@@ -325,3 +325,13 @@ async def test_a_higher_incarnation_under_my_id_fences_me_and_a_suspicion_of_me_
     assert swarm.mine.fences == ["this identity was seen with a higher version"]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_of_a_push_the_senders_record_is_read_and_not_those_of_keys_that_it_made() -> None:
+    """Thousands would each cost a signature's check. Honest peers push their own, or the two that prove that a peer lies."""
+    swarm = Swarm(0)
+    sender, *made_up = [Identity(Ed25519PrivateKey.from_private_bytes(n.to_bytes(32, "big"))) for n in range(1, 60)]
+    raws = [sign_record(PeerRecord(peer=each.peer, incarnation=1, version=1), each, RUN).raw for each in (sender, *made_up)]
+    swarm.gossip.gossip(sender.peer, raws)
+    assert swarm.membership.find(sender.peer) is not None
+    assert len(swarm.membership.raws) <= 1 + MOST_PUSHED
