@@ -9,7 +9,8 @@ import structlog
 from peerd.averaging.exchange import Round
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
 from peerd.policy.step.sidelining import Sidelining, absent_from
-from peerd.table.record import PeerId, Void
+from peerd.table.record import PeerId, PeerRecord, Void
+from peerd.table.view import LiveView
 
 LOG = structlog.get_logger()
 
@@ -44,6 +45,14 @@ class Absences:
             LOG.warning("member left out of this step's rounds: it cannot reach another member", member=void.peer, step=void.step)
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
         return void
+
+    def look(self, mine: PeerRecord, live: LiveView, now_s: float) -> bool:
+        """Note members that stay in rounds without this peer. Returns whether its record changes."""
+        before = self.sidelining.peers
+        self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s)
+        for peer in set(self.sidelining.peers).difference(before):
+            LOG.warning("member left out of the next steps: it stays in a round that others are not in", member=peer, step=mine.step)
+        return self.sidelining.peers != before
 
     def applied(self, roster: Roster, now_s: float) -> None:
         """Note that an average was applied, and the next step begins."""

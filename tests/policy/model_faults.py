@@ -50,6 +50,8 @@ class Kind(enum.Enum):
     """For a while a peer's record tells one half of the peers that it has done everything, and the other half nothing, in one version."""
     SILENT = "silent"
     """For a while a peer does its share, answers no proposal and proposes nothing."""
+    ABSORBED = "absorbed"
+    """For a while a peer does its share, joins no round, and says that it is in one."""
     FRAME = "frame"
     """For a while a peer says that all others are to be left out, and where it leads it never asks one of them."""
     WITHHOLD = "withhold"
@@ -64,7 +66,7 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
-LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT, Kind.FRAME, Kind.WITHHOLD})
+LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.WITHHOLD})
 HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.table.forms import MAX_COUNT
-from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Suspicion
+from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase, Suspicion
 from tests.policy.model_faults import Kind
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Lies:
         if self._tells(Kind.CONTRADICT):
             everything = (1 << peer.world.scenario.num_microbatches) - 1
             record = replace(record, done=everything if listener < peer.name else 0, asides=())
+        if self._tells(Kind.ABSORBED) and record.phase is Phase.ACCUMULATING:
+            record = replace(record, phase=Phase.AVERAGING)
         if self._tells(Kind.FRAME):
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, sidelined=tuple(others[:MAX_SIDELINED]))
@@ -52,7 +54,7 @@ class Lies:
 
     @property
     def is_silent(self) -> bool:
-        return self._tells(Kind.SILENT)
+        return self._tells(Kind.SILENT) or self._tells(Kind.ABSORBED)
 
     @property
     def withholds(self) -> bool:

@@ -229,6 +229,7 @@ class ModelPeer:
         self._fence_if_late()
         if self.fenced or self.downloading or self.rounds.is_opening:
             return
+        self.rounds.look(self.live().members(self.record.stage, self.record.step))
         now = Situation(self._own_state(), self.live(), self.now, self.world.rules)
         lost = looks_lost(now)
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.step.asides import all_merged
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
 from peerd.policy.step.sidelining import Sidelining, absent_from
-from peerd.table.record import AverageId, Lineage, PeerId, Phase, StepNorm
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm
 from tests.policy.model_kept import Held
 from tests.policy.model_theta import Average, ThetaId
 from tests.policy.model_tied import Copy
@@ -93,6 +93,11 @@ class Rounds:
         absent = absent_from(current.roster, peer.name, current.parts, lasted_s, peer.world.rules.averaging_s)
         self.sidelining.failed(current.roster, absent, lasted_s, peer.now)
         self._tell_sidelined()
+
+    def look(self, members: Sequence[PeerRecord]) -> None:
+        if "sideline" not in self._peer.world.scenario.off:
+            self.sidelining.look(self._peer.record, members, self._peer.world.rules.averaging_s, self._peer.now)
+            self._tell_sidelined()
 
     def begin_step(self) -> None:
         self.sidelining.begin_step(self._peer.now)

@@ -308,7 +308,7 @@ class World:
                 self._cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
             case Kind.NO_CALLS:
                 self._deaf[target.name, other.name] = self.now + fault.lasts_s
-            case Kind.BOAST | Kind.ACCUSE | Kind.CONTRADICT | Kind.SILENT | Kind.FRAME | Kind.WITHHOLD:
+            case Kind.BOAST | Kind.ACCUSE | Kind.CONTRADICT | Kind.SILENT | Kind.ABSORBED | Kind.FRAME | Kind.WITHHOLD:
                 target.lies.tell(fault.kind, fault.lasts_s)
             case Kind.CANCELLED:
                 target.cancelled_until = self.now + fault.lasts_s

@@ -115,6 +115,16 @@ def test_hole_36_a_member_that_joins_no_round_costs_a_few_rounds_and_not_some_in
     assert silenced(0, num_stages, frozenset({"sideline"})).ended_at_s > 2 * outcome.ended_at_s
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_hole_36_a_member_that_says_for_ever_that_it_is_in_a_round_does_not_stop_its_stage(num_stages: int) -> None:
+    for seed in range(2):
+        outcome = lied_to(Kind.ABSORBED, seed, num_stages, for_s=1e3)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.ended_at_s < 60.0
+    assert lied_to(Kind.ABSORBED, 0, num_stages, for_s=1e3, off=frozenset({"sideline"})).stalled
+
+
 def test_hole_36_a_member_that_joins_rounds_again_after_a_while_comes_back() -> None:
     """As one does whose link was bad for some seconds, in which nothing that it sent arrived."""
     world = World(Scenario(seed=1, peers_per_stage=3, last_step=10_000, faults=(Fault(1.0, Kind.SILENT, name="p1", lasts_s=10.0),)))
@@ -140,7 +150,7 @@ def test_hole_36_a_liar_that_asks_all_but_one_and_leaves_all_others_out_makes_no
 
 
 @pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("kind", [Kind.SILENT, Kind.FRAME])
+@pytest.mark.parametrize("kind", [Kind.SILENT, Kind.ABSORBED, Kind.FRAME])
 def test_runs_with_a_liar_in_their_rounds_survive_all_kinds_of_faults_exactly(kind: Kind, seed: int) -> None:
     assert disturbed(kind, seed).problems == ()
 
@@ -150,7 +160,7 @@ def test_runs_with_a_liar_in_their_rounds_survive_all_kinds_of_faults_exactly(ki
 @pytest.mark.parametrize("block", range(4))
 def test_two_hundred_runs_with_a_liar_in_their_rounds_are_exact(block: int) -> None:
     for seed in range(100 * block, 100 * (block + 1)):
-        assert disturbed(Kind.FRAME if seed % 2 else Kind.SILENT, 5000 + seed).problems == (), seed
+        assert disturbed((Kind.SILENT, Kind.ABSORBED, Kind.FRAME)[seed % 3], 5000 + seed).problems == (), seed
 
 
 def disturbed(kind: Kind, seed: int) -> Outcome:

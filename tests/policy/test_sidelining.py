@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from peerd.policy.step.roster import Roster, RosterEntry, turns
-from peerd.policy.step.sidelining import TIMES_ITS_COST, Sidelining, absent_from
-from peerd.table.record import PeerId
+from peerd.policy.step.sidelining import PATIENCE, TIMES_ITS_COST, Sidelining, absent_from
+from peerd.table.record import PeerId, PeerRecord, Phase
 from tests.strategies import member
 
 ME, A, B, C, D = (PeerId(name) for name in ("me", "a", "b", "c", "d"))
@@ -64,6 +66,26 @@ def test_hole_36_who_led_in_vain_proposes_after_all_others_and_who_was_waited_fo
     assert turns(members, seen.last_in_turn(1)) == turns(members)
     seen.begin_step(0.0)
     assert seen.last_in_turn(0) == ()
+
+
+def test_hole_36_a_member_that_stays_in_a_round_without_this_peer_counts_as_absent_after_two_patiences() -> None:
+    seen, patience_s = Sidelining(ME), PATIENCE * AVERAGING_S
+    mine, away, others = member(ME), member(C, phase=Phase.AVERAGING), [member(A), member(B)]
+
+    def look(now_s: float, *members: PeerRecord) -> tuple[PeerId, ...]:
+        seen.look(members[0], members, AVERAGING_S, now_s)
+        return seen.peers
+
+    for now_s in (0.0, patience_s - 0.1, patience_s, 2 * patience_s - 0.1):
+        assert look(now_s, mine, away, *others) == ()
+    assert look(2 * patience_s, mine, away, *others) == (C,)
+    seen.forget()
+    for now_s in range(100):
+        busy = [replace(other, phase=Phase.AVERAGING) for other in others]
+        assert look(now_s, mine, away, *busy) == (), "all others are: this peer is late"
+        assert look(now_s, replace(mine, phase=Phase.AVERAGING), away, *others) == (), "it is in a round itself"
+        if now_s % 5 == 0:
+            assert look(now_s, mine, replace(away, phase=Phase.ACCUMULATING), *others) == (), "rounds that fail and begin anew"
 
 
 def test_hole_36_a_peer_cannot_tell_who_is_absent_if_half_are_or_the_round_was_short_or_it_is_sent_nothing() -> None:

@@ -6,15 +6,17 @@ leader that has asked all but one makes that one look absent. So rounds of two l
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from peerd.policy.step.roster import Roster
-from peerd.table.record import MAX_SIDELINED, PeerId
+from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase
 
 ROUNDS_NEEDED = 2
 TIMES_ITS_COST = 8
 """A member is left out for so many times as long as it has cost since it last completed a round: of the run's time it costs no ninth."""
+PATIENCE = 3
+"""A member may be in a round without this peer for so many averaging times. A round that stands still is closed after two."""
 REMEMBERED = 64
 """Number of members that rounds have waited for in vain. The first go first."""
 
@@ -25,8 +27,8 @@ class _Absent:
 
     leaders: set[PeerId] = field(default_factory=set)
     """Others that led such rounds."""
-    led_here: int = 0
-    """Number of such rounds that this peer led."""
+    seen_here: int = 0
+    """Number of such rounds that this peer led, and of times that the member was in another round for too long."""
     cost_s: float = 0.0
     until_s: float = float("-inf")
 
@@ -37,6 +39,8 @@ class Sidelining:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._absent: dict[PeerId, _Absent] = {}
+        self._elsewhere_since_s: dict[PeerId, float] = {}
+        """Members that are in a round without this peer, and since when."""
         self._step = -1
         self._led: list[PeerId] = []
         self._waited_for: list[PeerId] = []
@@ -52,17 +56,35 @@ class Sidelining:
         self._led.append(roster.leader)
         self._waited_for += absent
         for peer in absent:
-            known = self._absent.setdefault(peer, _Absent())
-            known.cost_s += lasted_s
-            if roster.leader == self._me:
-                known.led_here += 1
-            else:
-                known.leaders.add(roster.leader)
-            if len(known.leaders) + known.led_here >= ROUNDS_NEEDED:
-                known.until_s = now_s + TIMES_ITS_COST * known.cost_s
-                self.peers = tuple(sorted({*self.peers, peer}))[:MAX_SIDELINED]
+            self._count(peer, roster.leader, lasted_s, now_s)
+
+    def _count(self, peer: PeerId, leader: PeerId, cost_s: float, now_s: float) -> None:
+        known = self._absent.setdefault(peer, _Absent())
+        known.cost_s += cost_s
+        if leader == self._me:
+            known.seen_here += 1
+        else:
+            known.leaders.add(leader)
+        if len(known.leaders) + known.seen_here >= ROUNDS_NEEDED:
+            known.until_s = now_s + TIMES_ITS_COST * known.cost_s
+            self.peers = tuple(sorted({*self.peers, peer}))[:MAX_SIDELINED]
         while len(self._absent) > REMEMBERED:
             del self._absent[next(iter(self._absent))]
+
+    def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float) -> None:
+        """Note members that are in a round without this peer for longer than a round may stand still.
+
+        Nobody proposes meanwhile. Where half of the others are, this peer is late, and gets their average.
+        """
+        waits, others = mine.phase is Phase.ACCUMULATING, [m for m in members if m.peer != mine.peer]
+        away = [m.peer for m in others if m.phase is Phase.AVERAGING and waits]
+        is_odd = len(away) == 1 or 2 * len(away) < len(others)
+        self._elsewhere_since_s = {peer: self._elsewhere_since_s.get(peer, now_s) for peer in away if is_odd}
+        patience_s = PATIENCE * averaging_s
+        for peer, since_s in list(self._elsewhere_since_s.items()):
+            if now_s - since_s >= patience_s:
+                self._elsewhere_since_s[peer] = now_s
+                self._count(peer, self._me, patience_s, now_s)
 
     def came_together(self, roster: Roster) -> None:
         """Note an average: what was held against its members is over."""
@@ -77,6 +99,7 @@ class Sidelining:
     def forget(self) -> None:
         """Rule T3 (fence): rounds that failed while this peer slept say nothing of others."""
         self._absent.clear()
+        self._elsewhere_since_s = {}
         self._step, self.peers = -1, ()
 
     def last_in_turn(self, step: int) -> tuple[PeerId, ...]:
