@@ -196,11 +196,12 @@ class Seat:
     def ledger_grew(self) -> None:
         """Send the ledger to the stage's other peers when this peer is about to be idle; replies carry it up the path anyway.
 
-        If steps overlap this peer is never idle, so the ledger is sent with the last microbatch that it has of this step.
+        If steps overlap this peer is never idle, so the ledger is sent with the last microbatch that it has of this step. A call whose
+        tensors still come does not keep it busy: they may take as long as the caller likes.
         """
         mine, num_microbatches = self.state.record, self.peer.place.manifest.train.microbatches_per_step
-        is_last = mine.next_ledger_no > 0 and mine.phase is Phase.ACCUMULATING and self.service.queue_of(mine.step) <= 1
-        if is_last or self.service.queue <= 1:
+        is_last = mine.next_ledger_no > 0 and mine.phase is Phase.ACCUMULATING and self.service.num_here(mine.step) <= 1
+        if is_last or self.service.num_here() <= 1:
             is_whole = not missing(self.peer.membership.live(), mine.stage, mine.step, num_microbatches)
             self.peer.gossip.push(everybody=False, urgent=is_whole)
 

@@ -123,8 +123,9 @@ class StageService:
         """Microbatches held, at any point between acceptance and reply."""
         return len(self._held)
 
-    def queue_of(self, step: int) -> int:
-        return sum(ticket.step == step for ticket in self._held.values())
+    def num_here(self, step: int | None = None) -> int:
+        """Return the number of microbatches held, of this step or of all, whose tensors have come."""
+        return sum(ticket.is_here and step in (None, ticket.step) for ticket in self._held.values())
 
     def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None:
         self._host.absorb(records, caller)
@@ -148,6 +149,7 @@ class StageService:
             with self._tracing.served(call) as traced:
                 began_s = time.monotonic()
                 chunks = await receive()
+                ticket.is_here = True
                 self._state.spans.add(
                     SpanKind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes
                 )

@@ -23,6 +23,8 @@ class Ticket:
     accumulate: bool
     backward: bool = True
     """Whether a backward pass will follow."""
+    is_here: bool = False
+    """Whether its tensors have come."""
     cancelled: bool = False
     again: bool = False
     """Another peer may have added it, too."""

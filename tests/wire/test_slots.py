@@ -56,6 +56,7 @@ async def test_a_caller_whose_tensors_trickle_leaves_slots_to_others(callee: Cal
     )
     assert result.gradient is not None
     assert callee.service.queue == LEAST_ARRIVING
+    assert callee.service.num_here() == 0
     for rpc in trickling:
         rpc.cancel()
     silence.set()
