@@ -40,7 +40,7 @@ from peerd.wire.call_tracing import CallTracing
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
 
-TAKEOVER_S = 4.0
+TAKEOVER_S = 2.0
 """Others' microbatches are taken over once nothing of the step has been done for this time, for as long as a step takes, and for twice
 as long as this trainer's own have been under way: where those take long, others' do, too."""
 FIRST_TAKEOVER_S = 12.0
