@@ -14,7 +14,7 @@ from peerd.policy.step.situation import Situation
 from peerd.policy.step.stepping import decide
 from peerd.stage.executor import Executor
 from peerd.step.stepper import Stepper
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from tests.step.test_commit import RULES, averaged
 from tests.strategies import view_of
 
@@ -53,6 +53,17 @@ async def test_hole_30_a_reload_for_which_no_donor_shows_a_header_keeps_the_ledg
     assert stepper._state.record == before
     now = Situation(stepper.own_state(), view_of(before, CLAIM), 0.0, RULES)
     assert not isinstance(decide(now), acts.Reload)
+
+
+def test_a_state_at_the_same_step_is_worth_the_ledgers_only_with_a_better_lineage() -> None:
+    mine = PeerRecord(peer=PeerId("me"), phase=Phase.ACCUMULATING, step=9, lineage=Lineage(1, b"m" * 32))
+    reload = acts.Reload("a stage mate has the better lineage", PeerId("mate"), 9)
+    assert reload.is_met_by(9, Lineage(0, b"z" * 32), mine)
+    assert reload.is_met_by(9, Lineage(1, b"a" * 32), mine)
+    assert not reload.is_met_by(9, mine.lineage, mine)
+    assert not reload.is_met_by(9, Lineage(2, b"a" * 32), mine)
+    assert reload.is_met_by(10, Lineage(2, b"a" * 32), mine)
+    assert not reload.is_met_by(8, Lineage(0, b"a" * 32), mine)
 
 
 async def test_a_reload_whose_donor_shows_a_header_is_begun(stepper: Stepper, monkeypatch: pytest.MonkeyPatch) -> None:

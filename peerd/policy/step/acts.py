@@ -90,8 +90,8 @@ class Reload(_Reasoned):
 
     def is_met_by(self, step: int, lineage: Lineage, mine: PeerRecord) -> bool:
         """Whether a state with this step and lineage is worth the ledgers. Lineages alone do not tell copies of a tied weight apart."""
-        is_another = (step, lineage) != (mine.step, mine.lineage) or mine.tied != Lineage()
-        return step >= self.step and is_another
+        is_better = step > mine.step or lineage < mine.lineage or mine.tied != Lineage()
+        return step >= self.step and is_better
 
     def is_claimed_by(self, mate: PeerRecord, mine: PeerRecord) -> bool:
         """Whether a mate claims such a state."""
