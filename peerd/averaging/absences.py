@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import structlog
 
@@ -46,12 +47,17 @@ class Absences:
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
         return void
 
-    def look(self, mine: PeerRecord, live: LiveView, now_s: float) -> bool:
-        """Note members that stay in rounds without this peer. Returns whether its record changes."""
-        before = self.sidelining.peers
+    def look(self, mine: PeerRecord, live: LiveView, banned: Mapping[PeerId, float], now_s: float) -> bool:
+        """Note members that stay in rounds without this peer, or that it has banned (each with the seconds that are left).
+
+        Returns whether its record changes.
+        """
+        before, mates = self.sidelining.peers, live.serving(mine.stage) if banned else ()
         self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s)
+        self.sidelining.banned({m.peer: banned[m.peer] for m in mates if m.peer in banned}, now_s)
         for peer in set(self.sidelining.peers).difference(before):
-            LOG.warning("member left out of the next steps: it stays in a round that others are not in", member=peer, step=mine.step)
+            reason = "it is banned here" if peer in banned else "it stays in a round that others are not in"
+            LOG.warning("member left out of the next steps", member=peer, step=mine.step, reason=reason)
         return self.sidelining.peers != before
 
     def applied(self, roster: Roster, now_s: float) -> None:

@@ -78,7 +78,7 @@ class Peer:
         self.reception = Reception()
         proven = network.direct.caller if network.direct is not None else nobody
         traffic, slots = network.links.traffic, lambda: self.reception.slots
-        self.door = Door(run, self.patience_s, traffic, self.spans, proven, slots, membership.is_known)
+        self.door = Door(run, self.patience_s, traffic, self.spans, proven, slots, membership.is_known, bans=membership.bans)
         self.p2pd_restarts = 0
         self.p2pd_problem = ""
         """Why p2pd could not be rebuilt at the last attempt; empty while it runs."""

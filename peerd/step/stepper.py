@@ -190,7 +190,7 @@ class Stepper:
 
     def _decide(self) -> Act:
         live, own = self._membership.live(), self.own_state()
-        if self._rounds.absences.look(own.record, live, clock_s()):
+        if self._rounds.absences.look(own.record, live, self._membership.bans.left(), clock_s()):
             self._host.announce()
         now = Situation(own, live, clock_s(), self._rules_in(live))
         grew, self._done_seen = own.record.done != self._done_seen, own.record.done

@@ -26,6 +26,7 @@ from peerd.table.circuit import direct
 from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, NO_RECORD, PeerId, PeerRecord, RawRecord, RunId, Suspicion
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import TTL_PERIODS, LiveView
+from peerd.wire.bans import Bans
 
 LOG = structlog.get_logger()
 MAX_SUSPECTS, MAX_UNREACHED = 32, 16
@@ -98,6 +99,7 @@ class Membership:
         """When the announcing loop last ran; None while it does not run."""
         self._quiet_until_s = float("-inf")
         self.word = OwedWord()
+        self.bans = Bans()
 
     @property
     def me(self) -> PeerId:

@@ -70,15 +70,14 @@ class LiveView:
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
         """T4 (members): live records with that stage and step, not joining, not voided for the step and not sidelined.
 
-        A leaving peer voids nobody: the stage may have nobody left to compute anew what the voided member holds.
+        A leaving peer voids nobody: the stage may have nobody left to compute anew what the voided member holds. Nor does one that another
+        member has voided: two that void each other would leave no member.
         """
         found = self._members.get((stage, step))
         if found is None:
-            voided = {(v.peer, v.incarnation, v.step) for r in self.of_stage(stage) if not r.leaving for v in r.voids}
             sidelined = self.sidelined(stage)
             able = [r for r in self.serving(stage) if r.step == step and r.peer not in sidelined]
-            found = tuple(r for r in able if (r.peer, r.incarnation, step) not in voided)
-            self._members[stage, step] = found
+            found = self._members[stage, step] = _without_voided(able, step)
         return found
 
     def sidelined(self, stage: int) -> frozenset[PeerId]:
@@ -141,6 +140,20 @@ def _left_out(mates: Sequence[PeerRecord]) -> frozenset[PeerId]:
         if words >= min(WORDS_NEEDED, len(mates) - 1) and len(out) < len(mates) // 2:
             out.add(peer)
     return frozenset(out)
+
+
+def _without_voided(members: Sequence[PeerRecord], step: int) -> tuple[PeerRecord, ...]:
+    """The members of a step without those that another one has voided. The word of one that is voided itself counts for nothing.
+
+    Who comes first is the same for all, and another at each step. The last one whose word counts stays, so not all can be out.
+    """
+    if not any(record.voids for record in members):
+        return tuple(members)
+    out: set[tuple[PeerId, int]] = set()
+    for author in sorted((r for r in members if r.voids and not r.leaving), key=_drawn):
+        if (author.peer, author.incarnation) not in out:
+            out |= {(v.peer, v.incarnation) for v in author.voids if v.step == step and v.peer != author.peer}
+    return tuple(r for r in members if (r.peer, r.incarnation) not in out)
 
 
 def _drawn(record: PeerRecord) -> bytes:

@@ -27,6 +27,7 @@ from peerd.policy.route.launching import (
     share,
     what_launches_hang_on,
     window,
+    with_banned,
 )
 from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.ledger import work_step
@@ -162,7 +163,7 @@ class Trainer:
             live,
             train.num_stages,
             train.microbatches_per_step,
-            self._still,
+            with_banned(self._still, live, self._membership.bans.left(), self._step),
             now_s,
             takeover_s,
             last_step=train.steps,

@@ -20,6 +20,7 @@ from peerd.link.traffic import Traffic
 from peerd.link.tunnel import caller_of
 from peerd.table.record import PeerId, RunId
 from peerd.timeline.spans import SpanRing
+from peerd.wire.bans import Bans
 from peerd.wire.budgets import MOST_PUT_OFF, Allowance, OpenCalls, UselessCalls
 from peerd.wire.chunks import collected
 from peerd.wire.deliveries import Watch
@@ -55,8 +56,7 @@ class Door:
     useless: UselessCalls = field(init=False)
     put_off: FewEach = field(init=False)
     """Refusals that wait, of calls that do not count as open."""
-    banned_until_s: dict[PeerId, float] = field(default_factory=dict)
-    """Senders of broken messages, and the time from which they may call again (monotonic clock), the earliest first."""
+    bans: Bans = field(default_factory=Bans)
 
     def __post_init__(self) -> None:
         self.calls, self.useless, self.put_off = OpenCalls(self.knows), UselessCalls(self.knows), FewEach(self.knows)
@@ -82,7 +82,7 @@ class Door:
 
     def _hear(self, caller: PeerId) -> None:
         """Raises BusyError if the caller is banned: with PeerGoneError it would suspect this peer, and tell the swarm."""
-        left_s = self.banned_until_s.get(caller, 0.0) - time.monotonic()
+        left_s = self.bans.left_s(caller)
         if left_s > 0:
             raise BusyError("the caller sent a broken message; try again later", left_s)
         self.traffic.hear(caller)
@@ -91,7 +91,7 @@ class Door:
         """End a call. With `may_wait` its caller hears of that later, if it has made many calls of no use."""
         if isinstance(error, BadMessageError):
             self.refused += 1
-            self._ban(caller, time.monotonic())
+            self.bans.add(caller, self.patience_s)
             LOG.warning("message refused", sender=caller, reason=error.message)
         if may_wait and isinstance(error, BadMessageError | BusyError | WrongStateError):
             await self.slow_down(caller)
@@ -104,12 +104,6 @@ class Door:
         delay_s = self.useless.delay_s(caller, self.slots(), time.monotonic())
         if delay_s > 0:
             await asyncio.sleep(delay_s)
-
-    def _ban(self, caller: PeerId, now_s: float) -> None:
-        self.banned_until_s.pop(caller, None)
-        self.banned_until_s[caller] = now_s + self.patience_s
-        while (first := next(iter(self.banned_until_s))) != caller and self.banned_until_s[first] <= now_s:
-            del self.banned_until_s[first]
 
     @contextlib.asynccontextmanager
     async def letting_in(self, context: Any, method: str, allowance: Allowance) -> AsyncIterator[None]:

@@ -75,7 +75,7 @@ async def test_a_stolen_certificate_is_neither_shown_nor_answered_under() -> Non
         with pytest.raises(grpc.aio.AioRpcError, match=f"not that of {thief.peer}") as refusal:
             await there.show(thief, theirs)
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert there.door.banned_until_s.keys() == {thief.peer}
+        assert there.door.bans.until_s.keys() == {thief.peer}
         with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
             await there.call(replace(theirs, key_pem=own.key_pem))
         assert await there.call(theirs) == victim.peer

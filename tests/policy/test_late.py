@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
-from peerd.policy.route.launching import LATE_STEPS, Standstill, Work, launchable, owned_among_first
+from peerd.policy.route.launching import LATE_STEPS, Standstill, Work, launchable, owned_among_first, with_banned
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
@@ -57,6 +57,20 @@ def test_hole_34_what_a_trainer_owns_that_was_late_is_launched_at_once_by_the_ne
             assert stills[MANY[0]].late[0].times == times, "no other is late, whoever stands in for it"
         times += 1
         now_s += 100.0
+
+
+def test_hole_34_a_banned_trainer_is_late_at_once_and_once_for_each_time_that_it_gets_its_turn_again() -> None:
+    """Nothing that it launches comes to the peer that has banned it."""
+    step = next(owned_by("p3", 0))
+    live, banned = missing_of("p3", step), {PeerId("p3"), PeerId("no trainer")}
+    stills = {peer: with_banned(ANEW, live, banned, step) for peer in MANY}
+    assert len(launching(live, stills, 0.0)) > 0
+    assert "p3" not in launching(live, stills, 0.0)
+    still = stills[MANY[0]]
+    assert [(late.peer, late.until) for late in still.late] == [("p3", step + 1 + LATE_STEPS)]
+    assert with_banned(still, live, banned, step + LATE_STEPS) == still
+    assert [late.times for late in with_banned(still, live, banned, step + 1 + LATE_STEPS).late] == [2]
+    assert with_banned(ANEW, live, banned, -1) == ANEW
 
 
 def test_hole_34_where_most_trainers_would_be_late_something_else_stands_still() -> None:

@@ -103,3 +103,18 @@ def test_hole_36_a_peer_cannot_tell_who_is_absent_if_half_are_or_the_round_was_s
     assert absent(members=(A,)) == {A}
     assert absent(A, B, lasted_s=0.4 * AVERAGING_S) == set()
     assert absent(A, B, spared=(ME,)) == set()
+
+
+def test_hole_36_a_banned_member_is_left_out_at_once_for_as_long_as_its_ban_and_twice_as_long_each_further_time() -> None:
+    seen, now_s = Sidelining(ME), 0.0
+    for times in (1, 2, 4, 8):
+        seen.banned({C: 10.0}, now_s)
+        assert seen.peers == (C,)
+        seen.banned({C: 5.0}, now_s + 5.0)
+        seen.banned({}, now_s + 10.0)
+        assert at_next_step(seen, now_s + 10.0 * times - 0.1) == (C,)
+        now_s += 10.0 * times
+        assert at_next_step(seen, now_s) == ()
+    seen.came_together(roster_of(A, B, C))
+    seen.banned({C: 10.0}, now_s)
+    assert at_next_step(seen, now_s + 10.0) == ()

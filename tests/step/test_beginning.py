@@ -12,13 +12,14 @@ from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.situation import StepRules
 from peerd.step.stepper import Stepper
 from peerd.table.record import PeerId, PeerRecord
+from peerd.wire.bans import Bans
 from tests.paper_host import PaperHost, PaperRounds
 from tests.strategies import view_of
 
 
 async def test_a_run_that_is_begun_anew_is_told_of_once_with_what_to_do() -> None:
     mine = PeerRecord(peer=PeerId("me"))
-    membership: Any = SimpleNamespace(live=lambda: view_of(mine), view=SimpleNamespace(sightings={}), me=mine.peer)
+    membership: Any = SimpleNamespace(live=lambda: view_of(mine), view=SimpleNamespace(sightings={}), me=mine.peer, bans=Bans())
     state: Any = SimpleNamespace(record=mine, round=None)
     rounds: Any = PaperRounds()
     unused: Any = None

@@ -19,6 +19,7 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_record
 from peerd.table.record import Phase, RunId
+from peerd.wire.bans import Bans
 from tests.paper_host import PaperHost, PaperRounds
 from tests.strategies import member, view_of
 from tests.swarm.fixed_row import FixedRow
@@ -30,7 +31,7 @@ RULES = StepRules(num_stages=2, num_microbatches=4, ttl_s=3.0, averaging_s=2.0)
 async def test_hole_14_a_fence_starts_the_wait_for_a_lost_step_anew() -> None:
     """Rule T3 (fence): a peer that slept has not looked for its mates all the while."""
     zombie, elsewhere = member("p3", step=4), member("p0", stage=1, step=6)
-    membership: Any = SimpleNamespace(live=lambda: view_of(zombie, elsewhere), wake=lambda: None)
+    membership: Any = SimpleNamespace(live=lambda: view_of(zombie, elsewhere), wake=lambda: None, bans=Bans())
     state: Any = SimpleNamespace(record=zombie, round=None, fence=lambda _incarnation: None)
     rounds: Any = PaperRounds()
     unused: Any = None

@@ -44,6 +44,7 @@ from peerd.swarm.membership import Membership
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus
+from peerd.wire.bans import Bans
 from peerd.wire.clients import AveragingClient, StateClient, StateRequest
 from peerd.wire.messages import Average, Part, Snapshot
 from tests.paper_host import PaperHost
@@ -144,6 +145,7 @@ class Peer:
         self._table = table
         self.me = name
         self.view = SimpleNamespace(sightings={})
+        self.bans = Bans()
         self.state = StageState(MANIFEST, PeerRecord(peer=name, stage=stage), torch.device("cpu"), self.live)
         self.executor = Executor()
         log, client = AverageLog(table.folder / name, torch.float64), cast(AveragingClient, self)

@@ -233,6 +233,22 @@ def test_hole_25_a_peer_that_slept_while_the_run_went_back_does_not_count() -> N
     assert view_of(joiner, mate, other).is_outlived(joiner)
 
 
+@given(st.integers(0, 99), st.dictionaries(st.integers(0, 4), st.sets(st.integers(0, 4)), min_size=1), st.integers(2, 5))
+def test_hole_38_however_members_void_each_other_one_is_left_whom_nobody_that_is_left_has_voided(
+    step: int, voids: dict[int, set[int]], size: int
+) -> None:
+    def row(number: int) -> PeerRecord:
+        targets = sorted(voids.get(number, ()))
+        return replace(at_step(f"p{number}", 0, step), voids=tuple(Void(PeerId(f"p{target}"), 0, step) for target in targets))
+
+    records = [row(number) for number in range(size)]
+    members = view_of(*records).members(0, step)
+    assert members
+    assert view_of(*reversed(records)).members(0, step) == members
+    left = {record.peer for record in members}
+    assert all(void.peer not in left or void.peer == record.peer for record in members for void in record.voids)
+
+
 def test_a_leaving_peer_voids_nobody() -> None:
     """Otherwise a stage of two stands still: the voided member's work would have to be done again by the peer that leaves."""
     mate, voids = at_step("b", 0, 3), (Void(PeerId("b"), 0, 3),)

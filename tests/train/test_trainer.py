@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from peerd.table.view import LiveView
 from peerd.train import trainer
 from peerd.train.samples import Microbatches
 from peerd.train.trainer import Trainer
+from peerd.wire.bans import Bans
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call, CallResult
 from tests.strategies import member, view_of
@@ -46,6 +47,7 @@ class Noise:
 class Swarm:
     """Two stages of one peer each. The first launch of each microbatch fails; the second is accumulated by the stages it names."""
 
+    bans: ClassVar[Bans] = Bans()
     records: list[PeerRecord] = field(default_factory=lambda: [member("me", trains=True), member("b", stage=1)])
     seen: Counter[tuple[int, int]] = field(default_factory=Counter)
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,6 +92,7 @@ async def test_what_is_launched_again_is_told_once_for_each_step_and_stage(monke
 class Silent:
     """Another trainer beside this one that launches nothing. The test sets the clock."""
 
+    bans: ClassVar[Bans] = Bans()
     now_s: float = 1000.0
     tick_s: float = 0.2
     launched: set[int] = field(default_factory=set)
@@ -248,6 +251,7 @@ async def test_that_a_ledger_grows_makes_nobody_look_for_work_anew(monkeypatch: 
 class Fading:
     """Another trainer that expires once the table has been read so many times. Time stands still, and there is always news."""
 
+    bans: ClassVar[Bans] = Bans()
     looks_left: int
     missing: set[int] = field(default_factory=lambda: set(range(MANIFEST.train.microbatches_per_step)))
     launched_all: asyncio.Event = field(default_factory=asyncio.Event)
@@ -288,6 +292,7 @@ async def test_whenever_another_falls_silent_its_share_is_taken_over(looks: int,
 class Committing:
     """One peer per stage, which has averaged step 0, and one trainer; no launched microbatch returns."""
 
+    bans: ClassVar[Bans] = Bans()
     records: list[PeerRecord] = field(default_factory=lambda: [member("me", trains=True, **AVERAGED), member("b", stage=1, **AVERAGED)])
     launched: list[tuple[int, int]] = field(default_factory=list)
     passed_on: Callable[[int, PeerId], None] | None = None

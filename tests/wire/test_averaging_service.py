@@ -177,7 +177,7 @@ async def test_a_part_with_another_ledger_size_or_value_than_the_rosters_is_refu
     wrong = [part(roster.average_id, ledger=ALL, num_bytes=size), part(roster.average_id, ledger=theirs, num_bytes=8)]
     wrong.append(part(roster.average_id, ledger=theirs, slice_index=7, num_bytes=size))
     for header in wrong:
-        callee.door.banned_until_s.clear()
+        callee.door.bans.until_s.clear()
         with pytest.raises(grpc.aio.AioRpcError, match="not what the roster says"):
             await drain(await reduce(callee, header))
     assert callee.door.refused == len(wrong)

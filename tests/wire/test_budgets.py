@@ -14,13 +14,12 @@ from peerd.background import INTERNAL_ERRORS
 from peerd.errors import BusyError
 from peerd.generated import stage_pb2_grpc, swarm_pb2, swarm_pb2_grpc
 from peerd.link.links import as_remote_error
-from peerd.link.traffic import Traffic
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord
 from peerd.wire import budgets
+from peerd.wire.bans import Bans
 from peerd.wire.budgets import FEW_CALLS, MOST_OF_STRANGERS, SMALL_BYTES, Allowance, OpenCalls, allowance_of, most_arriving, most_of_one
 from peerd.wire.clients import StageClient
-from peerd.wire.door import Door
 from peerd.wire.grpc_server import _handlers
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import BAD, BUSY, GONE, MANIFEST, PATIENCE_S, RUN, Callee, new_identity
@@ -44,7 +43,7 @@ def raw(data: bytes) -> bytes:
 
 
 def ban(callee: Callee) -> None:
-    callee.door._ban(callee.caller.peer, asyncio.get_running_loop().time() + 600)
+    callee.door.bans.add(callee.caller.peer, 600.0)
 
 
 @pytest.mark.parametrize("method", ["/peerd.Swarm/Gossip", "/peerd.Averaging/Propose", "/peerd.State/GetState"])
@@ -94,7 +93,7 @@ async def test_a_caller_with_too_many_calls_hears_when_to_come_back_and_no_other
     error = as_remote_error(refusal.value)
     assert isinstance(error, BusyError)
     assert error.retry_after_s == budgets.RETRY_S
-    assert (callee.door.refused, callee.door.banned_until_s, callee.door.calls.refused) == (0, {}, 1)
+    assert (callee.door.refused, callee.door.bans.until_s, callee.door.calls.refused) == (0, {}, 1)
     await callee.assert_lives()
     for rpc in open_now:
         rpc.cancel()
@@ -216,8 +215,13 @@ async def test_a_caller_is_a_stranger_until_its_record_has_come(callee: Callee) 
 
 
 def test_bans_that_are_over_are_forgotten() -> None:
-    door = Door(RUN, PATIENCE_S, Traffic())
+    now_s = 0.0
+    bans = Bans(lambda: now_s)
     for number in range(1000):
-        door._ban(PeerId(f"liar{number % 100}"), 0.1 * number)
-    assert len(door.banned_until_s) <= PATIENCE_S / 0.1 + 1
-    assert list(door.banned_until_s.values()) == sorted(door.banned_until_s.values())
+        now_s = 0.1 * number
+        bans.add(PeerId(f"liar{number % 100}"), PATIENCE_S)
+    assert len(bans.until_s) <= PATIENCE_S / 0.1 + 1
+    assert list(bans.until_s.values()) == sorted(bans.until_s.values())
+    now_s += PATIENCE_S / 2
+    assert 0 < len(bans.left()) < len(bans.until_s)
+    assert all(0.0 < left_s == bans.left_s(peer) <= PATIENCE_S / 2 for peer, left_s in bans.left().items())

@@ -160,7 +160,7 @@ async def test_nothing_stays_of_any_call_and_none_is_an_error_of_this_daemon(
     async def make(number: int) -> None:
         for _ in range(0, number, AT_ONCE):
             if rng.randrange(4):
-                callee.door.banned_until_s.clear()
+                callee.door.bans.until_s.clear()
             chosen = [calls.next() for _ in range(AT_ONCE)]
             async with asyncio.timeout(60):
                 ended = await asyncio.gather(*(answered(by_method[method], rng.choice(callers), messages) for method, messages in chosen))
@@ -183,4 +183,4 @@ async def test_nothing_stays_of_any_call_and_none_is_an_error_of_this_daemon(
     assert [each.num_callers for each in (*shares, callee.door.put_off)] == [0, 0, 0, 0, 0]
     assert callee.rounds.open is not None, "the round is still there"
     await callee.rounds.close_present("the test is over")
-    callee.door.banned_until_s.clear()
+    callee.door.bans.until_s.clear()

@@ -107,7 +107,7 @@ async def test_a_third_partys_broken_records_cost_a_call_and_its_caller_nothing(
     await backpropagate(callee, header_of(call, [forged, (b"junk", b""), sound]), *tensor_messages(call))
     assert callee.service.counters.accumulated == 1
     assert callee.membership.find(callee.caller.peer) is not None
-    assert (callee.membership.messages_refused, callee.door.refused, callee.door.banned_until_s) == (2, 0, {})
+    assert (callee.membership.messages_refused, callee.door.refused, callee.door.bans.until_s) == (2, 0, {})
 
 
 async def test_a_callers_own_broken_record_is_its_own_fault(callee: Callee) -> None:

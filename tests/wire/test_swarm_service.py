@@ -52,7 +52,7 @@ async def test_a_third_partys_record_that_another_signed_is_believed_by_nobody_a
     await (await gossip(callee, raw_of(record_of(victim), signer=callee.caller), raw_of(record_of(callee.caller), callee.caller)))
     assert callee.membership.find(victim.peer) is None
     assert callee.membership.find(callee.caller.peer) is not None
-    assert (callee.membership.messages_refused, callee.door.refused, callee.door.banned_until_s) == (1, 0, {})
+    assert (callee.membership.messages_refused, callee.door.refused, callee.door.bans.until_s) == (1, 0, {})
 
 
 async def test_a_record_of_another_run_is_refused(callee: Callee) -> None:

@@ -113,7 +113,7 @@ async def test_a_flood_of_calls_that_change_nothing_slows_down_and_nobody_else(c
 @pytest.mark.usefixtures("calmer")
 async def test_refusals_for_too_many_calls_and_of_a_banned_caller_wait_too_and_few_do(callee: Callee) -> None:
     client, asked_s = SwarmClient(callee.links(), RUN), time.monotonic()
-    callee.door._ban(callee.caller.peer, asked_s + 600)
+    callee.door.bans.add(callee.caller.peer, 600.0)
     for _ in range(1000):
         callee.door.useless.delay_s(callee.caller.peer, MANIFEST.slots, time.monotonic())
     asked = [asyncio.ensure_future(client.gossip(callee.me, [], PATIENCE_S)) for _ in range(2 * MOST_PUT_OFF)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from statistics import median_high
@@ -283,11 +283,24 @@ def _judged(stands: Standstill, trainers: tuple[PeerId, ...], num_microbatches: 
     found = {_first_owner(punctual, step, index, num_microbatches) for index in missing} if punctual else set()
     if not found or 2 * len(found) > len(punctual):
         return stands
-    known = {each.peer: each for each in stands.late if step < each.forgiven}
-    for peer in sorted(found):
+    return Standstill(step, stands.absent, now_s, _with_late(stands.late, found, step))
+
+
+def with_banned(stands: Standstill, live: LiveView, banned: Collection[PeerId], step: int) -> Standstill:
+    """The standstill with the trainers whose calls this peer refuses: they are late at once, as nothing that they launch comes here."""
+    if not banned or step < 0:
+        return stands
+    known = {each.peer for each in stands.late if step < each.until}
+    found = {record.peer for record in those_who_train(live) if record.peer in banned} - known
+    return replace(stands, late=_with_late(stands.late, found, step)) if found else stands
+
+
+def _with_late(late: tuple[Late, ...], peers: Set[PeerId], step: int) -> tuple[Late, ...]:
+    known = {each.peer: each for each in late if step < each.forgiven}
+    for peer in sorted(peers):
         times = min(known[peer].times + 1, MOST_TIMES) if peer in known else 1
         known[peer] = Late(peer, step + 1 + (LATE_STEPS << times - 1), times)
-    return Standstill(step, stands.absent, now_s, tuple(known.values()))
+    return tuple(known.values())
 
 
 def _first_owner(trainers: tuple[PeerId, ...], step: int, index: int, num_microbatches: int) -> PeerId:

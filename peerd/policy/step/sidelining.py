@@ -6,7 +6,7 @@ leader that has asked all but one makes that one look absent. So rounds of two l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peerd.policy.step.roster import Roster
@@ -15,6 +15,8 @@ from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase
 ROUNDS_NEEDED = 2
 TIMES_ITS_COST = 8
 """A member is left out for so many times as long as it has cost since it last completed a round: of the run's time it costs no ninth."""
+MOST_DOUBLED = 8
+"""A ban leaves its peer out for twice as long as the last one, so many times."""
 PATIENCE = 3
 """A member may be in a round without this peer for so many averaging times. A round that stands still is closed after two."""
 REMEMBERED = 64
@@ -30,6 +32,7 @@ class _Absent:
     seen_here: int = 0
     """Number of such rounds that this peer led, and of times that the member was in another round for too long."""
     cost_s: float = 0.0
+    num_bans: int = 0
     until_s: float = float("-inf")
 
 
@@ -39,6 +42,7 @@ class Sidelining:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._absent: dict[PeerId, _Absent] = {}
+        self._banned: frozenset[PeerId] = frozenset()
         self._elsewhere_since_s: dict[PeerId, float] = {}
         """Members that are in a round without this peer, and since when."""
         self._step = -1
@@ -66,10 +70,28 @@ class Sidelining:
         else:
             known.leaders.add(leader)
         if len(known.leaders) + known.seen_here >= ROUNDS_NEEDED:
-            known.until_s = now_s + TIMES_ITS_COST * known.cost_s
-            self.peers = tuple(sorted({*self.peers, peer}))[:MAX_SIDELINED]
+            self._leave_out(peer, now_s + TIMES_ITS_COST * known.cost_s)
+        self._forget_the_first()
+
+    def _leave_out(self, peer: PeerId, until_s: float) -> None:
+        self._absent[peer].until_s = max(self._absent[peer].until_s, until_s)
+        self.peers = tuple(sorted({*self.peers, peer}))[:MAX_SIDELINED]
+
+    def _forget_the_first(self) -> None:
         while len(self._absent) > REMEMBERED:
             del self._absent[next(iter(self._absent))]
+
+    def banned(self, left_s: Mapping[PeerId, float], now_s: float) -> None:
+        """Note the members whose calls this peer refuses, each with the seconds that are left of its ban: no round with one can succeed.
+
+        Each is left out while it is banned, and twice as long at each further ban.
+        """
+        for peer in left_s.keys() - self._banned:
+            known = self._absent.setdefault(peer, _Absent())
+            self._leave_out(peer, now_s + left_s[peer] * 2 ** min(known.num_bans, MOST_DOUBLED))
+            known.num_bans += 1
+        self._banned = frozenset(left_s)
+        self._forget_the_first()
 
     def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float) -> None:
         """Note members that are in a round without this peer for longer than a round may stand still.
