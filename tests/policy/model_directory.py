@@ -14,7 +14,7 @@ class Directory:
 
     def store(self, record: PeerRecord, now_s: float) -> None:
         known = self._stored.get(record.peer)
-        if known is None or record.pair > known[0].pair:
+        if known is None or known[1] <= now_s or record.pair > known[0].pair:  # a peer that has lost its incarnation begins anew
             self._stored[record.peer] = record, now_s + LIFE_S
 
     def records(self, now_s: float) -> tuple[PeerRecord, ...]:

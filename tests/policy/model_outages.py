@@ -48,17 +48,18 @@ class Outages:
         self._one_alone = target.name, mine.step, world.now + lasts_s + ALONE_S
         for mate in mates:
             mate.awake_at = max(mate.awake_at, world.now + lasts_s)
-        world.at(lasts_s, None, lambda: self._pause(target, mates))
+        until_s = self._one_alone[2]
+        world.at(lasts_s, None, lambda: self._pause(target, mates, until_s))
 
-    def _pause(self, target: ModelPeer, mates: list[ModelPeer]) -> None:
-        """As a daemon does: not in the middle of a step's end."""
+    def _pause(self, target: ModelPeer, mates: list[ModelPeer], until_s: float) -> None:
+        """As a daemon does: not in the middle of a step's end. After `until_s` not at all: the end of the step may need the mates."""
         world, stage = self._world, target.record.stage
-        if not target.alive or target.record.phase is Phase.JOINING:
+        if not target.alive or target.record.phase is Phase.JOINING or world.now > until_s:
             return
         if target.record.phase is not Phase.ACCUMULATING or self._is_needed_for_a_sum(target):
             for mate in mates:
                 mate.awake_at = max(mate.awake_at, world.now + RETRY_S)
-            world.at(RETRY_S, None, lambda: self._pause(target, mates))
+            world.at(RETRY_S, None, lambda: self._pause(target, mates, until_s))
             return
         world.save(target)
         target.alive = False
