@@ -79,7 +79,8 @@ class Outages:
         """Left out while the disks of this stage and what the other stages hold have no step in common."""
         world = self._world
         of_stage = sorted(peer.name for peer in world.peers.values() if peer.alive and peer.record.stage == stage)
-        others = sorted(peer.name for peer in world.peers.values() if peer.alive and peer.record.stage != stage)
+        present = [peer for peer in world.peers.values() if peer.alive and not peer.record.leaving]  # a disk goes with who leaves
+        others = sorted(peer.name for peer in present if peer.record.stage != stage)
         back = world.rng.sample(of_stage, -(-2 * len(of_stage) // 3))
         if not self.can_resume(dict.fromkeys(back, stage) | {name: world.peers[name].record.stage for name in others}):
             return

@@ -57,7 +57,7 @@ class Recovery:
         peer = self._peer
         kept = next(each for each in peer.world.checkpoints[peer.name] if (each.stage, each.step) == (peer.record.stage, step))
         peer.theta, peer.previous = kept.theta, kept.previous
-        peer.world.counts["resumed"] += 1
+        peer.world.resumes_at(step)
         peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms)
         peer.tied.take_over(kept.copy)
 

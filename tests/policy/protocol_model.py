@@ -218,6 +218,12 @@ class World:
         if self._norms.setdefault(peer.record.step, norm) != norm:
             self.violations.append(f"I5 at {peer.name}: another gradient norm of step {peer.record.step} than somebody applied")
 
+    def resumes_at(self, step: int) -> None:
+        """Steps that the whole run does again have other averages, and so other histories of a tied weight and other norms."""
+        self.counts["resumed"] += 1
+        if all(peer.record.step <= step for peer in self.peers.values() if peer.alive):
+            self._norms = {known: norm for known, norm in self._norms.items() if known < step}
+
     def check_shares(self, peer: ModelPeer, shares: Sequence[Share]) -> None:
         """Both stages', each with every microbatch of the step once."""
         whole = [(peer.record.step, index) for index in range(self.scenario.num_microbatches)]
