@@ -30,4 +30,4 @@ class Bans:
     def left(self) -> dict[PeerId, float]:
         """Return those that are banned now, each with its `left_s`."""
         now_s = self._clock()
-        return {peer: until_s - now_s for peer, until_s in self.until_s.items() if until_s > now_s} if self.until_s else {}
+        return {peer: until_s - now_s for peer, until_s in self.until_s.items() if until_s > now_s}

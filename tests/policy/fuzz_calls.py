@@ -231,6 +231,10 @@ def _late(world: World) -> tuple[Late, ...]:
     return tuple(Late(world.peer(), world.some_step(), world.random.randint(1, 8)) for _ in range(world.random.randrange(9)))
 
 
+def _standstill(world: World) -> Standstill:
+    return Standstill(world.some_step(), world.ledger(), world.random.choice((0.0, world.now_s)), _late(world))
+
+
 def _takeover(world: World) -> Takeover:
     takeover = Takeover(1.0)
     takeover.look(world.some_step(), world.some_step(), False, world.random.choice((0.0, world.now_s)))
@@ -334,8 +338,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "banned": _peers,
     "left_s": lambda w: {peer: w.random.uniform(0.0, 600.0) for peer in _peers(w)},
     "missed": lambda w: {peer: w.random.randrange(4) for peer in w.names},
-    ("before", "Standstill"): lambda w: Standstill(w.some_step(), w.ledger(), w.random.choice((0.0, w.now_s)), _late(w)),
-    ("stands", "Standstill"): lambda w: Standstill(w.some_step(), w.ledger(), w.random.choice((0.0, w.now_s)), _late(w)),
+    ("before", "Standstill"): _standstill,
+    ("stands", "Standstill"): _standstill,
     ("before", "Progress | None"): lambda w: _facts(w).progress,
     ("before", "Mapping[PeerId, float]"): lambda _w: {},
     "beginning": lambda w: Beginning(step=0, reached=w.count(), founder=w.random.random() < 0.5, needs_state=w.random.random() < 0.5),

@@ -118,3 +118,13 @@ def test_hole_36_a_banned_member_is_left_out_at_once_for_as_long_as_its_ban_and_
     seen.came_together(roster_of(A, B, C))
     seen.banned({C: 10.0}, now_s)
     assert at_next_step(seen, now_s + 10.0) == ()
+
+
+def test_hole_36_a_member_that_is_still_banned_after_a_fence_is_left_out_again() -> None:
+    seen = Sidelining(ME)
+    seen.banned({C: 10.0}, 0.0)
+    seen.forget()
+    assert at_next_step(seen, 4.0) == ()
+    seen.banned({C: 5.0}, 5.0)
+    assert seen.peers == (C,)
+    assert at_next_step(seen, 10.1) == ()

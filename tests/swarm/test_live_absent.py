@@ -11,21 +11,30 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(180)]
 STEPS = 8
 
 
-def test_hole_36_a_member_that_joins_no_round_is_left_out_and_the_run_goes_on_exactly() -> None:
+LIARS: dict[str, dict[str, object]] = {
+    "silent": {"module": "scripts.benchmarks._liars.silent"},
+    "banned": {"module": "scripts.benchmarks._liars.slow_calls", "calls": 1, "num_bytes": 1 << 50, "every_s": 0.01},
+}
+"""One joins no round. Whoever gets what the other sends bans it, so that no call of its is read, and leaves it out at once."""
+
+
+@pytest.mark.parametrize("liar", LIARS)
+def test_hole_36_a_member_with_which_no_round_succeeds_is_left_out_and_the_run_goes_on_exactly(liar: str) -> None:
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
         first = swarm.start(stage=0, compute_stand_in_ms=20)
         mates = [swarm.join(1, compute_stand_in_ms=60, allow_faults=True) for _ in range(3)]
         for daemon in swarm.daemons:
             daemon.wait_until_serving()
-        *honest, silent = mates
+        *honest, absent = mates
         swarm.wait_for_step(2)
-        silent.request("lie", module="scripts.benchmarks._liars.silent")
-        until(lambda: all(phase_of(silent, at) == "sidelined" for at in swarm.daemons), 60)
-        for daemon in mates:
+        absent.request("lie", **LIARS[liar])
+        until(lambda: all(phase_of(absent, at) == "sidelined" for at in swarm.daemons if at is not absent), 60)
+        for daemon in honest:
             assert "sidelined" in [note["code"] for note in daemon.status["health"]]
-        step, done = first.status["peer"]["step"], silent.counters["accumulated_microbatches"]
+        assert ("it is banned here" in first.log + "".join(daemon.log for daemon in honest)) == (liar == "banned")
+        step, done = first.status["peer"]["step"], absent.counters["accumulated_microbatches"]
         swarm.wait_for_step(step + STEPS)
-        assert silent.counters["accumulated_microbatches"] - done <= swarm.manifest.train.microbatches_per_step
+        assert absent.counters["accumulated_microbatches"] - done <= swarm.manifest.train.microbatches_per_step
         swarm.assert_exact()
         exported = swarm.export(honest[0])
         assert_equals_reference(exported, swarm.manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")

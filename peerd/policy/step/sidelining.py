@@ -123,6 +123,7 @@ class Sidelining:
         self._absent.clear()
         self._elsewhere_since_s = {}
         self._step, self.peers = -1, ()
+        self._banned = frozenset()
 
     def last_in_turn(self, step: int) -> tuple[PeerId, ...]:
         """Who proposes last in this step: those that have led a round in vain, and after them those that rounds have waited for."""
