@@ -261,7 +261,7 @@ async def first_look(network: Network, membership: Membership, peer: PeerId) -> 
     """Read the whole table from a peer."""
     try:
         async for records in SwarmClient(network.links, membership.run).table(peer, FIRST_LOOK_TIMEOUT_S):
-            await membership.absorb_quietly(records)
+            await membership.absorb_quietly(records, peer)
         membership.reached(peer)
     except RemoteError as error:
         raise UnreachableError(f"{peer} does not give the swarm's table: {error.message}", "try again, or join at another peer") from None

@@ -31,6 +31,7 @@ from peerd.policy.swarm.reaching import missed_since
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.gossip import Gossip
 from peerd.swarm.liveness import Liveness
+from peerd.swarm.meeting import Meeting
 from peerd.table.record import PeerId
 from peerd.timeline.spans import SpanRing
 from peerd.train.sharing import DataFetcher, DataGiver
@@ -67,6 +68,7 @@ class Peer:
         self.liveness = Liveness(membership, self.swarm_client, network.links.traffic.heard_s, network.links)
         period_s, num_stages = manifest.swarm.announce_period_s, manifest.train.num_stages
         self.gossip = Gossip(membership, self.swarm_client, entry.directory, self.liveness, period_s, num_stages)
+        self.meeting = Meeting(membership, self.liveness, period_s)
         network.serves(run)
         self.reachability = Reachability(network, membership, run, self)
         self.clocks = ClockWatch(network.links, membership, period_s)
@@ -135,6 +137,7 @@ class Peer:
             partial(self.liveness.follow, self.network.tunnel.broken),
             self.liveness.follow_accusations,
             self.liveness.follow_moves,
+            self.meeting.run,
             self.reachability.run,
             self.notes.run,
             self.clocks.run,

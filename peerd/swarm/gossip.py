@@ -33,6 +33,7 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
+from peerd.swarm.signed import peek_record
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
 from peerd.wire.swarm_client import SwarmClient
@@ -48,8 +49,10 @@ CALM_GAP_S = 0.5
 MOST_ON_THEIR_WAY = 3
 """Number of messages under way to one peer. At the end of a step a peer changes its phase three times within one or two round trips."""
 PUSH_TIMEOUT_S = 3.0
+FEW_STRANGERS = 16
+"""More than so many are compared with the table of another peer, which is cheaper than to call them."""
 MOST_PUSHED = 2
-"""Records in a push that are read: the sender's own, or the two that prove that a peer lies."""
+"""Records in a push: the sender's own, or the two that prove that a peer lies."""
 
 
 class Gossip:
@@ -70,6 +73,7 @@ class Gossip:
         self._random = random.Random(membership.me)
         self._pushed_s = float("-inf")
         self._calmly_s = float("-inf")
+        self._compared_s = float("-inf")
         self._soon: dict[bool, asyncio.TimerHandle] = {}
         """Timers of pushes that wait: under True to all peers, under False to the peers of this stage."""
         self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
@@ -125,8 +129,7 @@ class Gossip:
 
         Returns this peer's own record, and a higher one of a caller that lost its incarnation.
         """
-        self._membership.absorb(raws[:MOST_PUSHED], caller)
-        self._membership.called_by(caller)
+        self._membership.absorb(_of_a_push(caller, raws), caller)
         held = (self._membership.raws.get(peer) for peer in (self._membership.me, caller))
         return [signed.raw for signed in held if signed is not None and signed.raw not in raws]
 
@@ -135,9 +138,8 @@ class Gossip:
         self._membership.called_by(caller)
         raws, live = self._membership.raws, self._membership.live().records
         proofs = [] if after else self._membership.contradictions.told
-        rows, last = page(
-            [(record.peer, raws[record.peer].raw) for record in live if record.peer in raws], after, PAGE_RECORDS - len(proofs)
-        )
+        known = [(each.peer, raws[each.peer].raw) for each in live if each.peer in raws and self._membership.view.is_proven(each.peer)]
+        rows, last = page(known, after, PAGE_RECORDS - len(proofs))
         return proofs + rows, last
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> list[RawRecord]:
@@ -194,6 +196,8 @@ class Gossip:
                 turn = 0
                 await self._ask_for_table()
                 continue
+            if self._is_to_compare():
+                await self._ask_for_table()
             if turn % TURNS_PER_PERIOD == 0:
                 self._partners = partners(self._membership.me, self._near(self._membership.live()))
             turn += 1
@@ -206,9 +210,18 @@ class Gossip:
         others = [peer for peer in others if peer not in cut] or others
         if not others:
             return
+        other = self._random.choice(others)
         with contextlib.suppress(RemoteError):  # the next push finds out whether it is alive
-            async for records in self._client.table(self._random.choice(others), PUSH_TIMEOUT_S):
-                await self._membership.absorb_quietly(records)
+            async for records in self._client.table(other, PUSH_TIMEOUT_S):
+                await self._membership.absorb_quietly(records, other)
+
+    def _is_to_compare(self) -> bool:
+        """True if it knows many strangers, as a newcomer does after its first table, and has asked for no other one lately: T8 (proof)."""
+        now_s = clock_s()
+        if now_s - self._compared_s < self._membership.view.ttl_s or len(self._membership.strangers()) <= FEW_STRANGERS:
+            return False
+        self._compared_s = now_s
+        return True
 
     async def _ask_for_news(self) -> None:
         """Ask one peer for news. If it does not answer, liveness finds out whether it is there."""
@@ -217,7 +230,7 @@ class Gossip:
             return
         try:
             known = self._membership.news.tags(clock_s())
-            await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S))
+            await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S), peer)
             self._membership.reached(peer)
         except BadMessageError:
             return
@@ -275,7 +288,7 @@ class Gossip:
         mine = live.mine
         others = [record for record in live.records if record.peer != live.me]
         if not others:
-            return self._strangers()
+            return self._ever_met()
         mates = [r.peer for r in others if mine is not None and r.stage == mine.stage]
         rest = [r.peer for r in others if mine is None or r.stage != mine.stage]
         known = self._partners if live.is_summarised else mates
@@ -287,9 +300,10 @@ class Gossip:
             chosen += self._random.sample(rest, min(len(rest), OTHERS_FAN_OUT))
         return chosen
 
-    def _strangers(self) -> list[PeerId]:
+    def _ever_met(self) -> list[PeerId]:
         """Return a few of all peers ever met: a peer that sees no other peer alive still has to make itself known."""
-        known = sorted({*self._membership.view.sightings, *self._membership.book} - {self._membership.me})
+        met = {peer for peer in self._membership.view.sightings if self._membership.view.is_proven(peer)}
+        known = sorted({*(met - {self._membership.me} or self._membership.view.strangers), *self._membership.book} - {self._membership.me})
         return self._random.sample(known, min(len(known), OTHERS_FAN_OUT))
 
     def _send_to(self, peer: PeerId, most_on_their_way: int) -> None:
@@ -329,3 +343,13 @@ class Gossip:
     @property
     def _is_large(self) -> bool:
         return len(self._membership.live().records) > TELLS_ALL
+
+
+def _of_a_push(caller: PeerId, raws: Sequence[RawRecord]) -> Sequence[RawRecord]:
+    """The records of a push that are read: the caller's own, or two of one peer, which may prove that it lies."""
+    some = raws[:MOST_PUSHED]
+    try:
+        names = [peek_record(body)[0] for body, _ in some]
+    except BadMessageError:
+        return some  # to be counted, and blamed on the caller where it names itself
+    return some if len(names) > 1 and len(set(names)) == 1 else [raw for raw, name in zip(some, names, strict=True) if name == caller]

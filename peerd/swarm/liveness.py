@@ -104,7 +104,7 @@ class Liveness:
         unanswered, record = 0, self._unchanged(peer, pair)
         while record is not None:
             asked_s = time.monotonic()
-            if await self._answers(record):
+            if await self.answers(record):
                 self._membership.reached(peer)
                 self._dead_lines.answers(peer)
                 return
@@ -134,12 +134,13 @@ class Liveness:
         record = self._membership.find(peer)
         return record if record is not None and record.pair <= pair else None
 
-    async def _answers(self, record: PeerRecord) -> bool:
+    async def answers(self, record: PeerRecord) -> bool:
+        """Tell a peer of this one, and find out whether it answers."""
         own = self._membership.raws.get(self._membership.me)
         timeout_s = RELAYED_REDIAL_TIMEOUT_S if record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
         try:
             patience_s = timeout_s * self._membership.patience.factor(clock_s())
-            self._membership.absorb(await self._client.gossip(record.peer, [own.raw] if own else [], patience_s))
+            self._membership.absorb(await self._client.gossip(record.peer, [own.raw] if own else [], patience_s), record.peer)
         except PeerGoneError:
             return False
         except RemoteError:

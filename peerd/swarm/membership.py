@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from peerd.errors import BadMessageError
+from peerd.policy.swarm.meeting import Reading
 from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.clock import clock_s
@@ -21,6 +22,7 @@ from peerd.swarm.contradictions import Contradictions, Proof, is_proof
 from peerd.swarm.identity import Identity
 from peerd.swarm.own_row import OwnRow
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
+from peerd.swarm.waking import Waiters
 from peerd.swarm.word import OwedWord
 from peerd.table.circuit import direct
 from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, NO_RECORD, PeerId, PeerRecord, RawRecord, RunId, Suspicion
@@ -33,6 +35,8 @@ MAX_SUSPECTS, MAX_UNREACHED = 32, 16
 MOST_DOUBTED = 1024
 ABSORBED_AT_ONCE = 16
 """Checking a record takes a quarter of a millisecond."""
+DIRECTORY = PeerId("")
+"""Who tells what is read in the DHT, where anybody stores."""
 FENCE_SHARE = 0.8
 """Share of a record's life without running after which this peer is fenced: others may have counted it as dead."""
 QUIET_PERIODS = 1.5
@@ -79,10 +83,10 @@ class Membership:
         """Records that changed lately, for peers that ask for news."""
         self.patience = Patience(FORGIVEN_S)
         """Determines how long other peers have to answer: longer after a wrong suspicion."""
+        self._reading = Reading(ttl_s / TTL_PERIODS)
         self.book: dict[PeerId, tuple[str, ...]] = {}
         """Addresses of peers met before, whose records have not been seen yet."""
-        self.messages_refused = 0
-        self._version = 0
+        self.messages_refused = self._version = 0
         self._published: PeerRecord | None = None
         """This peer's step state as last announced. While it is unchanged, the own row in the view is up to date."""
         self._announced: dict[str, Any] = {}
@@ -94,12 +98,11 @@ class Membership:
         self.doubted: asyncio.Queue[PeerId] = asyncio.Queue(MOST_DOUBTED)
         """Peers that another one has accused lately: this peer asks them itself."""
         self._failing_since_s: dict[PeerId, float] = {}
-        self._waiters: set[asyncio.Future[bool]] = set()
+        self._waiters = Waiters()
         self._ran_s: float | None = None
         """When the announcing loop last ran; None while it does not run."""
         self._quiet_until_s = float("-inf")
-        self.word = OwedWord()
-        self.bans = Bans()
+        self.word, self.bans = OwedWord(), Bans()
 
     @property
     def me(self) -> PeerId:
@@ -180,33 +183,35 @@ class Membership:
         return self.raws[self.me] if own is not None and own is self._published else self.publish()
 
     def absorb(self, raws: Sequence[RawRecord], sender: PeerId | None = None) -> list[RawRecord]:
-        """Merge records, and skip and count broken ones. Return those to pass on: for each peer the verified one held here.
+        """Merge records that a peer sent in a call of its own, or as its answer, and skip and count broken ones.
 
-        A broken record of a third party costs only itself, because the sender may have passed on what another peer made. Raises
-        BadMessageError, after all others are merged, if the sender's own is broken.
+        Return those to pass on: for each proven peer the verified one held here. A broken record of a third party costs only itself,
+        because the sender may have passed on what another peer made. Raises BadMessageError, after all others are merged, if the sender's
+        own is broken.
         """
-        verified, news, blamed, before = list[RawRecord](), False, None, NO_RECORD
+        told, news, blamed, before = list[PeerId](), False, None, NO_RECORD
         for raw in raws:
             peer = None
             try:
                 peer, pair = peek_record(raw[0])
-                news |= self._merge(peer, pair, raw, before)
+                news |= self._merge(peer, pair, raw, before, sender)
                 before = raw
+                told.append(peer)
             except BadMessageError as error:
                 self.messages_refused += 1
                 blamed = error if peer is not None and peer == sender else blamed
-                continue
-            verified += [self.raws[peer].raw] if peer in self.raws else []
+        if sender is not None:
+            self._prove(sender, told)
         if news:
             self.wake()
         if blamed is not None:
             raise blamed
-        return verified
+        return [self.raws[peer].raw for peer in told if peer in self.raws and self.view.is_proven(peer)]
 
-    async def absorb_quietly(self, raws: Sequence[RawRecord]) -> None:
-        """Merge records of many senders. There may be thousands, so other tasks get their turn in between."""
+    async def absorb_quietly(self, raws: Sequence[RawRecord], sender: PeerId | None = None) -> None:
+        """Merge many records. There may be thousands, so other tasks get their turn in between."""
         for first in range(0, len(raws), ABSORBED_AT_ONCE):
-            self.absorb(raws[first : first + ABSORBED_AT_ONCE])
+            self.absorb(raws[first : first + ABSORBED_AT_ONCE], sender)
             await asyncio.sleep(0)
 
     def forget(self, peer: PeerId) -> None:
@@ -254,8 +259,12 @@ class Membership:
 
     def called_by(self, peer: PeerId) -> None:
         """Note that a peer has called: a daemon has its key."""
-        with self._lock:
-            self.view.prove(peer)
+        self._prove(peer)
+
+    def strangers(self) -> list[PeerRecord]:
+        """Peers that have not expired, and of which nothing proves yet that they are there: T8 (proof)."""
+        now_s, seen = clock_s(), self.view.sightings
+        return [seen[peer].record for peer in self.view.strangers if seen[peer].is_fresh(now_s, self.view.ttl_s)]
 
     def ran(self) -> None:
         """Note that the announcing loop runs. T3 (fence) applies if it did not for too long."""
@@ -297,16 +306,7 @@ class Membership:
 
     async def changed(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` for the next change of the view; the expiry of a record is one. Returns False on timeout."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        self._waiters.add(waiter)
-        lives_s = self._next_death_s() - clock_s()
-        timer = loop.call_later(max(0.0, min(timeout_s, lives_s)), _answer, waiter, lives_s <= timeout_s)
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._waiters.discard(waiter)
+        return await self._waiters.wait(timeout_s, self._next_death_s() - clock_s())
 
     def _next_death_s(self) -> float:
         known, now_s = self._live, clock_s()
@@ -317,10 +317,20 @@ class Membership:
 
     def wake(self) -> None:
         """Wake every task that waits for a change."""
-        for waiter in self._waiters:
-            _answer(waiter, True)
+        self._waiters.wake()
 
-    def _merge(self, peer: PeerId, pair: tuple[int, int], raw: RawRecord, before: RawRecord) -> bool:
+    def _prove(self, peer: PeerId, told: Sequence[PeerId] = ()) -> None:
+        """T8 (proof): a peer has called or answered this one, and has told of others. Who is proven by that is news."""
+        now_s, before = clock_s(), self.view.changes
+        with self._lock:
+            proven = [peer] if self.view.prove(peer, now_s) else []
+            proven += [other for other in told if self.view.told(other, peer, now_s)]
+        for signed in (self.raws[each] for each in proven if each in self.raws):
+            self.news.note(signed.record, signed.raw, now_s)
+        if self.view.changes != before:
+            self.wake()
+
+    def _merge(self, peer: PeerId, pair: tuple[int, int], raw: RawRecord, before: RawRecord, sender: PeerId | None) -> bool:
         """Merge a record that names this peer and pair. Returns True if it changes anything besides renewing the lease of a live peer.
 
         `before` came before it in the same message: two that contradict each other travel together.
@@ -330,6 +340,9 @@ class Membership:
         is_old = known is not None and pair <= known.record.pair
         if self.view.is_condemned(peer, now_s) or (is_old and other is None):
             return False  # checked before the signature, which costs more
+        is_vague = not self.view.is_proven(peer) and peer != sender
+        if is_vague and not self._reading.may_read(sender or DIRECTORY, now_s):
+            return False
         signed = read_record(*raw, self.run)
         if signed.record.stage >= self._num_stages or signed.record.step > self._last_step:
             where = f"stage {signed.record.stage} and step {signed.record.step}"
@@ -346,21 +359,23 @@ class Membership:
         suspected = self._suspects.pop(peer, None)
         if suspected is not None and suspected[0] == signed.record.incarnation:
             self.patience = self.patience.after_mistake(now_s)
-        says_more = not self.view.only_renews(signed.record, now_s)
+        renews = self.view.only_renews(signed.record, now_s)
         with self._lock:
             self.view.merge(signed.record, now_s)
+            counts = self.view.counts(peer, now_s)
         self.raws[peer] = signed
-        self.news.note(signed.record, signed.raw, now_s)
+        if self.view.is_proven(peer):
+            self.news.note(signed.record, signed.raw, now_s)
         self.contradictions.note(signed, self.view.sightings[peer].fresh_until_s(self.view.ttl_s))
-        for accused in self.view.sightings[peer].accused:
+        for accused in self.view.sightings[peer].accused if counts else ():
             if not self.doubted.full() and accused not in self._suspects and not self.view.is_vouched_for(accused, now_s):
                 self.doubted.put_nowait(accused)
         while self.view.evicted:
             self.forget(self.view.evicted.pop())
-        if any(s.peer == self.me and (s.incarnation, s.version) >= self._last_pair() for s in signed.record.suspects):
+        if counts and any(s.peer == self.me and (s.incarnation, s.version) >= self._last_pair() for s in signed.record.suspects):
             # A higher version ends the suspicion. The ledger stays: if its work was done again meanwhile, rule 6 (reset) decides.
             self.word.owe(tell=True)
-        return says_more
+        return counts and not renews
 
     def _condemn(self, peer: PeerId, proof: Proof, now_s: float) -> None:
         """T7 (contradiction): let a peer count for nothing, and let others know why if it counted."""
@@ -373,8 +388,7 @@ class Membership:
         self.contradictions.found(peer, proof, is_to_tell=counted)
 
     def _last_pair(self) -> tuple[int, int]:
-        mine = self.raws.get(self.me)
-        return mine.record.pair if mine is not None else (0, 0)
+        return self.raws[self.me].record.pair if self.me in self.raws else (0, 0)
 
     def _forget_suspects(self) -> None:
         """Drop suspicions of peers whose records have expired. A higher pair ends a suspicion earlier (`_merge`)."""
@@ -384,8 +398,3 @@ class Membership:
                 seen = self.view.sightings.get(peer)
                 if seen is None or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
                     del held[peer]
-
-
-def _answer(waiter: asyncio.Future[bool], has_changed: bool) -> None:
-    if not waiter.done():
-        waiter.set_result(has_changed)

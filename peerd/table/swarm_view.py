@@ -1,7 +1,7 @@
 """The swarm view: every record seen of a run, and the rules by which records merge and live.
 
-Rules T1 (order), T2 (alive) and T5 (suspicion) of docs/protocol.md live here. Times are seconds on the caller's own monotonic clock and
-always arguments.
+Rules T1 (order), T2 (alive), T5 (suspicion) and T8 (proof) of docs/protocol.md live here. Times are seconds on the caller's own
+monotonic clock and always arguments.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 
 from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, Phase
+from peerd.table.strangers import WORDS_FOR_PROOF, Strangers
 from peerd.table.view import LiveView
 
 FULL_STAGE = 6
 """From so many peers of a stage on, two have to suspect one of them before others believe it."""
 MAX_TOMBSTONES, MAX_UNPROVEN = 20_000, 2048
-"""Number of peers whose highest pair this peer knows: of those that have answered it or called it, and of others. A key costs nothing."""
+"""Number of peers whose highest pair this peer knows: of proven ones, and of strangers. A key costs nothing."""
 LEAST_BELIEVED, KNOWN_PER_BELIEVED = 8, 8
 """Announce periods that are believed of a record; one more for so many fresh records: four times what a peer says that knows as many."""
 MOST_DOUBT = 4
@@ -26,7 +27,7 @@ MOST_DOUBT = 4
 CONDEMNED_LIVES, MOST_CONDEMNED_LIVES, MAX_CONDEMNED = 8, 512, 1024
 """A key that contradicts itself counts for nothing for so many lives of a record, twice as many each time; and so many keys at most."""
 MAX_EXPIRED = 1024
-"""Number of expired records that decisions look at."""
+"""Number of expired records that decisions look at, all of proven peers."""
 _NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
 
 
@@ -53,28 +54,6 @@ class Sighting:
         return now_s < self.fresh_until_s(ttl_s)
 
 
-class _Order:
-    """Peers, oldest first. Those that were never proven stand apart: they are the first to go."""
-
-    def __init__(self) -> None:
-        self.unproven: OrderedDict[PeerId, None] = OrderedDict()
-        self.proven: OrderedDict[PeerId, None] = OrderedDict()
-
-    def to_end(self, peer: PeerId, *, proven: bool) -> None:
-        part = self.proven if proven else self.unproven
-        part[peer] = None
-        part.move_to_end(peer)
-
-    def discard(self, peer: PeerId) -> None:
-        self.unproven.pop(peer, None)
-        self.proven.pop(peer, None)
-
-    def prove(self, peer: PeerId) -> None:
-        if peer in self.unproven:
-            del self.unproven[peer]
-            self.proven[peer] = None
-
-
 class SwarmView:
     """Every record seen of one run, merged in place. What a change costs does not grow with the number of rows.
 
@@ -91,9 +70,12 @@ class SwarmView:
         self._sightings: dict[PeerId, Sighting] = {}
         self.sightings: Mapping[PeerId, Sighting] = MappingProxyType(self._sightings)
         """What was seen of each peer last. It stays after it has expired, so that an older record does not return."""
-        self._risen, self._expired = _Order(), _Order()
-        """All other peers in the order in which their pairs rose; and those that have expired, in that order."""
+        self.strangers = Strangers(ttl_s)
+        self._risen: OrderedDict[PeerId, None] = OrderedDict()
+        self._expired: OrderedDict[PeerId, None] = OrderedDict()
+        """All other proven peers in the order in which their pairs rose; and those that have expired, in that order."""
         self._fresh: set[PeerId] = set()
+        """Proven peers that have not expired, and this one."""
         self._expiries: list[tuple[float, PeerId]] = []
         """A heap: no fresh peer expires before its entry."""
         self._entered_s: dict[PeerId, float] = {}
@@ -111,15 +93,24 @@ class SwarmView:
         peer, known = record.peer, self._sightings.get(record.peer)
         if (known is not None and record.pair <= known.record.pair) or self.is_condemned(peer, now_s):
             return False
-        self._see(peer, Sighting(record, now_s, self._accused_by(record), LEAST_BELIEVED + len(self._fresh) // KNOWN_PER_BELIEVED))
-        self._fresh.add(peer)
-        if peer != self.me:
-            self._risen.to_end(peer, proven=peer in self._risen.proven)
-            self._expired.discard(peer)
-            self._enter(peer, self._sightings[peer].fresh_until_s(self.ttl_s))
+        num_known = len(self._fresh) + (len(self.strangers) if self._words_needed(now_s) < WORDS_FOR_PROOF else 0)
+        self._see(peer, Sighting(record, now_s, self._accused_by(record), LEAST_BELIEVED + num_known // KNOWN_PER_BELIEVED))
+        if peer == self.me:
+            self._fresh.add(peer)
+        elif peer in self._risen:
+            self._freshen(peer)
+        else:
+            self.strangers.rose(peer)
         self._make_room()
-        self.changes += 1
+        self.changes += self.counts(peer, now_s)
         return True
+
+    def _freshen(self, peer: PeerId) -> None:
+        self._fresh.add(peer)
+        self._risen[peer] = None
+        self._risen.move_to_end(peer)
+        self._expired.pop(peer, None)
+        self._enter(peer, self._sightings[peer].fresh_until_s(self.ttl_s))
 
     def condemn(self, peer: PeerId, now_s: float) -> None:
         """T7 (contradiction): the peer has said two things under one pair. For a while no record of it counts, also what it said before."""
@@ -131,7 +122,7 @@ class SwarmView:
         if known is not None:
             self._see(peer, Sighting(known.record, float("-inf")))
         self._fresh.discard(peer)
-        self._expired.discard(peer)
+        self._expired.pop(peer, None)
         self._entered_s.pop(peer, None)
         self.changes += 1
 
@@ -142,11 +133,50 @@ class SwarmView:
         """The peers that count for nothing because they contradicted themselves."""
         return frozenset(peer for peer, (_, until_s) in self._condemned.items() if now_s < until_s)
 
-    def prove(self, peer: PeerId) -> None:
-        """Note that a peer with this key is there: it has answered this peer, or called it."""
-        self._risen.prove(peer)
-        self._expired.prove(peer)
+    def prove(self, peer: PeerId, now_s: float) -> bool:
+        """T8 (proof): a peer with this key is there, since it has answered this peer, or called it. Returns whether that is new."""
+        if peer not in self.strangers:
+            return False
+        before = self.counts(peer, now_s)
+        self.strangers.leave(peer, now_s)
+        self._risen[peer] = None
+        if self._sightings[peer].is_fresh(now_s, self.ttl_s):
+            self._freshen(peer)
+        elif not self.is_condemned(peer, now_s):
+            self._fade(peer)
         self._make_room()
+        self.changes += not before or len(self.strangers) > 0
+        return True
+
+    def told(self, peer: PeerId, teller: PeerId, now_s: float) -> bool:
+        """T8 (proof): `teller`, which called or answered this one, has passed on the record of a peer. Returns whether that proves it."""
+        if peer not in self.strangers:
+            return False
+        before = self.counts(peer, now_s)
+        is_proven = self.strangers.told(peer, teller) and self.prove(peer, now_s)
+        self.changes += not before and self.counts(peer, now_s)
+        return is_proven
+
+    def is_proven(self, peer: PeerId) -> bool:
+        return peer == self.me or peer in self._risen
+
+    def counts(self, peer: PeerId, now_s: float) -> bool:
+        """True if the record of a peer is alive, and of a proven peer, or of a stranger of which enough have told."""
+        self._expire(now_s)
+        if peer not in self.strangers:
+            return peer in self._fresh
+        enough = self.strangers.words_of(peer) >= self._words_needed(now_s)
+        return enough and self._sightings[peer].is_fresh(now_s, self.ttl_s)
+
+    def _words_needed(self, now_s: float) -> int:
+        return self.strangers.words_needed(len(self._fresh) - (self.me in self._fresh), now_s)
+
+    def _counted_strangers(self, now_s: float) -> list[PeerId]:
+        needed = self._words_needed(now_s)
+        if needed == WORDS_FOR_PROOF:
+            return []
+        told = [peer for peer in self.strangers if self.strangers.words_of(peer) >= needed]
+        return [peer for peer in told if self._sightings[peer].is_fresh(now_s, self.ttl_s)]
 
     def is_accused(self, peer: PeerId) -> bool:
         """True if some record suspects the peer."""
@@ -183,14 +213,15 @@ class SwarmView:
             self._num_accusers.update(seen.accused.keys())
 
     def _make_room(self) -> None:
-        for peers, most in ((self._risen.unproven, MAX_UNPROVEN), (self._risen.proven, MAX_TOMBSTONES)):
+        for peers, most in ((self.strangers, MAX_UNPROVEN), (self._risen, MAX_TOMBSTONES)):
             if len(peers) > most:
                 self._evict(next(iter(peers)))
 
     def _evict(self, peer: PeerId) -> None:
         self._see(peer, None)
-        for order in (self._risen, self._expired):
-            order.discard(peer)
+        self.strangers.forget(peer)
+        self._risen.pop(peer, None)
+        self._expired.pop(peer, None)
         self._fresh.discard(peer)
         self._entered_s.pop(peer, None)
         self.evicted.append(peer)
@@ -224,9 +255,10 @@ class SwarmView:
 
     def _fade(self, peer: PeerId) -> None:
         self._fresh.discard(peer)
-        self._expired.to_end(peer, proven=peer in self._risen.proven)
-        if len(self._expired.unproven) + len(self._expired.proven) > MAX_EXPIRED:
-            self._expired.discard(next(iter(self._expired.unproven or self._expired.proven)))
+        self._expired[peer] = None
+        self._expired.move_to_end(peer)
+        if len(self._expired) > MAX_EXPIRED:
+            self._expired.popitem(last=False)
 
     def _accused_by(self, record: PeerRecord) -> Mapping[PeerId, tuple[int, int]]:
         """The pairs up to which a record's suspicions count: none beyond what this peer knows, or the accused could never end one."""
@@ -258,7 +290,7 @@ class SwarmView:
     def live(self, now_s: float) -> LiveView:
         """T5 (suspicion): the records that rose within the TTL, without those whose present pair is suspected."""
         self._expire(now_s)
-        fresh = [self._sightings[peer] for peer in sorted(self._fresh)]
+        fresh = [self._sightings[peer] for peer in sorted((*self._fresh, *self._counted_strangers(now_s)))]
         suspects = self._suspects_among(fresh, now_s) | {peer for peer, (_, until_s) in self._doubts.items() if now_s < until_s}
         counted = tuple(seen.record for seen in fresh if seen.record.peer not in suspects)
         suspected = tuple(seen.record for seen in fresh if seen.record.peer in suspects)
@@ -269,9 +301,10 @@ class SwarmView:
         if not self._num_accusers:
             return set()
         accusers: dict[PeerId, list[PeerId]] = {}
+        counted = {seen.record.peer for seen in fresh}
         for seen in fresh:
             for peer, pair in seen.accused.items():
-                if peer in self._fresh and self._sightings[peer].record.pair <= pair:
+                if peer in counted and self._sightings[peer].record.pair <= pair:
                     accusers.setdefault(peer, []).append(seen.record.peer)
         sizes = Counter(seen.record.stage for seen in fresh)
         return {
@@ -284,13 +317,16 @@ class SwarmView:
     def _expired_records(self) -> tuple[PeerRecord, ...]:
         mine = self._sightings.get(self.me)
         step = mine.record.step if mine is not None else 0
-        found = (self._sightings[peer].record for peer in (*self._expired.proven, *self._expired.unproven))
+        found = (self._sightings[peer].record for peer in self._expired)
         return tuple(record for record in found if record.step >= step - 1 and record.phase is not Phase.JOINING)
 
     def holds_until_s(self, now_s: float) -> float:
-        """The time at which the next record expires; until then `live` stays the same if nothing is merged."""
+        """The time at which the next record expires, or stops to count; until then `live` stays the same if nothing is merged."""
         self._expire(now_s)
         ends_s = [until_s for _, until_s in self._doubts.values() if until_s > now_s]
+        if strangers := self._counted_strangers(now_s):
+            ends_s += [self._sightings[peer].fresh_until_s(self.ttl_s) for peer in strangers]
+            ends_s.append(self.strangers.needs_more_from_s(now_s))
         return min([*ends_s, *(entry_s for entry_s, _ in self._expiries[:1])], default=float("inf"))
 
     def suspects(self, now_s: float) -> frozenset[PeerId]:

@@ -324,6 +324,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "index": lambda w: w.random.randrange(w.num_microbatches),
     "peer": World.peer,
     "caller": World.peer,
+    "teller": World.peer,
     "first": World.peer,
     "callee": World.peer,
     "me": lambda w: w.live.me,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from peerd.table.record import PeerId, PeerRecord
 
 LIFE_S = 4.0
@@ -12,10 +14,11 @@ class Directory:
     def __init__(self) -> None:
         self._stored: dict[PeerId, tuple[PeerRecord, float]] = {}
 
-    def store(self, record: PeerRecord, now_s: float) -> None:
-        known = self._stored.get(record.peer)
-        if known is None or known[1] <= now_s or record.pair > known[0].pair:  # a peer that has lost its incarnation begins anew
-            self._stored[record.peer] = record, now_s + LIFE_S
+    def store(self, records: Sequence[PeerRecord], now_s: float) -> None:
+        for record in records:
+            known = self._stored.get(record.peer)
+            if known is None or known[1] <= now_s or record.pair > known[0].pair:  # a peer that has lost its incarnation begins anew
+                self._stored[record.peer] = record, now_s + LIFE_S
 
     def records(self, now_s: float) -> tuple[PeerRecord, ...]:
         return tuple(record for record, until_s in self._stored.values() if now_s < until_s)

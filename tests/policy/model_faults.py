@@ -56,6 +56,8 @@ class Kind(enum.Enum):
     """For a while a peer says that all others are to be left out, and where it leads it never asks one of them."""
     WITHHOLD = "withhold"
     """For a while a trainer launches nothing of what it owns."""
+    GHOSTS = "ghosts"
+    """For a while a peer tells of forty others that are not there, and renews their records."""
 
 
 class Survivor(enum.Enum):
@@ -66,7 +68,7 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
-LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.WITHHOLD})
+LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.WITHHOLD, Kind.GHOSTS})
 HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from operator import eq
 from typing import TYPE_CHECKING
 
 from peerd.policy.swarm.contradictions import Heard
+from peerd.policy.swarm.meeting import Meetings
 from peerd.table.record import PeerId, PeerRecord
 
 if TYPE_CHECKING:
@@ -16,11 +18,15 @@ if TYPE_CHECKING:
 class Hearing:
     """The records that come to a peer, as the daemon's membership merges them."""
 
-    def __init__(self, peer: ModelPeer) -> None:
+    def __init__(self, peer: ModelPeer, period_s: float) -> None:
         self._peer = peer
         self._heard: Heard[PeerRecord] = Heard(eq, lambda _record: 1)
+        self._meetings = Meetings(period_s=period_s, life_s=peer.view.ttl_s)
+        self._calls = 0
+        self._random = random.Random(peer.name)
 
-    def receive(self, records: Sequence[PeerRecord]) -> None:
+    def receive(self, records: Sequence[PeerRecord], source: PeerId | None = None) -> None:
+        """Merge records that a peer has passed on; None: they come from the directory."""
         peer = self._peer
         before = peer.view.changes
         for record in records:
@@ -29,12 +35,29 @@ class Hearing:
                 peer.fence(f"saw my own id at {record.pair}")
             elif record.peer != peer.name:
                 self._merge(record)
+        if source is not None:
+            peer.view.prove(source, peer.now)
+            for record in records:
+                peer.view.told(record.peer, source, peer.now)
         if peer.view.changes != before:
             peer.poke()
 
+    def meet(self) -> None:
+        """T8 (proof): call strangers. One that answers is proven."""
+        peer = self._peer
+        strangers = [name for name in peer.view.strangers if peer.view.sightings[name].is_fresh(peer.now, peer.view.ttl_s)]
+        for name in self._meetings.whom(strangers, peer.now, self._random.random()) if not self._calls else ():
+            self._calls += 1
+            peer.rounds.ask(name, lambda _peer: True, lambda answer, name=name: self._met(name, bool(answer)))  # type: ignore[misc]
+
+    def _met(self, name: PeerId, answered: bool) -> None:
+        self._calls -= 1
+        if not answered:
+            self._meetings.failed(name, self._peer.now)
+
     def _merge(self, record: PeerRecord) -> None:
         peer, off = self._peer, self._peer.world.scenario.off
-        known = peer.view.sightings.get(record.peer)
+        known, is_proven = peer.view.sightings.get(record.peer), peer.view.is_proven(record.peer)
         if "repeats renew" in off and known is not None and known.record.pair == record.pair:
             peer.view._evict(record.peer)
         other = self._heard.other(record.peer, record.pair, record, peer.now)
@@ -42,6 +65,8 @@ class Hearing:
             self._condemn(other, record)
         elif peer.view.merge(record, peer.now):
             self._heard.note(record.peer, record.pair, record, peer.now + peer.view.ttl_s)
+            if is_proven or "proof" in off:
+                peer.view.prove(record.peer, peer.now)
             for accused in peer.view.sightings[record.peer].accused:
                 peer.links.doubt(accused)
 
@@ -59,5 +84,6 @@ class Hearing:
         if "repeats renew" in peer.world.scenario.off:
             limit = 99
         limit = limit or peer.world.scenario.riders
-        others = sorted((s for p, s in peer.view.sightings.items() if p != peer.name), key=lambda s: (-s.risen_at_s, s.record.peer))
-        return (peer.lies.told(listener), *(s.record for s in others[: limit - 1]))
+        proven = (s for p, s in peer.view.sightings.items() if p != peer.name and peer.view.is_proven(p))
+        others = sorted(proven, key=lambda s: (-s.risen_at_s, s.record.peer))
+        return (peer.lies.told(listener), *peer.lies.ghosts(), *(s.record for s in others[: limit - 1]))

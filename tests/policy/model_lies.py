@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
 BOASTED_STEPS = 10
+NUM_GHOSTS = 40
 
 
 class Lies:
@@ -46,6 +47,15 @@ class Lies:
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, sidelined=tuple(others[:MAX_SIDELINED]))
         return record
+
+    def ghosts(self) -> tuple[PeerRecord, ...]:
+        """Records of peers that are not there. They rise each period, as if these peers announced themselves."""
+        if not self._tells(Kind.GHOSTS):
+            return ()
+        mine, scenario = self._peer.record, self._peer.world.scenario
+        risen = replace(mine, version=int(self._peer.world.now), phase=Phase.ACCUMULATING, done=0, asides=(), trains=True)
+        names = [PeerId(f"g{number}") for number in range(NUM_GHOSTS)]
+        return tuple(replace(risen, peer=name, stage=number % scenario.num_stages) for number, name in enumerate(names))
 
     def never_asked(self, roster: Roster) -> PeerId | None:
         """The member that gets no proposal of this peer's, so that all others wait for it in vain."""

@@ -52,7 +52,7 @@ class ModelPeer:
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
         self.view = SwarmView(me=name, ttl_s=TTL_S)
-        self.hearing = Hearing(self)
+        self.hearing = Hearing(self, PERIOD_S)
         self.record = PeerRecord(
             peer=name, incarnation=self._next_incarnation(), stage=stage, trains=world.rng.random() < 0.7 or name == "p0"
         )
@@ -171,9 +171,10 @@ class ModelPeer:
             return
         self._announced_at_s = self.now
         self.links.look()
+        self.hearing.meet()
         self.change(suspects=tuple(s for s in self.record.suspects if self._still_suspect(s)), unreached=self.links.unreached)
-        record = self.lies.told(self.name)
-        self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self.world.directory.store(record, self.world.now))
+        records = (self.lies.told(self.name), *self.lies.ghosts())
+        self.world.at(self.world.rng.uniform(0.05, 0.5), None, lambda: self.world.directory.store(records, self.world.now))
 
     def _read_directory(self) -> None:
         self.hearing.receive(self.world.directory.records(self.world.now))

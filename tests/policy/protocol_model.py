@@ -27,7 +27,7 @@ from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import sum_told
 from peerd.table.record import Lineage, PeerId, Phase
 from tests.policy.model_directory import Directory
-from tests.policy.model_faults import OUTAGES, TAKES_AWAY, Fault, Kind, Scenario, Survivor
+from tests.policy.model_faults import LIES, OUTAGES, TAKES_AWAY, Fault, Kind, Scenario, Survivor
 from tests.policy.model_outages import Outages
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
 from tests.policy.model_rounds import Snapshot
@@ -131,7 +131,7 @@ class World:
                 deliver(peer)
 
         def deliver(peer: ModelPeer) -> None:
-            peer.hearing.receive(records)
+            peer.hearing.receive(records, source.name)
             act(peer)
 
         self.at(self._delay(), None, arrive)
@@ -314,7 +314,7 @@ class World:
                 self._cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
             case Kind.NO_CALLS:
                 self._deaf[target.name, other.name] = self.now + fault.lasts_s
-            case Kind.BOAST | Kind.ACCUSE | Kind.CONTRADICT | Kind.SILENT | Kind.ABSORBED | Kind.FRAME | Kind.WITHHOLD:
+            case kind if kind in LIES:
                 target.lies.tell(fault.kind, fault.lasts_s)
             case Kind.CANCELLED:
                 target.cancelled_until = self.now + fault.lasts_s
@@ -360,7 +360,8 @@ class World:
         """A mover goes on in another stage, with what it knew."""
         before = self.peers[name]
         peer = self.add(name, stage)
-        peer.hearing.receive([sighting.record for other, sighting in before.view.sightings.items() if other != name])
+        for other, sighting in before.view.sightings.items():
+            peer.hearing.receive([sighting.record] if other != name else [], other if before.view.is_proven(other) else None)
         peer.join(stage)
         self.counts["joins"] += 1
 
@@ -370,7 +371,8 @@ class World:
         if not hosts or (name in self.peers and self.peers[name].alive):
             return
         joiner = self.add(name, 0)
-        joiner.hearing.receive(self.directory.records(self.now) + self.rng.choice(hosts).hearing.recent_records(name, limit=99))
+        host = self.rng.choice(hosts)
+        joiner.hearing.receive(self.directory.records(self.now) + host.hearing.recent_records(name, limit=99), host.name)
         live = joiner.live()
         stage = choose_stage(live, [1] * self.scenario.num_stages, 1).stage
         assert stage is not None

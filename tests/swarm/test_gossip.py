@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from peerd.errors import PeerGoneError
 from peerd.policy.swarm.spreading import ANNOUNCED_TO, MOST_PAUSE, STORED_EVERY, TELLS_ALL
 from peerd.swarm.directory import Directory
-from peerd.swarm.gossip import CALM_GAP_S, MOST_ON_THEIR_WAY, MOST_PUSHED, UNHURRIED_S, Gossip
+from peerd.swarm.gossip import CALM_GAP_S, FEW_STRANGERS, MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
@@ -33,6 +33,7 @@ class Client:
 
     told: list[tuple[PeerId, RawRecord]] = field(default_factory=list)
     asked: list[tuple[PeerId, Sequence[bytes]]] = field(default_factory=list)
+    tables: list[PeerId] = field(default_factory=list)
     answers: list[RawRecord] = field(default_factory=list)
     rows: list[RawRecord] = field(default_factory=list)
     replies: list[RawRecord] = field(default_factory=list)
@@ -46,7 +47,8 @@ class Client:
         await self.answering.wait()
         return tuple(self.replies)
 
-    async def table(self, _peer: PeerId, _timeout_s: float) -> AsyncIterator[tuple[RawRecord, ...]]:
+    async def table(self, peer: PeerId, _timeout_s: float) -> AsyncIterator[tuple[RawRecord, ...]]:
+        self.tables.append(peer)
         self.was_asked.set()
         yield tuple(self.rows)
 
@@ -95,6 +97,8 @@ class Swarm:
         self.others = [Identity(Ed25519PrivateKey.from_private_bytes(n.to_bytes(32, "big"))) for n in range(1, num_others + 1)]
         self.membership.publish()
         self.membership.absorb([self.row(n) for n in range(num_others)])
+        for other in self.others:
+            self.membership.called_by(other.peer)
 
     def row(self, number: int, **fields: object) -> RawRecord:
         other = self.others[number]
@@ -233,6 +237,22 @@ async def test_in_a_larger_swarm_i_ask_around_and_look_after_who_does_not_answer
     asking.cancel()
 
 
+async def test_in_a_larger_swarm_many_strangers_are_compared_with_the_table_of_another_peer_but_not_all_the_time() -> None:
+    swarm = Swarm(TELLS_ALL + 4)
+    swarm.membership.news._period_s = 0.01
+    newcomers = [Identity(Ed25519PrivateKey.from_private_bytes(n.to_bytes(32, "big"))) for n in range(100, 100 + FEW_STRANGERS + 1)]
+    rows = [sign_record(PeerRecord(peer=each.peer, incarnation=1, version=1), each, RUN).raw for each in newcomers]
+    swarm.membership.absorb(rows[:-1], swarm.others[0].peer)
+    assert not swarm.gossip._is_to_compare()
+    swarm.membership.absorb(rows[-1:], swarm.others[0].peer)
+    asking = asyncio.ensure_future(swarm.gossip._ask_around())
+    while len(swarm.client.asked) < 3:
+        swarm.client.was_asked.clear()
+        await swarm.client.was_asked.wait()
+    asking.cancel()
+    assert len(swarm.client.tables) == 1
+
+
 async def test_in_a_small_swarm_i_ask_for_a_whole_table_and_keep_no_partners() -> None:
     swarm = Swarm(TELLS_ALL - 1)
     swarm.gossip._period_s = 0.001
@@ -334,4 +354,4 @@ async def test_of_a_push_the_senders_record_is_read_and_not_those_of_keys_that_i
     raws = [sign_record(PeerRecord(peer=each.peer, incarnation=1, version=1), each, RUN).raw for each in (sender, *made_up)]
     swarm.gossip.gossip(sender.peer, raws)
     assert swarm.membership.find(sender.peer) is not None
-    assert len(swarm.membership.raws) <= 1 + MOST_PUSHED
+    assert swarm.membership.raws.keys() == {ME.peer, sender.peer}

@@ -109,6 +109,8 @@ def test_what_travels_on_is_what_this_peer_has_verified() -> None:
     newest = raw(version=100)
     mine.absorb([newest])
     body, _ = raw(version=50)
+    assert mine.absorb([(body, bytes(64))], THIRD.peer) == [], "one word does not prove that a daemon has its key"
+    mine.called_by(MATE.peer)
     assert mine.absorb([(body, bytes(64))], THIRD.peer) == [newest]
 
 
@@ -121,7 +123,7 @@ def test_keys_that_nobody_reached_make_room_and_leave_nothing_behind(monkeypatch
     ghosts = [Identity(Ed25519PrivateKey.from_private_bytes(number.to_bytes(32, "little"))) for number in range(1000, 1010)]
     mine.absorb([raw(ghost) for ghost in ghosts])
     assert mine.raws.keys() == {MATE.peer, THIRD.peer, *(ghost.peer for ghost in ghosts[-4:])}
-    assert len(mine.news.tags(clock_s())) == 6
+    assert len(mine.news.tags(clock_s())) == 2, "strangers are no news"
     mine.absorb([raw(version=6)])
     assert mine.raws[MATE.peer].record.version == 7
 
@@ -250,13 +252,13 @@ def test_a_suspect_does_not_count_for_anybody_until_its_record_rises() -> None:
     assert mine.live().find(MATE.peer) is not None
 
 
-async def woken_by(mine: Membership, *raws: RawRecord) -> bool:
+async def woken_by(mine: Membership, *raws: RawRecord, sender: Identity | None = None) -> bool:
     """Whether somebody who waits for a change looks again when these come."""
     waiting = asyncio.ensure_future(mine.changed(10.0))
     await asyncio.sleep(0)
-    mine.absorb(raws)
+    mine.absorb(raws, sender.peer if sender is not None else None)
     await asyncio.sleep(0)
-    woken = any(waiter.done() for waiter in mine._waiters) or waiting.done()
+    woken = any(waiter.done() for waiter in mine._waiters._waiters) or waiting.done()
     waiting.cancel()
     return woken
 
