@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 
 from peerd.policy.swarm.meeting import Meetings
 from peerd.policy.swarm.spreading import TURNS_PER_PERIOD
 from peerd.swarm.clock import clock_s
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
-from peerd.table.record import PeerRecord
+from peerd.table.record import PeerId, PeerRecord
 
 
 class Meeting:
     """Tells each stranger of this peer. One that answers counts from then on."""
 
-    def __init__(self, membership: Membership, liveness: Liveness, period_s: float) -> None:
+    def __init__(self, membership: Membership, liveness: Liveness, drop: Callable[[PeerId], Awaitable[None]], period_s: float) -> None:
+        """`drop` closes the channels to a peer: gRPC dials anew each second, as long as there is one."""
         self._membership = membership
         self._liveness = liveness
+        self._drop = drop
         self._turn_s = period_s / TURNS_PER_PERIOD
         self._meetings = Meetings(period_s=period_s, life_s=membership.view.ttl_s)
         self._random = random.Random(membership.me)
@@ -37,3 +40,5 @@ class Meeting:
             self._membership.reached(record.peer)
         else:
             self._meetings.failed(record.peer, clock_s())
+            if not self._membership.view.is_proven(record.peer):  # it may have called meanwhile
+                await self._drop(record.peer)

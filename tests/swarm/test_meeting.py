@@ -30,23 +30,26 @@ class Client:
     """Only the newcomer is there."""
 
     called: list[PeerId] = field(default_factory=list)
-    both_called: asyncio.Event = field(default_factory=asyncio.Event)
+    dropped: list[PeerId] = field(default_factory=list)
+    has_dropped: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def gossip(self, peer: PeerId, records: Sequence[RawRecord], _timeout_s: float) -> tuple[RawRecord, ...]:
         assert len(records) == 1
         self.called.append(peer)
-        if {NEWCOMER.peer, GHOST.peer} <= set(self.called):
-            self.both_called.set()
         if peer != NEWCOMER.peer:
             raise PeerGoneError("nobody there")
         return ()
+
+    async def drop(self, peer: PeerId) -> None:
+        self.dropped.append(peer)
+        self.has_dropped.set()
 
 
 def row_of(other: Identity) -> RawRecord:
     return sign_record(PeerRecord(peer=other.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), other, RUN).raw
 
 
-async def test_hole_37_strangers_are_called_and_the_one_that_answers_counts() -> None:
+async def test_hole_37_strangers_are_called_and_the_one_that_answers_counts_and_no_channel_to_another_one_stays() -> None:
     row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
     membership, client = Membership(ME, RUN, ttl_s=60.0, row=row), Client()
     membership.publish()
@@ -54,10 +57,11 @@ async def test_hole_37_strangers_are_called_and_the_one_that_answers_counts() ->
     for known in (MATE, THIRD):
         membership.view.prove(known.peer, clock_s() - 60.0)
     liveness = Liveness(membership, cast(SwarmClient, client), {}, cast(Lines, None))
-    meeting = asyncio.ensure_future(Meeting(membership, liveness, PERIOD_S).run())
-    await asyncio.wait_for(client.both_called.wait(), 20.0)
+    meeting = asyncio.ensure_future(Meeting(membership, liveness, client.drop, PERIOD_S).run())
+    await asyncio.wait_for(client.has_dropped.wait(), 20.0)
     await asyncio.sleep(0)
     meeting.cancel()
     assert {record.peer for record in membership.live().records} == {ME.peer, MATE.peer, THIRD.peer, NEWCOMER.peer}
     assert [record.peer for record in membership.strangers()] == [GHOST.peer]
     assert set(client.called) == {NEWCOMER.peer, GHOST.peer}
+    assert set(client.dropped) == {GHOST.peer}
