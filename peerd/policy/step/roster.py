@@ -113,8 +113,9 @@ def to_spare(members: Sequence[PeerRecord]) -> tuple[PeerId, ...]:
 
 def dead_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
     """Pairs of live peers of a stage, of which the first cannot call the second."""
-    names = {record.peer for record in live.of_stage(stage)}
-    return tuple((m.peer, peer) for m in live.of_stage(stage) for peer in m.unreached if peer in names and peer != m.peer)
+    stage_records = live.of_stage(stage)
+    names = {record.peer for record in stage_records}
+    return tuple([(m.peer, peer) for m in stage_records for peer in m.unreached if peer in names and peer != m.peer])
 
 
 def compose(

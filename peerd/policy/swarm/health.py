@@ -205,12 +205,14 @@ def _what_lacks(facts: Facts) -> str:
 def _dead_links(facts: Facts) -> HealthNote | None:
     """Mates of this peer's stage that live and of which one cannot call the other: hole 22 (one way to a mate)."""
     links = dict.fromkeys(dead_links(facts.live, facts.mine.stage))
-    both = [(one, other) for one, other in links if (other, one) in links and one < other]
-    told = [f"{one} and {other} cannot call each other" for one, other in both]
-    told += [f"{one} cannot call {other}, which can call it" for one, other in links if (other, one) not in links]
+    one_way = [link for link in links if link[::-1] not in links]
+    both = [link for link in links if link[0] < link[1] and link[::-1] in links] if len(one_way) < len(links) else []
+    told = [f"{one} and {other} cannot call each other" for one, other in both[:MOST_LINKS_TOLD]]
+    told += [f"{one} cannot call {other}, which can call it" for one, other in one_way[:MOST_LINKS_TOLD]]
     if not told:
         return None
-    more = f", and {len(told) - MOST_LINKS_TOLD} more" if len(told) > MOST_LINKS_TOLD else ""
+    num_more = len(both) + len(one_way) - MOST_LINKS_TOLD
+    more = f", and {num_more} more" if num_more > 0 else ""
     remedy = "rounds go around the link; `peerd doctor` at both peers says more"
     title = "; ".join(told[:MOST_LINKS_TOLD]) + more
     if both:
