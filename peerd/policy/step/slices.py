@@ -1,0 +1,51 @@
+"""How much of an average each member of a round reduces, so that the slowest link is done as early as it can be.
+
+A member that reduces the share w of n members' accumulators, of c bytes each, sends its parts of all other slices, (1 - w) c, and the
+sum of its own slice to each of the others, (n - 1) w c: together (1 + (n - 2) w) c. It receives as many, since for each part that it sends
+a sum comes back, and the other way round. So its rate is the smaller one of its uplink and its downlink, and a round takes at least
+max_k (1 + (n - 2) w_k) c / rate_k. The shares that make this least are found as water fills a vessel: each member takes slices until all
+that have one are done at the same moment. One that is not done by then with its parts alone reduces nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def shares_by_rate(rates: Sequence[float]) -> tuple[float, ...]:
+    """The share of each member, by its rate (bytes per second in its slower direction, above 0). They sum to 1.
+
+    Two members send and receive the same whatever their shares are: each has a half.
+    """
+    num_members = len(rates)
+    if num_members <= 2:
+        return (1 / num_members,) * num_members
+    level = _level(rates)
+    shares = [max(0.0, (level * rate - 1) / (num_members - 2)) for rate in rates]
+    whole = sum(shares)  # 1, but for rounding
+    return tuple(share / whole for share in shares)
+
+
+def _level(rates: Sequence[float]) -> float:
+    """The time at which all members with a slice are done, by the time that one byte of the accumulator takes at rate 1."""
+    filled, total = 0, 0.0
+    for rate in sorted(rates, reverse=True):
+        if filled and (len(rates) - 2 + filled) / total * rate <= 1:
+            break  # it is busy with its parts alone until then, and whoever is slower, too
+        filled, total = filled + 1, total + rate
+    return (len(rates) - 2 + filled) / total
+
+
+def bytes_each_way(num_bytes: float, num_members: int, share: float) -> float:
+    """What a member with this share sends in a round, and receives, if the accumulator has `num_bytes`."""
+    return (1 + (num_members - 2) * share) * num_bytes if num_members > 1 else 0.0
+
+
+def exchange_s(num_bytes: float, rates: Sequence[float], shares: Sequence[float]) -> float:
+    """The least time of a round with these shares, without the delay of any link."""
+    return max(bytes_each_way(num_bytes, len(rates), share) / rate for rate, share in zip(rates, shares, strict=True))
+
+
+def least_exchange_s(num_bytes: float, rates: Sequence[float]) -> float:
+    """The least time of a round with any shares."""
+    return exchange_s(num_bytes, rates, shares_by_rate(rates))
