@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scripts.benchmarks._disturbed import NUM_STAGES, SOUND, Disturbed, Outcome
+from scripts.benchmarks._switch import Way
 
 LEAST_KEPT = {2: 0.3, 3: 0.6}
 """The least share of the speed before, by the number of mates, that counts as a pass."""
@@ -43,6 +44,7 @@ def disturbed(mates: int, seconds: float, stages: int) -> Outcome:
     def cut() -> None:
         by_stage = [[peer for peer, daemon in enumerate(run.swarm.daemons) if daemon.stage == stage] for stage in range(stages)]
         address = run.network.address
-        run.network.change(replace(SOUND, dead=[(address(peers[1]), address(peers[0])) for peers in by_stage]))
+        ways = [Way(origin=address(second), target=address(first), delay_ms=0, loss=1) for first, second, *_ in by_stage]
+        run.network.change(replace(SOUND, ways=ways))
 
     return run.run(seconds, cut, lambda: run.network.change(SOUND))

@@ -1,10 +1,10 @@
-"""A switch in user space between TUN devices. All uplinks and downlinks have one rate, and all pairs one round trip.
+"""A switch in user space between TUN devices. Each device has an uplink and a downlink, and each pair of addresses a way.
 
 `python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines
 on standard input are orders: `{"links": {...}}` changes the links, `{"address": NEW, "of": OLD}` gives a device one more address, and
-`{"rebind": ADDRESS}` makes the router at that address forget all flows. No packet is lost but on links that are dead and at routers: a
+`{"rebind": ADDRESS}` makes the router at that address forget all flows. No packet is lost but on ways that lose some and at routers: a
 sender waits for its uplink, as behind a modem with a deep buffer. Kernels pass up to 64 KB of TCP at once (segmentation offload), which
-keeps this cheap; such a packet is charged for the headers of all its segments.
+keeps this cheap; such a packet is charged for the headers of all its segments, and lost as a whole.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import fcntl
 import heapq
 import json
 import os
+import random
 import selectors
 import socket
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,24 +31,57 @@ IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 VNET_HEADER = struct.Struct("=BBHHHH")
 """virtio_net_hdr: flags, kind of segmentation, bytes of headers, bytes of a segment's payload, and two checksum fields."""
-IP_SOURCE, IP_DESTINATION = slice(12, 16), slice(16, 20)
+IP_ADDRESSES, IP_DESTINATION = (slice(VNET_HEADER.size + begin, VNET_HEADER.size + 20) for begin in (12, 16))
 MAX_PACKET_BYTES = 70_000
 BACKLOG_S = 0.02
 """Longest backlog of an uplink here; further packets wait in the sender's own queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What one connection carries, in Mbit/s; 0: unlimited."""
+
+    up: float
+    down: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What packets from one address to another meet between the sender's uplink and the receiver's downlink."""
+
+    origin: str
+    target: str
+    delay_ms: float
+    loss: float = 0.0
+    """The chance that a packet is lost; 1: the way is dead."""
+    jitter_ms: float = 0.0
+    """A packet is late by up to so much more. None overtakes another of its way, as in a queue that grows and shrinks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The properties of all links."""
+    """The properties of all links: of most, and of those that differ."""
 
     mbit_per_s: float
     """Rate of each uplink and each downlink; 0: unlimited."""
     round_trip_ms: float
-    dead: Sequence[Sequence[str]] = ()
-    """Pairs of addresses: packets from the first to the second are lost."""
+    rates: Mapping[str, Rates] = field(default_factory=dict)
+    """By the address of the connection, where they differ."""
+    ways: Sequence[Way] = ()
+
+    @classmethod
+    def read(cls, told: Mapping[str, Any]) -> Links:
+        """The links of which `told` is the dictionary."""
+        rates = {address: Rates(**each) for address, each in told["rates"].items()}
+        return cls(**{**told, "rates": rates, "ways": [Way(**each) for each in told["ways"]]})
 
     def wire_s(self, num_bytes: int) -> float:
-        return 8e-6 * num_bytes / self.mbit_per_s if self.mbit_per_s else 0.0
+        return wire_s(num_bytes, self.mbit_per_s)
+
+
+def wire_s(num_bytes: int, mbit_per_s: float) -> float:
+    """The time that so many bytes take at this rate; at 0, which is unlimited, none."""
+    return 8e-6 * num_bytes / mbit_per_s if mbit_per_s else 0.0
 
 
 def wire_bytes(packet: bytes) -> int:
@@ -67,6 +101,7 @@ class Port:
     device: int
     nat: Nat | None = None
     """The router between the device and the switch."""
+    rates: Rates = Rates(up=0, down=0)
     up_until_s: float = 0.0
     down_until_s: float = 0.0
 
@@ -78,14 +113,31 @@ class Switch:
     links: Links
     ports: dict[bytes, Port]
     """Keyed by IPv4 address."""
-    on_their_way: list[tuple[float, int, int, bytes]] = field(default_factory=list)
-    """A heap of (time at which the packet leaves its downlink, sequence number, device, packet)."""
+    chance: random.Random = field(default_factory=random.Random)
+    on_their_way: list[tuple[float, int, Port, int, bytes]] = field(default_factory=list)
+    """A heap of (time, sequence number, receiver, bytes, packet): when it reaches its downlink, or leaves it if bytes is 0."""
+    _ways: dict[bytes, Way] = field(default_factory=dict)
+    """By both addresses, as they stand in a packet."""
+    _latest_s: dict[bytes, float] = field(default_factory=dict)
+    """The latest arrival on a way that has jitter."""
     _count: int = 0
+
+    def __post_init__(self) -> None:
+        self.change(self.links)
+
+    def change(self, links: Links) -> None:
+        """Change the links for all packets that come from now on, and the downlinks for those under way, too."""
+        self.links = links
+        for port in self.ports.values():
+            port.rates = Rates(up=links.mbit_per_s, down=links.mbit_per_s)
+        for address, rates in links.rates.items():
+            self.ports[socket.inet_aton(address)].rates = rates
+        self._ways = {socket.inet_aton(way.origin) + socket.inet_aton(way.target): way for way in links.ways}
 
     def obey(self, order: dict[str, Any]) -> None:
         match order:
             case {"links": links}:
-                self.links = Links(**links)
+                self.change(Links.read(links))
             case {"address": new, "of": old}:
                 self.ports[socket.inet_aton(new)] = self.ports[socket.inet_aton(old)]
             case {"rebind": address}:
@@ -105,29 +157,51 @@ class Switch:
             if receiver.nat is not None and not receiver.nat.inward(changed, VNET_HEADER.size):
                 return
             packet = bytes(changed)
-        if self.links.dead and self.is_dead(packet):
-            return
-        took_s = self.links.wire_s(wire_bytes(packet))
-        sender.up_until_s = max(sender.up_until_s, now_s) + took_s
-        arrives_s = sender.up_until_s + self.links.round_trip_ms / 2000
-        receiver.down_until_s = max(receiver.down_until_s + took_s, arrives_s)  # store and forward does not slow a single flow
-        heapq.heappush(self.on_their_way, (receiver.down_until_s, self._count, receiver.device, packet))
+        size = wire_bytes(packet)
+        sender.up_until_s = max(sender.up_until_s, now_s) + wire_s(size, sender.rates.up)
+        arrives_s = self._arrival_s(packet, sender.up_until_s)
+        if arrives_s is not None:
+            self._push(arrives_s, receiver, size, packet)
+
+    def _arrival_s(self, packet: bytes, sent_s: float) -> float | None:
+        """When the packet reaches its downlink; None: it is lost."""
+        both = self.addresses(packet)
+        way = self._ways.get(both)
+        if way is None:
+            return sent_s + self.links.round_trip_ms / 2000
+        if way.loss and self.chance.random() < way.loss:
+            return None
+        arrives_s = sent_s + way.delay_ms / 1000
+        if way.jitter_ms:
+            arrives_s = max(arrives_s + self.chance.random() * way.jitter_ms / 1000, self._latest_s.get(both, 0.0))
+            self._latest_s[both] = arrives_s
+        return arrives_s
+
+    def _push(self, when_s: float, receiver: Port, size: int, packet: bytes) -> None:
+        heapq.heappush(self.on_their_way, (when_s, self._count, receiver, size, packet))
         self._count += 1
 
     def due(self, now_s: float) -> list[tuple[int, bytes]]:
-        """Return the packets that have arrived, each with its device."""
+        """Return the packets that have left their downlinks, each with its device."""
         found = []
         while self.on_their_way and self.on_their_way[0][0] <= now_s:
-            found.append(heapq.heappop(self.on_their_way)[2:])
+            when_s, _, receiver, size, packet = heapq.heappop(self.on_their_way)
+            if size:  # store and forward does not slow a single flow
+                receiver.down_until_s = max(receiver.down_until_s + wire_s(size, receiver.rates.down), when_s)
+                if receiver.down_until_s > when_s:
+                    self._push(receiver.down_until_s, receiver, 0, packet)
+                    continue
+            found.append((receiver.device, packet))
         return found
 
-    def is_dead(self, packet: bytes) -> bool:
-        way = socket.inet_ntoa(packet[VNET_HEADER.size :][IP_SOURCE]), socket.inet_ntoa(self.destination(packet))
-        return any(tuple(pair) == way for pair in self.links.dead)
+    @staticmethod
+    def addresses(packet: bytes) -> bytes:
+        """The sender's address and the receiver's."""
+        return packet[IP_ADDRESSES]
 
     @staticmethod
     def destination(packet: bytes) -> bytes:
-        return packet[VNET_HEADER.size :][IP_DESTINATION]
+        return packet[IP_DESTINATION]
 
 
 def open_device(name: str, offload: bool) -> int:
@@ -180,7 +254,7 @@ def main(arguments: Sequence[str]) -> None:
         outside = socket.inet_aton(address)
         ports[outside].nat = Nat(socket.inet_aton(inside), outside)
     print("ready", flush=True)
-    carry(Switch(Links(**order["links"]), ports))
+    carry(Switch(Links.read(order["links"]), ports))
 
 
 if __name__ == "__main__":
