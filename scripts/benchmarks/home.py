@@ -4,8 +4,14 @@
 the same link. `codecs`: 20 Mbit/s and 100 ms; `auto` should be within 5 % of the best. Sides train in turns; a step's time is that between
 two ends of steps within a turn. Links are made of network namespaces and a switch in user space, which needs root.
 
+`averaging`: one stage of 2 or 4 peers averages 64 MB of raw gradients each, over 60 ms, up 20 or 5 Mbit/s and down 100, or over unlike
+uplinks. A row has the median time of an exchange (failed rounds included), its bound (the bytes of a butterfly with slices by
+uplink), their ratio, and how many rounds failed and microbatches were launched again; no peer's gradients may be missing, and the run must
+equal one process. `drop`: one link goes from 100 to 5 Mbit/s in the middle of each round; `break`: it carries nothing for 10 s there;
+`rough`: it loses 3 % of the packets and is late by up to 100 ms. All scenarios together take about an hour.
+
 A stand-in sleeps in place of work, on all sides alike, so that a microbatch computes as long as its activations take over a link of
-100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
+100 Mbit/s (in `averaging` a second). The arithmetic is tiny and real, and losses are compared.
 """
 
 from __future__ import annotations
@@ -20,6 +26,8 @@ from pathlib import Path
 
 from peerd.config.codec import CODECS
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
+from scripts.benchmarks._averaging import averaging
+from scripts.benchmarks._home_scenarios import SCENARIOS, chosen
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._switch import Links
@@ -41,6 +49,7 @@ WITHIN = 0.95
 MICROBATCHES = {"link": 64, "codecs": 24, "mediated": 24}
 """Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
 STAGES = {"link": 2, "codecs": 2, "mediated": 4}
+STEPS, AVERAGING = 2, "averaging"
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
 
@@ -176,23 +185,36 @@ def codec_by_codec(plan: Plan, _folder: Path) -> tuple[list[Row], list[str]]:
     return rows, [] if share >= WITHIN else [f"auto has {share:.3f} of the best codec's throughput, not {WITHIN}"]
 
 
-def parse() -> Plan:
-    parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__)
+def parse() -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__, formatter_class=raw)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--part", choices=[*STAGES], default="link", help="what to measure (default link)")
+    parser.add_argument("--part", choices=[*STAGES, AVERAGING], default="link", help="what to measure (default link)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
-    parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps that count in a turn (default 2)")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"steps that count in a turn (default {STEPS}); of {AVERAGING}: in all (5)")
     parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES})")
+    averages = parser.add_argument_group(AVERAGING)
+    names = list(dict.fromkeys(scenario.name for scenario in SCENARIOS))
+    averages.add_argument("--scenario", nargs="+", choices=names, default=names, help="default all")
+    averages.add_argument("--peers", type=int, nargs="+", choices=(2, 4), default=[2, 4], help="default 2 and 4")
+    averages.add_argument("--megabytes", type=float, default=64.0, metavar="MB", help="raw gradients of a peer (default 64)")
     given = parser.parse_args()
-    microbatches = MICROBATCHES[given.part] if given.microbatches is None else given.microbatches
-    if min(given.rounds, given.steps, microbatches) < 1:
-        parser.error("--rounds, --steps and --microbatches must be at least 1")
-    return Plan(part=given.part, rounds=given.rounds, steps=given.steps, microbatches=microbatches, as_json=given.json)
+    given.steps = given.steps if given.steps is not None else 5 if given.part == AVERAGING else STEPS
+    if given.microbatches is None:
+        given.microbatches = MICROBATCHES.get(given.part, 1)
+    if min(given.rounds, given.steps, given.microbatches) < 1 or not 1 <= given.megabytes <= 2000:
+        parser.error("--rounds, --steps and --microbatches must be at least 1, --megabytes between 1 and 2000")
+    if given.part == AVERAGING and not chosen(given.scenario, given.peers):
+        parser.error("no such scenario has so many peers")
+    return given
 
 
 def main() -> int:
-    plan = parse()
+    given = parse()
     require_root()
+    if given.part == AVERAGING:
+        return averaging(chosen(given.scenario, given.peers), given.megabytes, given.steps, given.json)
+    plan = Plan(part=given.part, rounds=given.rounds, steps=given.steps, microbatches=given.microbatches, as_json=given.json)
     with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
         measure = {"link": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]
         rows, missed = measure(plan, Path(folder))
