@@ -118,6 +118,7 @@ WITHIN_POLICY: dict[str, set[str]] = {
     "owner": set(),
     "step": {"hashing"},
     "route": {"hashing", "step"},
+    "round": {"step"},
     "swarm": {"hashing", "owner", "step"},
 }
 

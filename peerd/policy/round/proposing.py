@@ -1,0 +1,83 @@
+"""What a proposal assumes of the links of its members: rates, a codec for each, who is too slow for the round, and how long it will take.
+
+A proposal assumes no rate at which the round would take longer than `most_s`: a member that is slower sends in a codec with fewer bytes, or
+is not in the roster and is told why. It then gets no microbatches of the next step, and fetches the average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peerd.policy.step.slices import least_exchange_s, shares_by_rate
+
+TURN = 2.0
+"""Averaging times after which the next member in turn proposes, where those before it are mute."""
+
+
+def turn_after_s(rank: int, averaging_s: float) -> float:
+    """Rule 7 (propose): how long nothing is missing, and no round is open, before the member of this rank proposes."""
+    return TURN * rank * averaging_s
+
+
+def most_s(averaging_s: float, round_share: float, compute_s: float) -> float:
+    """How long a round may take, at the rates that its proposal assumes; `compute_s`: for how long the step computes."""
+    return max(averaging_s, round_share * compute_s)
+
+
+def believed(claimed: float, measured: float | None) -> float:
+    """The rate of a link: what its owner claims, as far as those who receive from it have measured it."""
+    return claimed if measured is None else min(claimed, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The members of a round, as its links allow. Tuples are in the order of the members that were given."""
+
+    codecs: tuple[int, ...]
+    """The place of each member's codec among those allowed; -1: the member is too slow for the round."""
+    shares: tuple[float, ...]
+    """The share of the accumulator that each member reduces."""
+    expected_s: float
+    """How long the round takes at the rates told, without the delay of any link."""
+    too_slow: tuple[str, ...]
+    """Why a member is left out, and what it would need; empty for the others."""
+
+
+def fit(up: Sequence[float], down: Sequence[float], codec_bytes: Sequence[float], within_s: float) -> Fitted:
+    """Choose codecs, slices and members so that a round takes no longer than `within_s`.
+
+    `up`, `down`: bytes per second of each candidate; `codec_bytes`: what an accumulator takes in each codec that is allowed, the most exact
+    first. The slowest member takes the next codec, until the round is short enough or it has none left. A codec of its own does not help a
+    member whose download is too slow.
+    """
+    codecs = [0 for _ in up]
+    while True:
+        members = [k for k, codec in enumerate(codecs) if codec >= 0]
+        sent = [codec_bytes[codecs[k]] for k in members]
+        ups = [up[k] / each for k, each in zip(members, sent, strict=True)]
+        downs = [down[k] * len(members) / sum(sent) for k in members]  # what comes is in the codecs of others
+        paces = [min(pair) for pair in zip(ups, downs, strict=True)]
+        took_s = least_exchange_s(1.0, paces) if members else 0.0
+        if took_s <= within_s:
+            break
+        slowest = min(range(len(members)), key=paces.__getitem__)
+        codecs[members[slowest]] = _next_codec(codecs[members[slowest]], codec_bytes) if ups[slowest] <= downs[slowest] else -1
+    shares = dict(zip(members, shares_by_rate(paces), strict=True)) if members else {}
+    why = tuple("" if codec >= 0 else _why(up[k], down[k], codec_bytes, within_s) for k, codec in enumerate(codecs))
+    return Fitted(tuple(codecs), tuple(shares.get(k, 0.0) for k in range(len(codecs))), took_s, why)
+
+
+def _next_codec(codec: int, codec_bytes: Sequence[float]) -> int:
+    """The next codec that takes fewer bytes; -1: there is none."""
+    return next((rung for rung in range(codec + 1, len(codec_bytes)) if codec_bytes[rung] < codec_bytes[codec]), -1)
+
+
+def _why(up: float, down: float, codec_bytes: Sequence[float], within_s: float) -> str:
+    link, rate = ("upload", up) if up <= down else ("download", down)
+    needed = min(codec_bytes) / within_s
+    return f"its {link} is too slow for this run (needs {_mbit(needed)} Mbit/s, has {_mbit(rate)})"
+
+
+def _mbit(rate: float) -> str:
+    return f"{8e-6 * rate:.3g}"
