@@ -85,6 +85,7 @@ def _of_table(peer: Peer) -> dict[str, Reading]:
         "peerd_stage_queue_microbatches": {str(stage): live.queue(stage) for stage in stages},
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
         "peerd_suspects": len(peer.membership.live().suspected),
+        "peerd_strangers": len(peer.membership.strangers()),
     }
 
 
