@@ -1,5 +1,6 @@
-"""The debts of a round: what each member owes, and who is at fault. No round has a fixed time; only a member that could move something and does not is blamed.
+"""The debts of a round: what each member owes, and who is at fault.
 
+No round has a fixed time. Only a member that could move something and does not is blamed.
 What a member has moved is what its receivers have told: the highest *verified* chunk of each of its flows. A chunk sent again is none, and
 half a chunk is none. A member owes only what it could send now: for a part the reducer's window is open, for a sum all parts of that chunk
 are there. So who waits for others owes nothing, and while a round is not done somebody owes. A member is at fault

@@ -126,7 +126,7 @@ class Sidelining:
         self._banned = frozenset()
 
     def last_in_turn(self, step: int) -> tuple[PeerId, ...]:
-        """The members that propose last in this step: those that have led a round in vain, and after them those that rounds have waited for."""
+        """The last members to propose in this step: those that have led a round in vain, and then those that rounds have waited for."""
         return (*self._led, *self._waited_for) if step == self._step else ()
 
 
