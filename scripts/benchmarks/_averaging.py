@@ -12,13 +12,10 @@ import math
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-from safetensors.torch import load_file
 
 from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
@@ -26,7 +23,8 @@ from peerd.cli.demo_process import DemoDaemon
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.errors import PeerdError, TimedOutError
 from peerd.models.stages import initial_parameter_spec
-from scripts.benchmarks._equality import apart, losses_of, peerd
+from scripts.benchmarks._disturbed import far_from_reference
+from scripts.benchmarks._equality import apart
 from scripts.benchmarks._home_scenarios import BROKEN_S, DOWN_MBIT, ROUND_TRIP_MS, Scenario
 from scripts.benchmarks._namespaces import Network
 from scripts.benchmarks._report import SCHEMA, progress
@@ -266,18 +264,10 @@ def _compare(row: Row, watched: Watched, began: tuple[int, dict[str, int]]) -> N
 
 
 def unlike_one_process(swarm: DemoSwarm) -> list[str]:
-    """Export the run, and compare losses and parameters with those of one process."""
-    with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
-        ours, theirs = Path(folder) / "swarm", Path(folder) / "reference"
-        swarm.export(ours)
-        losses = losses_of(ours)
-        peerd("reference", ours / "run.toml", "--steps", len(losses), "--out", theirs)
-        found, expected = (load_file(each / "model.safetensors") for each in (ours, theirs))
-        differ = max(apart(found[name], value) for name, value in expected.items())
-        losses_differ = max(abs(one - other) for one, other in zip(losses, losses_of(theirs), strict=True))
-    progress(f"after {len(losses)} steps the losses are {losses_differ:.1e} apart from the reference, and the parameters {differ:.1e}")
-    unlike = [f"losses are {losses_differ:.1e} apart from the reference"] if losses_differ > LOSSES_APART else []
-    return unlike + ([f"parameters are {differ:.1e} apart from the reference"] if differ > PARAMETERS_APART else [])
+    losses, differ = far_from_reference(swarm, apart, LOSSES_APART)
+    progress(f"the parameters are {differ:.1e} apart from the reference")
+    parameters = f"parameters are {differ:.1e} apart from the reference" if differ > PARAMETERS_APART else ""
+    return [unlike for unlike in (losses, parameters) if unlike]
 
 
 def congestion_control() -> str:
