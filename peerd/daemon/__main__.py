@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 
 from peerd.child import exit_code_of
 
+LAST_JOBS_S = 1.0
+"""Time that threads have to finish once the daemon has left."""
+
 
 def main(arguments: list[str]) -> int:
-    """Run the daemon until it leaves. Returns an ExitCode."""
-    return exit_code_of(lambda: _run(arguments))
+    """Run the daemon until it leaves. Returns an ExitCode.
+
+    A pass that is under way then may take minutes, and nothing but the end of the process can end it. Nobody needs its result.
+    """
+    code = exit_code_of(lambda: _run(arguments))
+    until_s = time.monotonic() + LAST_JOBS_S
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _run(arguments: list[str]) -> int:

@@ -166,7 +166,7 @@ async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
         to_stage = {"to_stage": outcome.stage} if isinstance(outcome, Moved) else {}
         LOG.info(outcome.news, step=seat.state.record.step, **to_stage)
     finally:
-        seat.close()
+        await seat.close(for_good=isinstance(outcome, Left))
     await peer.notes.remember_peers()
     return outcome
 

@@ -113,7 +113,7 @@ class Seat:
             MOST_UNTAKEN_S,
             num_slots=manifest.slots,
         )
-        pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor)
+        pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
         held = state.holdings.module, state.keep_graph
         self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(peer.governor.device))
@@ -161,12 +161,17 @@ class Seat:
         self.service.pace = replace(self.service.pace, duty=limits.duty)
         self.store.room.quota_bytes = limits.disk
 
-    def close(self) -> None:
-        """Stop serving, and free the stage's memory. The counts and the last record can still be read."""
+    async def close(self, *, for_good: bool) -> None:
+        """Stop serving. The counts and the last record can still be read.
+
+        Unless the daemon ends, wait for the pass under way and free the stage's memory.
+        """
         self.peer.reception.close()
         self.rounds.shut()
         self.executor.close()
-        self.state.release()
+        if not for_good:
+            await self.executor.ended()
+            self.state.release()
 
     async def keep_checkpoint(self) -> None:
         """Write the stage as it is to disk. If that fails, the log says why."""

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from peerd.background import INTERNAL_ERRORS
@@ -47,14 +47,16 @@ class Pace:
     slow_factor: float = 1.0
     duty: float = 1.0
     """The share of the time in which the device may compute; the owner's limit."""
+    rest: Callable[[float], None] = field(default=time.sleep, compare=False)
+    """Lets so many seconds pass in the middle of a job (`Executor.rest`)."""
 
     def hold(self, started_s: float, share: float) -> None:
-        """Sleep until work begun at `started_s` has taken `share` of the stand-in's time, or slow_factor / duty times its own time."""
+        """Rest until work begun at `started_s` has taken `share` of the stand-in's time, or slow_factor / duty times its own time."""
         spent = time.monotonic() - started_s
         factor = self.slow_factor / self.duty
         wanted = self.stand_in_s * share * factor if self.stand_in_s else spent * factor
         if wanted > spent:
-            time.sleep(wanted - spent)
+            self.rest(wanted - spent)
 
 
 class Executor:
@@ -65,7 +67,9 @@ class Executor:
         self._jobs: list[tuple[tuple[int, int, int], int, Priority, Callable[[], Any], Future[Any]]] = []
         """A heap of (turn, number, priority, work, future). The number keeps jobs of equal turn in order of arrival."""
         self._numbers = itertools.count()
-        self._guard = threading.Lock()
+        self._guard = threading.Condition()
+        """Held while a job is added to the heap or taken from it; told of each that is added."""
+        self._is_at_work = False
         self.busy_s = 0.0
         """Total seconds spent on forward and backward passes."""
 
@@ -77,6 +81,7 @@ class Executor:
         future: Future[Result] = Future()
         with self._guard:
             heapq.heappush(self._jobs, (_turn(priority, step), next(self._numbers), priority, work, future))
+            self._guard.notify()
         self._pool.submit(self._run_next)
         try:
             return await asyncio.wrap_future(future)
@@ -84,16 +89,45 @@ class Executor:
             future.add_done_callback(_report)  # nobody awaits the result any more
             raise
 
+    def rest(self, seconds: float) -> None:
+        """Let the time pass in the middle of a pass, which calls this. Control jobs run meanwhile, as they do between two passes."""
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            with self._guard:
+                job = heapq.heappop(self._jobs) if self._jobs and self._jobs[0][2] is Priority.CONTROL else None
+                if job is None:
+                    self._guard.wait(left_s)
+            if job is not None:
+                self._perform(*job[2:])
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a job runs now."""
+        return self._is_at_work
+
     def close(self) -> None:
-        """Cancel the jobs that have not begun and wait for the running one."""
+        """Cancel the jobs that have not begun. The running one goes on, which may take minutes: nothing can end it."""
         with self._guard:
             for *_, future in self._jobs:
                 future.cancel()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False)
+
+    async def ended(self) -> None:
+        """Wait until the job that ran when this was closed is done."""
+        await asyncio.to_thread(self._pool.shutdown)
 
     def _run_next(self) -> None:
         with self._guard:
-            _, _, priority, work, future = heapq.heappop(self._jobs)
+            if not self._jobs:
+                return  # what this call was made for has run while a pass rested
+            job = heapq.heappop(self._jobs)
+            self._is_at_work = True
+        try:
+            self._perform(*job[2:])
+        finally:
+            self._is_at_work = False
+
+    def _perform(self, priority: Priority, work: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         started = time.monotonic()

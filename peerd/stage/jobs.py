@@ -78,8 +78,7 @@ class StageJobs:
         gradient = decode(below, self._state.holdings.device)
         if not self._may_overflow(batch.ticket) and not all_finite([gradient]):
             raise BadMessageError("the next stage gave a gradient that is not finite")
-        outcome = backward(self._state, batch, gradient)
-        pace.hold(started_s, BACKWARD_SHARE)
+        outcome = backward(self._state, batch, gradient, lambda: pace.hold(started_s, BACKWARD_SHARE))
         gradient_out = self._given_back(call, batch, outcome)
         self._note_backward(batch, started_s)
         return outcome, gradient_out
@@ -87,8 +86,7 @@ class StageJobs:
     def last_stage(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace) -> tuple[BackwardResult, TensorBytes | None]:
         started_s = time.monotonic()
         batch, _ = self._take_inputs(call, ticket, chunks)
-        outcome = forward_backward(self._state, batch)
-        pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE)
+        outcome = forward_backward(self._state, batch, lambda: pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE))
         gradient_out = self._given_back(call, batch, outcome)
         self._note_backward(batch, started_s)
         return outcome, gradient_out

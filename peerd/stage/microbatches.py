@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,8 +29,8 @@ def forward(state: StageState, batch: HeldMicrobatch) -> Tensor:
     return _checked(state, batch, "activations", batch.output.detach())
 
 
-def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor) -> BackwardResult:
-    """Run the backward pass from the gradient of this stage's output, and add the gradients if the ledger allows it."""
+def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor, rest: Callable[[], None] = lambda: None) -> BackwardResult:
+    """Run the backward pass from the gradient of this stage's output, `rest`, and add the gradients if the ledger allows it."""
     if batch.generation != state.holdings.generation:  # the next stage has computed with those of the forward pass
         raise WrongStateError("the parameters have changed since the forward pass")
     output, module = batch.output, state.module_at(batch.ticket.step)
@@ -37,16 +38,16 @@ def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor) -> Back
     if output is None or batch.module is not module:
         output = _recompute(state, batch)
         batch.passes = ((SpanKind.RECOMPUTE, time.monotonic()),)
-    return _finish(state, batch, output, gradient, None)
+    return _finish(state, batch, output, (gradient, None), rest)
 
 
-def forward_backward(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
-    """Run the last stage's forward pass, loss and backward pass."""
+def forward_backward(state: StageState, batch: HeldMicrobatch, rest: Callable[[], None] = lambda: None) -> BackwardResult:
+    """Run the last stage's forward pass, loss and backward pass, `rest`, and add the gradients."""
     output = _recompute(state, batch)
     loss = float(output.detach())
     batch.passes = ((SpanKind.FORWARD, time.monotonic()),)
     _checked(state, batch, "loss", output.detach())
-    return _finish(state, batch, output, None, loss)
+    return _finish(state, batch, output, (None, loss), rest)
 
 
 def _checked(state: StageState, batch: HeldMicrobatch, what: str, *values: Tensor) -> Tensor:
@@ -69,7 +70,11 @@ def _compute(state: StageState, module: StageModule, batch: HeldMicrobatch) -> T
     return state.holdings.passes.forward(module, batch.ticket.step, batch.ticket.index, batch.inputs, batch.labels)
 
 
-def _finish(state: StageState, batch: HeldMicrobatch, output: Tensor, gradient: Tensor | None, loss: float | None) -> BackwardResult:
+def _finish(
+    state: StageState, batch: HeldMicrobatch, output: Tensor, ends: tuple[Tensor | None, float | None], rest: Callable[[], None]
+) -> BackwardResult:
+    """`ends`: the output's gradient, and the loss. `rest` comes before the microbatch counts as done: a round may open then."""
+    gradient, loss = ends
     step = batch.ticket.step
     module = state.module_at(step)
     parameters = list(module.parameters())
@@ -78,4 +83,5 @@ def _finish(state: StageState, batch: HeldMicrobatch, output: Tensor, gradient: 
     batch.output = batch.module = None
     _checked(state, batch, "gradients", *gradients)
     input_gradient = None if module.is_first else gradients.pop(0)
+    rest()
     return BackwardResult(input_gradient, state.accumulate(batch.ticket, gradients, loss))

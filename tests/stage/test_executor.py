@@ -115,18 +115,40 @@ async def test_work_that_has_begun_is_finished_though_its_caller_is_gone(executo
     assert await executor.run(Priority.CONTROL, lambda: "next") == "next"
 
 
-async def test_closing_forgets_what_has_not_begun_and_waits_for_what_has() -> None:
+async def test_closing_forgets_what_has_not_begun_and_keeps_nobody_waiting_for_what_has() -> None:
     executor, ran = Executor(), list[str]()
     gate = await held(executor)
     waiting = asyncio.ensure_future(executor.run(Priority.FORWARD, lambda: ran.append("waiting")))
     await asyncio.sleep(0)
-    closing = asyncio.ensure_future(asyncio.to_thread(executor.close))
+    executor.close()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert not closing.done()
+    ending = asyncio.ensure_future(executor.ended())
+    await asyncio.sleep(0.01)
+    assert not gate.work.done()
+    assert not ending.done()
     await gate.open()
-    await closing
+    await ending
     assert ran == []
+
+
+async def test_control_jobs_run_while_a_pass_rests_and_no_other_pass_does(executor: Executor) -> None:
+    """A peer whose owner allows a tenth of the time rests for minutes after a long pass: a round must not wait for that."""
+    entered, ran = threading.Event(), list[str]()
+
+    def work() -> None:
+        entered.set()
+        executor.rest(1.0)
+        ran.append("rested")
+
+    resting = asyncio.ensure_future(executor.run(Priority.BACKWARD, work))
+    await asyncio.to_thread(entered.wait, 10)
+    other = asyncio.ensure_future(executor.run(Priority.FORWARD, lambda: ran.append("other")))
+    await executor.run(Priority.CONTROL, lambda: ran.append("control"))
+    assert ran == ["control"]
+    await asyncio.gather(resting, other)
+    assert ran == ["control", "rested", "other"]
+    assert await executor.run(Priority.IDLE, lambda: "next") == "next"
 
 
 async def test_only_forward_and_backward_count_as_busy(executor: Executor) -> None:

@@ -350,3 +350,10 @@ def test_a_step_with_an_evaluation_in_its_middle_is_the_same_step() -> None:
     assert looked_at.add(1) == plain.add(1) == ""
     assert torch.equal(looked_at.state.accumulator.flat, plain.state.accumulator.flat)
     assert looked_at.state.record == plain.state.record
+
+
+def test_a_microbatch_is_done_only_after_its_pass_has_rested() -> None:
+    """A round opens when nothing is missing, and this peer joins it on the thread that rests."""
+    stage, seen = Stage(stage=1), list[int]()
+    outcome = forward_backward(stage.state, stage.batch(0), lambda: seen.append(stage.state.record.done))
+    assert (outcome.refused, seen, stage.state.record.done) == ("", [0], 1)
