@@ -129,6 +129,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("microbatches", work),
         ("exactness", exactness(counters)),
         ("traffic", traffic),
+        *_line_row(peer),
         *_direct_row(reply),
         ("data", plain(reply.get("data", ""))),
         *_reach_rows(reply),
@@ -198,6 +199,22 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
     return [("update", text if update["loss_scale"] is None else f"{text}, loss scale {update['loss_scale']:g}")]
 
 
+def mbit(rate: float) -> str:
+    """Bytes per second as Mbit/s in few digits; a dash if unknown."""
+    megabits = 8e-6 * rate
+    return f"{megabits:.2g}" if 0 < megabits < 99.5 else amount(round(megabits)) if rate else "-"
+
+
+def line_of(peer: PeerInfo) -> str:
+    """Up and down of a peer's line in Mbit/s; empty if nothing is known of either."""
+    up, down = peer.get("up", 0), peer.get("down", 0)  # absent from older daemons
+    return f"{mbit(up)}/{mbit(down)}" if up or down else ""
+
+
+def _line_row(peer: PeerInfo) -> list[tuple[str, str]]:
+    return [("line", f"{line_of(peer)} Mbit/s up/down, as measured while tensors passed")] if line_of(peer) else []
+
+
 def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
     """The row about direct connections."""
     direct = reply.get("direct")
@@ -240,6 +257,8 @@ def print_peers(reply: PeersReply) -> None:
     out.print(Text(swarm_line(reply)))
     out.print(swarm_table(reply))
     legend = [text for mark, text in _MARKS.items() if any(_mark(peer) == mark for stage in reply["stages"] for peer in stage["peers"])]
+    if any(line_of(peer) for stage in reply["stages"] for peer in stage["peers"]):
+        legend.append("up/dn in Mbit/s")
     if legend:
         out.print(Text(", ".join(legend), style="dim"))
 
@@ -259,12 +278,15 @@ def swarm_line(reply: PeersReply) -> str:
 def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> Table:
     """A table of stages and their peers. `labels` are short names of peers, by id."""
     shows_path = any("path" in peer for stage in reply["stages"] for peer in stage["peers"])  # a visitor sends no tensors, so it has none
-    table = empty_table(0 if shows_path else 1)
-    for heading in ("stage", "missing", "peer", "step", "phase", "holds", "queue", "samples/s", "device", *["path"] * shows_path):
+    shows_line = any(line_of(peer) for stage in reply["stages"] for peer in stage["peers"])
+    table = empty_table(0 if shows_path or shows_line else 1)
+    more = [*["path"] * shows_path, "up/dn" if shows_line else "device"]  # 80 columns have room for one of the two
+    speed = "smpl/s" if shows_path and shows_line else "samples/s"
+    for heading in ("stage", "missing", "peer", "step", "phase", "holds", "queue", speed, *more):
         justify: Literal["left", "right"] = "left" if heading in ("peer", "phase", "device", "path") else "right"
         table.add_column(heading, justify=justify, no_wrap=True, min_width={"step": 5, "phase": 12}.get(heading))
     for stage in reply["stages"]:
-        _add_stage(table, stage, labels or {})
+        _add_stage(table, stage, labels or {}, shows_path=shows_path, shows_line=shows_line)
     return table
 
 
@@ -280,7 +302,7 @@ def _mark(peer: PeerInfo) -> str:
     return {"relayed": "~", "client": "!"}.get(peer.get("reach", ""), "")
 
 
-def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> None:
+def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str], *, shows_path: bool, shows_line: bool) -> None:
     number, missing = str(stage["stage"]), str(stage["missing"])
     if not stage["peers"]:
         table.add_row(number, missing, Text("nobody", style="red"))
@@ -294,8 +316,8 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str]) -> Non
             held_by(peer),
             str(peer["queue"]),
             amount(peer["throughput"]),
-            plain(peer["device"], 6),
-            *([plain(peer["path"], 6)] if "path" in peer else []),
+            *[plain(peer.get("path", ""), 6)] * shows_path,
+            line_of(peer) if shows_line else plain(peer["device"], 6),
         )
     unknown = stage.get("num_peers", 0) - len(stage["peers"])
     if unknown > 0:

@@ -79,6 +79,8 @@ class PeerInfo(TypedDict):
     addresses: list[str]
     reach: str  # how others reach it: unknown, direct, relayed, client (not at all)
     relays: bool  # it relays for peers that cannot be dialled
+    up: int  # bytes per second of its uplink, measured by itself while tensors passed; 0: unknown
+    down: int  # the same of its downlink
     age_s: float  # since its last new record
     path: NotRequired[str]  # how this daemon sends it tensors: local, direct, tunnel or relay; absent for the daemon itself
 
@@ -170,6 +172,16 @@ class LinkInfo(TypedDict):
     reason: str
 
 
+class LineInfo(TypedDict):
+    """What this daemon knows of the line of another peer, in bytes per second; None: unknown."""
+
+    peer: str
+    sends: float | None  # rate at which tensors arrive there, as that peer tells
+    receives: float | None  # rate at which its tensors arrive here, as measured
+    up: float | None  # of its whole uplink: as its record says, and no more than was measured
+    down: float | None
+
+
 class StatusReply(TypedDict):
     schema: int
     join: str  # address for `peerd join`, with #RUN-ID
@@ -194,6 +206,7 @@ class StatusReply(TypedDict):
     relay: NotRequired[RelayInfo]
     update: NotRequired[UpdateInfo]
     links: NotRequired[list[LinkInfo]]  # empty where the manifest names the codecs
+    lines: NotRequired[list[LineInfo]]  # of live peers of which something is known
 
 
 class StageInfo(TypedDict):

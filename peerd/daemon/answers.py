@@ -21,7 +21,7 @@ from peerd.daemon.export import export_run
 from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
-from peerd.daemon.swarm_replies import TableReport, evaluation_info
+from peerd.daemon.swarm_replies import TableReport, evaluation_info, line_infos
 from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
@@ -83,6 +83,7 @@ class Answers:
             "reach": self._reach(),
             "relay": relay_info(peer),
             "update": self._update(),
+            "lines": line_infos(peer.network.links.traffic, peer.membership.live()),
             "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in seat.link_codecs.choices()],
         }
 

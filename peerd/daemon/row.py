@@ -35,6 +35,7 @@ class Row(OwnRow):
         if seat is None:
             return Vitals()
         peer, counters, history, trainer = seat.peer, seat.service.counters, seat.state.history, seat.trainer
+        up, down = peer.network.links.traffic.line.claims(peer.governor.limits)
         return Vitals(
             addresses=peer.reachability.addresses,
             reach=peer.reachability.reach,
@@ -54,6 +55,8 @@ class Row(OwnRow):
             kept_averages=seat.rounds.kept.num_kept,
             diverged_at=trainer.diverged_at if trainer else None,
             sidelined=seat.rounds.absences.sidelining.peers,
+            up=up,
+            down=down,
         )
 
     def fenced(self, reason: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, EvaluationInfo, PeerInfo, RunInfo, StageInfo
+from peerd.control.protocol import SCHEMA, EvaluationInfo, LineInfo, PeerInfo, RunInfo, StageInfo
+from peerd.link.traffic import Traffic
 from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
 from peerd.swarm.clock import clock_s
@@ -20,6 +21,16 @@ ROW = [name for name in PeerInfo.__annotations__ if name != "path"]
 
 def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
     return None if evaluation is None else {"step": evaluation.step, "loss": evaluation.loss}
+
+
+def line_infos(traffic: Traffic, live: LiveView) -> list[LineInfo]:
+    """What is known of the lines of other live peers."""
+    found = list[LineInfo]()
+    for record in live.records:
+        (sends, receives), (up, down) = traffic.rates(record.peer), traffic.line.rates_of(record)
+        if record.peer != live.me and any(rate is not None for rate in (sends, receives, up, down)):
+            found.append({"peer": record.peer, "sends": sends, "receives": receives, "up": up, "down": down})
+    return found
 
 
 def path_unknown(_peer: PeerId) -> str:

@@ -94,6 +94,7 @@ class CallHeader(_message.Message):
     GRADIENT_CODEC_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AGAIN_FIELD_NUMBER: _builtins.int
+    RECEIVE_RATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
     run: _builtins.str
@@ -111,6 +112,8 @@ class CallHeader(_message.Message):
     """how many times its trainer has launched this microbatch before: each takes another way"""
     again: _builtins.bool
     """a call for it was made before, or may have been: another peer may have added it, too"""
+    receive_rate: _builtins.float
+    """bytes per second at which tensors come in from the callee; 0: not measured yet"""
     @_builtins.property
     def accumulate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stages that must add this microbatch to their accumulator"""
@@ -143,10 +146,11 @@ class CallHeader(_message.Message):
         gradient_codec: _builtins.str = ...,
         attempt: _builtins.int = ...,
         again: _builtins.bool = ...,
+        receive_rate: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "receive_rate", b"receive_rate", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 from google.protobuf.message import Message as ProtoMessage
 
 from peerd.config.codec import NONE, Codec
+from peerd.link.line import OwnLine
 from peerd.policy.route.compressing import RateMeter
 from peerd.table.record import PeerId
 
@@ -63,6 +64,8 @@ class Traffic:
     """Bytes per second at which this peer's tensors arrive at the other end, as that end has measured and told."""
     heard_s: dict[PeerId, float] = field(default_factory=dict)
     """When bytes last came from each peer (`time.monotonic`), by whichever way."""
+    line: OwnLine = field(default_factory=OwnLine)
+    """The rates of the line that all links of this peer share."""
     taken: dict[PeerId, Way] = field(default_factory=dict)
     """The way that the last microbatch to each peer took."""
 
@@ -91,23 +94,29 @@ class Traffic:
     @contextmanager
     def receiving(self, link: Link, num_bytes: int) -> Iterator[None]:
         """Measure the arrival of `num_bytes` of tensors over `link`. Enter when their first message has arrived."""
-        meter = self.incoming[link]
-        meter.begin(time.monotonic())
+        meter, began_s = self.incoming[link], time.monotonic()
+        meter.begin(began_s)
         arrived = 0
         try:
             yield
             arrived = num_bytes
         finally:
-            meter.end(arrived, time.monotonic())
+            ended_s = time.monotonic()
+            meter.end(arrived, ended_s)
+            self.line.received_from(link[0], arrived, ended_s - began_s)
 
     def hear(self, peer: PeerId) -> None:
         """Note that a message of this peer has just arrived."""
         self.heard_s[peer] = time.monotonic()
 
-    def told(self, link: Link, rate: float) -> None:
-        """Take the rate at which the peer says this peer's tensors arrive over `link`; 0 where it does not know yet."""
+    def told(self, link: Link, rate: float, num_bytes: int = 0) -> None:
+        """Take the rate at which the peer says this peer's tensors arrive over `link`; 0 where it does not know yet.
+
+        `num_bytes`: the size of the tensors that were sent last; a rate that was told of none says nothing of this peer's line.
+        """
         if math.isfinite(rate) and rate > 0:
             self.outgoing[link] = rate
+            self.line.told(link[0], rate, num_bytes)
 
     def rates(self, peer: PeerId, way: Way | None = None) -> tuple[float | None, float | None]:
         """Return bytes per second to and from the peer by `way`, by default that of the last microbatch; None where unknown."""
@@ -118,6 +127,7 @@ class Traffic:
     def forget(self, peer: PeerId) -> None:
         self.taken.pop(peer, None)
         self.heard_s.pop(peer, None)
+        self.line.forget(peer)
         for way in Way:
             self.forget_way(peer, way)
 

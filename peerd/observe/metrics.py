@@ -41,6 +41,7 @@ METRICS = (
     MetricSpec("peerd_evaluation_step", "gauge", "Step whose parameters the last evaluation is of; absent until one is known"),
     MetricSpec("peerd_swarm_tokens_per_second", "gauge", "Tokens the whole swarm trained on per second, over the last ten steps"),
     MetricSpec("peerd_samples_per_second", "gauge", "What this daemon computes while it has work, moving average"),
+    MetricSpec("peerd_line_bytes_per_second", "gauge", "What the line carried while tensors passed, 0 if unknown", ("direction",)),
     MetricSpec("peerd_contributed_tokens_total", "counter", "Tokens of microbatches this daemon accumulated"),
     MetricSpec("peerd_queue_microbatches", "gauge", "Microbatches this daemon holds"),
     MetricSpec("peerd_in_flight_microbatches", "gauge", "Microbatches this daemon has launched that are not back"),

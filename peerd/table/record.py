@@ -16,6 +16,8 @@ MAX_PERIODS = 256
 """No peer counts as live for longer than three times so many announce periods after its last record."""
 MAX_THROUGHPUT = 1e9
 """Samples per second of one peer."""
+MAX_RATE = 1 << 40
+"""Bytes per second of a line."""
 MAX_LOSS = 1e30
 """Nats per token. A run that diverges may come near it."""
 MAX_ASIDES = 3
@@ -217,6 +219,10 @@ class Vitals:
     """The step of which this peer's trainer got values that are not finite, whichever way it tried."""
     sidelined: Annotated[tuple[PeerId, ...], 36, many(PEER, MAX_SIDELINED)] = ()
     """Mates that this peer leaves out, because rounds have waited for them in vain."""
+    up: Annotated[int, 37, count(MAX_RATE)] = 0
+    """Bytes per second of its uplink, measured while something was under way (policy/round/line_rates.py). 0: unknown."""
+    down: Annotated[int, 37, count(MAX_RATE)] = 0
+    """The same of its downlink."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

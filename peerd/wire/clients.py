@@ -73,8 +73,8 @@ class StageClient(Client):
         async with self._lanes.turn(peer) as turn:
             channel, way = await self._links.way_for_tensors(peer)
             method = channel.stream_stream(BACKPROPAGATE, request_serializer=CALLS.serialize, response_deserializer=REPLIES.deserialize)
-            header = convert.call_to(call, self._run, records)
             traffic = self._links.traffic
+            header = convert.call_to(call, self._run, records, traffic.rates(peer, way)[1])
             traffic.taken[peer] = way
 
             async def messages() -> AsyncIterator[stage_pb2.CallMessage | Headed | Pieces]:
@@ -108,7 +108,7 @@ class StageClient(Client):
                     traffic.received("activation_gradients", PeerRole.NEXT_STAGE, expected.num_bytes, expected.codec)
                 if await read_within(rpc.__aiter__(), patience_s) is not None:
                     raise BadMessageError("the reply has more bytes than the gradient")
-                traffic.told((peer, way), done.receive_rate)
+                traffic.told((peer, way), done.receive_rate, call.inputs.num_bytes)
                 return convert.result_from(done, gradient)
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:

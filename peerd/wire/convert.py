@@ -94,7 +94,8 @@ def _known_codec(name: str) -> Codec | None:
         raise BadMessageError(str(error)) from None
 
 
-def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.CallHeader:
+def call_to(call: Call, run: str, records: Iterable[RawRecord], receive_rate: float | None = None) -> stage_pb2.CallHeader:
+    """`receive_rate`: bytes per second at which tensors come from the callee; None: not measured yet."""
     return _copied(
         stage_pb2.CallHeader,
         call,
@@ -107,6 +108,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord]) -> stage_pb2.Cal
         labels=tensor_to(call.labels),
         records=records_to(records),
         gradient_codec=str(call.gradient_codec) if call.gradient_codec else "",
+        receive_rate=receive_rate or 0.0,
     )
 
 

@@ -180,6 +180,8 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
         self._door.check_run(header.run)
         call = convert.call_from(header)
         self._handler.absorb(link[0], convert.records_from(header.records))
+        if self._door.knows(link[0]):
+            self._door.traffic.told(link, header.receive_rate, call.inputs.num_bytes)
 
         async def receive() -> tuple[memoryview, ...]:
             num_bytes = call.inputs.num_bytes + call.labels.num_bytes

@@ -56,6 +56,8 @@ def peer_info(**changes: Any) -> PeerInfo:
         "addresses": ["/ip4/127.0.0.1/tcp/31337"],
         "reach": "direct",
         "relays": False,
+        "up": 0,
+        "down": 0,
         "age_s": 0.4,
     }
     return cast("PeerInfo", {**fields, **changes})

@@ -112,7 +112,23 @@ def test_peers_says_by_which_path_tensors_go_to_each_where_that_is_known(capsys:
     print_peers(reply)
     lines = lines_of(capsys)
     assert max(map(len, lines)) <= 80
-    assert [line.split()[-1] for line in lines[-5:] if not set(line) <= set("\u2500 ")][-4:] == ["cpu", "local", "tunnel", "relay"]
+    assert [line.split()[-1] for line in lines[-5:] if not set(line) <= set("\u2500 ")][-4:] == ["cpu"] * 4
+    assert [line.split()[-2] for line in lines[-3:]] == ["local", "tunnel", "relay"]
+
+
+def test_peers_and_status_show_what_lines_carry_where_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=3)
+    print_peers(reply)
+    assert "up/dn" not in capsys.readouterr().out
+    for peer, (up, down) in zip(reply["stages"][0]["peers"], ((640_000, 12_500_000), (0, 2_500_000), (1 << 40, 1 << 40)), strict=True):
+        peer["up"], peer["down"], peer["path"], peer["done"], peer["throughput"] = up, down, "tunnel", 8192, 99999.0
+    print_peers(reply)
+    lines = lines_of(capsys)
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "up/dn in Mbit/s"
+    assert [line.split()[-1] for line in lines[-4:-1]] == ["5.1/100", "-/20", "8.8M/8.8M"]
+    print_status(status_reply(peer=peer_info(up=2_500_000, down=11_000_000)))
+    assert "20/88 Mbit/s up/down" in capsys.readouterr().out
 
 
 def test_status_says_how_others_reach_this_machine_and_what_it_relays(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from peerd.table.record import (
     MAX_LOSS,
     MAX_PEERS,
     MAX_PERIODS,
+    MAX_RATE,
     MAX_SIDELINED,
     MAX_STAGES,
     MAX_STEP,
@@ -252,5 +253,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "next_asides": lambda w: w.many(lambda: Aside(w.peer(), w.ledger()), MAX_ASIDES),
     "unreached": lambda w: w.many(w.peer),
     "sidelined": lambda w: w.many(w.peer, MAX_SIDELINED),
+    "up": lambda w: w.count(MAX_RATE),
+    "down": lambda w: w.count(MAX_RATE),
 }
 """By field of a record: any value that its form lets through."""

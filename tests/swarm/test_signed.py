@@ -30,6 +30,7 @@ from peerd.swarm.signed import (
     unpack_record,
 )
 from peerd.table.record import (
+    MAX_RATE,
     MAX_STAGES,
     MAX_STEP,
     Aside,
@@ -90,6 +91,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "software": texts,
     "device": texts,
     "memory_bytes": counts,
+    "up": st.integers(0, MAX_RATE),
+    "down": st.integers(0, MAX_RATE),
     "gives_start": st.booleans(),
     "periods": st.integers(1, 256),
     "summary": st.none()
@@ -321,6 +324,8 @@ READERS: tuple[Callable[[bytes], object], ...] = (
         {"throughput": float("nan")},
         {"throughput": 1e308},
         {"throughput": -1.0},
+        {"up": MAX_RATE + 1},
+        {"down": 2.5},
         {"last_loss": float("inf")},
         {"last_loss": -1.0},
         {"evaluation": Evaluation(1, -1000.0)},

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import exactness, held_by, phase_of, plain, short_id
+from peerd.cli.render import exactness, held_by, line_of, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
@@ -202,6 +202,7 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
         ("software", plain(peer["software"], 60)),
         ("record", f"{duration(peer['age_s'])} old, incarnation {peer['incarnation']}, {peer['inexact']} steps inexact"),
         ("reach", plain(peer.get("reach", "unknown"), 12) + (", relays for others" if peer.get("relays") else "")),
+        *([("line", f"{line_of(peer)} Mbit/s up/down, as it measured")] if line_of(peer) else []),
         *([("path", _PATHS.get(peer["path"], plain(peer["path"], 12)))] if "path" in peer else []),
         *(("address" if index == 0 else "", address) for index, address in enumerate(addresses)),
     )

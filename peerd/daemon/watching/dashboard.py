@@ -249,7 +249,7 @@ def _peer(peer: PeerInfo) -> Sequence[object]:
     phase = "suspect" if peer["suspect"] else "leaving" if peer["leaving"] else peer["phase"]
     throughput = round(peer["throughput"], 2)
     work = [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
-    return [*work, peer["reach"]]
+    return [*work, peer["reach"], peer["up"], peer["down"]]
 
 
 def _span_s(samples: Sequence[Sample]) -> float:

@@ -1,0 +1,98 @@
+"""What this peer measures of its own line, and of the lines of others, while tensors pass: `policy/round/line_rates.py` says what follows.
+
+Whoever moves bulk over links calls `received_from` and `delivered_to`; `rates_of` is what a round's leader asks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from peerd.policy.owner.governor import Limits
+from peerd.policy.round.line_rates import LineMeter, RateSamples, claims, line_rate
+from peerd.table.record import PeerId, PeerRecord
+
+
+class LineRates(NamedTuple):
+    """Bytes per second of a peer's line; None: unknown."""
+
+    up: float | None
+    down: float | None
+
+
+class OwnLine:
+    """The rates of this peer's line, and what it has seen of the lines of others."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._up, self._down = LineMeter(), LineMeter()
+        self._before = LineRates(None, None)
+        """What is known from a probe, or from peers that are gone."""
+        self._told: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
+        """The rates at which each peer says that this peer's tensors arrive there."""
+        self._ups: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
+        self._downs: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
+
+    def received_from(self, peer: PeerId, num_bytes: int, busy_s: float, line_share: float | None = None) -> None:
+        """Count bytes of `peer` that have just arrived whole, `busy_s` seconds after the first of them.
+
+        `line_share`: the share of the peer's uplink that they had, as far as it is known: 1 where it sends to nobody else meanwhile; in an
+        exchange, what it owes to this peer by what it owes to all. None: unknown, so the transfer tells nothing of the peer's whole uplink.
+        """
+        self._passed(self._down, self._ups, peer, num_bytes, busy_s, line_share)
+
+    def delivered_to(self, peer: PeerId, num_bytes: int, busy_s: float, line_share: float | None = None) -> None:
+        """Count bytes that `peer` has just acknowledged, `busy_s` seconds after the first of them was sent.
+
+        `line_share`: the share of the peer's downlink that they had, as for `received_from`.
+        """
+        self._passed(self._up, self._downs, peer, num_bytes, busy_s, line_share)
+
+    def told(self, peer: PeerId, rate: float, num_bytes: int) -> None:
+        """Take the rate at which a peer says that this peer's tensors arrive there; the last ones had `num_bytes`."""
+        self._told[peer].saw(rate, num_bytes / rate)
+
+    def probed(self, up: float, down: float) -> None:
+        """Take the rates of a probe (0: not measured). They count until tensors tell more."""
+        self._before = LineRates(up or None, down or None)
+
+    @property
+    def measured(self) -> LineRates:
+        """The rates of this peer's own line, as far as it has seen them.
+
+        While nothing bulky was acknowledged, the uplink is what others tell: the second highest, which one liar among several cannot raise.
+        """
+        told = sorted(rate for meter in self._told.values() if (rate := meter.rate) is not None)
+        up = self._up.rate or (told[-2:][0] if told else None)
+        return LineRates(up or self._before.up, self._down.rate or self._before.down)
+
+    def claims(self, limits: Limits) -> tuple[int, int]:
+        """Up and down for this peer's record."""
+        return claims(*self.measured, limits.upload, limits.download)
+
+    def seen_of(self, peer: PeerId) -> LineRates:
+        """The rates of a peer's line as measured here."""
+        return LineRates(*(meters[peer].rate if peer in meters else None for meters in (self._ups, self._downs)))
+
+    def rates_of(self, record: PeerRecord) -> LineRates:
+        """The rates of a peer's line as far as they are believed: what its record says, bounded by what was measured here."""
+        own, seen = self.measured, self.seen_of(record.peer)
+        return LineRates(line_rate(record.up, seen.up, own.down), line_rate(record.down, seen.down, own.up))
+
+    def forget(self, peer: PeerId) -> None:
+        """Forget a peer that is gone. What it told of this peer's uplink counts until others tell more."""
+        self._before = self.measured
+        for meters in (self._ups, self._downs, self._told):
+            meters.pop(peer, None)
+
+    def _passed(
+        self, own: LineMeter, others: dict[PeerId, RateSamples], peer: PeerId, num_bytes: int, busy_s: float, line_share: float | None
+    ) -> None:
+        if not (busy_s > 0 and num_bytes > 0):
+            return
+        now_s = self._clock()
+        own.passed(num_bytes, now_s - busy_s, now_s)
+        if line_share is not None and line_share > 0:
+            others[peer].saw(num_bytes / busy_s / line_share, busy_s)

@@ -1,0 +1,147 @@
+"""The rates of peers' lines, in bytes per second: how a peer measures its own in passing, what its record says, and what others believe.
+
+A home line binds at the access: whatever way tensors take to whichever peer, they share one uplink and one downlink. So a peer has two
+rates. It measures them while it has something under way, since an idle line tells nothing. What is measured is a lower bound: the other
+end, or the path, may have been the slower one. Hence the 90th percentile, and not the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from peerd.policy.round.proposing import believed
+from peerd.table.record import MAX_RATE
+
+PERCENTILE = 0.9
+SLOT_S = 1.0
+KEPT_SLOTS = 60
+"""Slots of time with traffic that count: a line that got slower shows after 54 of them, one that got faster after 6."""
+KEPT_S = KEPT_SLOTS * SLOT_S
+MOST_SAMPLES = 256
+LEAST_S, LEAST_BYTES = 0.25, 1 << 20
+"""One of them has to be reached before a rate is known."""
+RATE_STEP = 1.05
+"""Rates in records are powers of this, so that noise changes no record."""
+ROOM = 0.8
+"""What came at less than this share of the receiver's own rate was not slowed down by the receiver's line."""
+
+Sample = tuple[float, float]
+"""A rate, and the seconds of being busy that it was measured over."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    bytes: float = 0.0
+    busy: list[tuple[float, float]] = field(default_factory=list)
+    """When something was under way: spans that do not overlap, in order."""
+
+    def add(self, num_bytes: float, began_s: float, ended_s: float) -> None:
+        self.bytes += num_bytes
+        while self.busy and self.busy[-1][1] >= began_s:
+            first_s, last_s = self.busy.pop()
+            began_s, ended_s = min(began_s, first_s), max(ended_s, last_s)
+        self.busy.append((began_s, ended_s))
+
+    @property
+    def sample(self) -> Sample:
+        busy_s = sum(ended_s - began_s for began_s, ended_s in self.busy)
+        return self.bytes / busy_s, busy_s
+
+
+class LineMeter:
+    """Measures one direction of a line. It holds numbers only; the caller reports what passed, in the order of the ends."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, _Slot] = {}
+
+    def passed(self, num_bytes: float, began_s: float, ended_s: float) -> None:
+        """Bytes that were under way from `began_s` to `ended_s`.
+
+        Transfers that overlap share the line: their bytes add up, their time does not.
+        """
+        if not ended_s > began_s:
+            return
+        rate, last = num_bytes / (ended_s - began_s), math.floor(ended_s / SLOT_S)
+        for number in range(max(math.floor(began_s / SLOT_S), last - KEPT_SLOTS), last + 1):
+            first_s, until_s = max(began_s, number * SLOT_S), min(ended_s, (number + 1) * SLOT_S)
+            if until_s > first_s:
+                self._slots.setdefault(number, _Slot()).add(rate * (until_s - first_s), first_s, until_s)
+        while len(self._slots) > KEPT_SLOTS:
+            del self._slots[min(self._slots)]
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None while too little is known."""
+        return _percentile([slot.sample for slot in self._slots.values()])
+
+
+class RateSamples:
+    """Rates of one direction of a line that were measured elsewhere, or of a part of it."""
+
+    def __init__(self) -> None:
+        self._samples: deque[Sample] = deque()
+        self._busy_s = 0.0
+        self._known: float | None = None
+        self._is_known = True
+
+    def saw(self, rate: float, busy_s: float) -> None:
+        """Take a rate that was measured over so many seconds of being busy."""
+        if not (math.isfinite(rate) and rate > 0 and math.isfinite(busy_s) and busy_s > 0):
+            return
+        self._samples.append((rate, busy_s))
+        self._busy_s += busy_s
+        self._is_known = False
+        while len(self._samples) > MOST_SAMPLES or (len(self._samples) > 1 and self._busy_s - self._samples[0][1] >= KEPT_S):
+            self._busy_s -= self._samples.popleft()[1]
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None while too little is known."""
+        if not self._is_known:
+            self._known, self._is_known = _percentile(self._samples), True
+        return self._known
+
+
+def _percentile(samples: Collection[Sample]) -> float | None:
+    """The 90th percentile of the rates, each weighted by its time."""
+    busy_s = sum(took_s for _, took_s in samples)
+    if busy_s < LEAST_S and sum(rate * took_s for rate, took_s in samples) < LEAST_BYTES:
+        return None
+    ranked = sorted(samples)
+    so_far_s = accumulate(took_s for _, took_s in ranked)
+    return next((rate for (rate, _), passed_s in zip(ranked, so_far_s, strict=True) if passed_s >= PERCENTILE * busy_s), None)
+
+
+def claims(up: float | None, down: float | None, upload_limit: float = 0.0, download_limit: float = 0.0) -> tuple[int, int]:
+    """What a peer's record says of its up and down, from what it has measured (None: nothing) and its owner's limits (0: none).
+
+    What arrives shows what others sent rather than what the line could take, and a line's download is hardly ever slower than its upload.
+    So `down` is at least `up`, within the limit. Otherwise a fast peer among slow ones would get no more to do than they, and never learn
+    that it can do more.
+    """
+    down = down if up is None else max(up, down or 0.0)
+    return _claim(up, upload_limit), _claim(down, download_limit)
+
+
+def _claim(rate: float | None, limit: float) -> int:
+    """A rate for a record, rounded down to a step; 0: unknown."""
+    if rate is None:
+        return 0
+    bounded = min(rate, limit or math.inf, MAX_RATE)
+    return int(RATE_STEP ** math.floor(math.log(bounded, RATE_STEP))) if bounded >= 1 else 0
+
+
+def line_rate(claimed: float, measured: float | None, own: float | None) -> float | None:
+    """The rate of a peer's line as another one believes it; None: unknown.
+
+    `claimed`: what the peer's record says (0: nothing); `measured`: what the other one measured of it; `own`: the rate of the other one's
+    own line in the opposite direction. A measurement near `own` shows the other one's line, and bounds no claim.
+    """
+    if claimed <= 0:
+        return measured
+    bounds = measured is not None and (own is None or measured < ROOM * own)
+    return believed(claimed, measured if bounds else None)

@@ -1,0 +1,103 @@
+"""A peer's own line, measured while tensors pass, and what it believes of the lines of others."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from peerd.link.line import LineRates, OwnLine
+from peerd.link.traffic import Traffic, Way
+from peerd.policy.owner.governor import Limits
+from peerd.table.record import PeerId, PeerRecord
+
+MBIT = 125_000
+A, B, LIAR = PeerId("a"), PeerId("b"), PeerId("liar")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def exchange(line: OwnLine, clock: Clock, peers: tuple[PeerId, ...], up: float, down: float, seconds: int) -> None:
+    """A chunk from and to each peer each second, side by side, each with an equal share of this peer's line."""
+    for _ in range(seconds):
+        clock.now_s += 1
+        for peer in peers:
+            line.received_from(peer, round(down / len(peers)), 1.0, line_share=1 / len(peers))
+            line.delivered_to(peer, round(up / len(peers)), 1.0, line_share=1 / len(peers))
+
+
+def test_the_record_says_what_passed_in_each_direction() -> None:
+    clock = Clock()
+    line = OwnLine(clock)
+    assert line.claims(Limits()) == (0, 0)
+    exchange(line, clock, (A, B), 20 * MBIT, 100 * MBIT, 10)
+    assert line.measured == pytest.approx((20 * MBIT, 100 * MBIT))
+    up, down = line.claims(Limits())
+    assert 19 * MBIT < up <= 20 * MBIT
+    assert 95 * MBIT < down <= 100 * MBIT
+    up, down = line.claims(Limits(upload=5 * MBIT, download=30 * MBIT))
+    assert up <= 5 * MBIT
+    assert down <= 30 * MBIT
+
+
+def test_a_claim_counts_as_far_as_the_claimants_chunks_came() -> None:
+    clock = Clock()
+    line = OwnLine(clock)
+    exchange(line, clock, (A,), 20 * MBIT, 100 * MBIT, 10)
+    exchange(line, clock, (LIAR,), 20 * MBIT, 5 * MBIT, 10)
+    believed = [line.rates_of(PeerRecord(peer=peer, up=90 * MBIT, down=90 * MBIT)).up for peer in (A, LIAR, B)]
+    assert believed == pytest.approx([90 * MBIT, 5 * MBIT, 90 * MBIT])
+    assert line.rates_of(PeerRecord(peer=B)) == LineRates(None, None)
+    assert line.rates_of(PeerRecord(peer=LIAR)).up == pytest.approx(5 * MBIT)
+
+
+def test_a_transfer_of_unknown_share_bounds_nobodys_claim() -> None:
+    line = OwnLine()
+    line.received_from(A, 8 * MBIT, 8.0)
+    assert line.rates_of(PeerRecord(peer=A, up=90 * MBIT)).up == 90 * MBIT
+    assert line.measured.down == pytest.approx(MBIT)
+
+
+def test_of_what_others_tell_the_second_highest_counts_until_chunks_are_acknowledged() -> None:
+    clock = Clock()
+    line = OwnLine(clock)
+    line.told(A, 20 * MBIT, 8 << 20)
+    assert line.measured.up == 20 * MBIT
+    line.told(LIAR, 1e12, 1 << 60)
+    assert line.measured.up == 20 * MBIT
+    line.told(B, 18 * MBIT, 8 << 20)
+    assert line.measured.up == 20 * MBIT
+    exchange(line, clock, (A, B), 25 * MBIT, 100 * MBIT, 10)
+    assert line.measured.up == pytest.approx(25 * MBIT)
+
+
+def test_a_probe_counts_until_tensors_tell_more() -> None:
+    clock = Clock()
+    line = OwnLine(clock)
+    line.probed(up=10 * MBIT, down=0.0)
+    assert line.measured == LineRates(10 * MBIT, None)
+    exchange(line, clock, (A,), 5 * MBIT, 5 * MBIT, 10)
+    assert line.measured.up == pytest.approx(5 * MBIT)
+
+
+def test_tensors_of_microbatches_are_counted_and_a_peer_that_is_gone_is_forgotten() -> None:
+    traffic, link = Traffic(), (A, Way.TUNNEL)
+    for rate in (math.nan, math.inf, -1.0, 0.0):
+        traffic.told(link, rate, 1 << 20)
+    assert traffic.line.measured == LineRates(None, None)
+    traffic.told(link, 1e6, 1 << 20)
+    with traffic.receiving(link, 100 << 20):
+        pass
+    up, down = traffic.line.measured
+    assert up == 1e6
+    assert down is not None
+    traffic.line.received_from(A, 1 << 20, 1.0, 1.0)
+    traffic.forget(A)
+    assert traffic.line.seen_of(A) == LineRates(None, None)
+    assert traffic.line.measured.up == 1e6
