@@ -18,6 +18,8 @@ WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _UNITS = ("", "K", "M", "G", "T", "P")
 _MARKS = {"+": "+ relays for others", "~": "~ behind a relay", "!": "! cannot be dialled"}
+AT_WORK_FROM_S = 10.0
+"""A peer that holds microbatches and has added none for this long is shown at work, with the time: else it would seem to stand still."""
 _SEVERITY_STYLE = {"problem": "red", "warning": "yellow", "info": "dim"}
 
 
@@ -44,6 +46,8 @@ def amount(value: float) -> str:
         value /= 1000
         step += 1
     if step == 0:
+        if 1e-4 <= abs(value) < 0.095:
+            return f"{value:.2g}"
         return f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.1f}"
     return f"{value:.3g}{_UNITS[step]}"
 
@@ -72,9 +76,12 @@ def sparkline(values: list[float], width: int = 30) -> str:
 
 
 def phase_of(peer: PeerInfo) -> str:
-    """The phase of a peer, or `suspect` or `leaving`, which matter more."""
+    """The phase of a peer, or `suspect` or `leaving`, which matter more; or for how long it has worked at one microbatch."""
     if peer["suspect"]:
         return "suspect"
+    still_s = peer.get("still_s", 0.0)  # absent from older daemons
+    if peer["phase"] == "accumulating" and peer["queue"] and still_s >= AT_WORK_FROM_S and not peer["leaving"]:
+        return f"works {duration(still_s)}"
     return "leaving" if peer["leaving"] else plain(peer["phase"], 12)
 
 
@@ -125,6 +132,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         *_update_rows(reply),
         *_evaluation_row(reply),
         *_link_rows(reply),
+        *computing_row(reply),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
@@ -143,6 +151,15 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
             ("stand-in", f"{reply['compute_stand_in_ms']:g} ms per microbatch, {reply['slow_factor']:g}x slow: speeds are not real")
         )
     return rows
+
+
+def computing_row(reply: StatusReply) -> list[tuple[str, str]]:
+    """The microbatch that is computed, where one takes so long that the peer might seem to stand still."""
+    found = reply.get("computing")
+    if found is None or max(found["for_s"], found["usual_s"]) < AT_WORK_FROM_S:
+        return []
+    usual = f"; one takes {duration(found['usual_s'])} here" if found["usual_s"] else ""
+    return [("computes", f"microbatch {found['index']} of step {found['step']} for {duration(found['for_s'])}{usual}")]
 
 
 def print_limits(reply: Mapping[str, Any]) -> None:

@@ -82,6 +82,8 @@ class PeerInfo(TypedDict):
     up: int  # bytes per second of its uplink, measured by itself while tensors passed; 0: unknown
     down: int  # the same of its downlink
     age_s: float  # since its last new record
+    still_s: NotRequired[float]  # since its step, phase or ledger last changed, as this daemon has seen it; 0 for a visitor
+    microbatch_s: NotRequired[float]  # computing time of a microbatch; 0: not known yet
     path: NotRequired[str]  # how this daemon sends it tensors: local, direct, tunnel or relay; absent for the daemon itself
 
 
@@ -132,6 +134,15 @@ class DirectInfo(TypedDict):
     peers: int  # number of peers connected directly
     local: NotRequired[int]  # of these over a local socket; absent from older daemons
     why: str  # reason for having none; empty where they are allowed
+
+
+class ComputingInfo(TypedDict):
+    """The microbatch that this daemon computes now."""
+
+    step: int
+    index: int
+    for_s: float  # computing time so far
+    usual_s: float  # of a microbatch; 0: not known yet
 
 
 class UpdateInfo(TypedDict):
@@ -191,6 +202,7 @@ class StatusReply(TypedDict):
     run: RunInfo
     peer: PeerInfo
     counters: Counters
+    computing: NotRequired[ComputingInfo | None]  # None: no pass runs now
     decision: str  # last decision of the step rules, with its reason
     rebalancing: str  # reason of the last rebalancing plan
     moves: int  # number of times this daemon changed its stage

@@ -13,7 +13,19 @@ from typing import Any, cast
 
 from peerd.background import INTERNAL_ERRORS
 from peerd.config.schedule import learning_rate_at
-from peerd.control.protocol import SCHEMA, Counters, DirectInfo, HealthItem, OwnerInfo, PeerInfo, PeersReply, ReachInfo, RunInfo, UpdateInfo
+from peerd.control.protocol import (
+    SCHEMA,
+    ComputingInfo,
+    Counters,
+    DirectInfo,
+    HealthItem,
+    OwnerInfo,
+    PeerInfo,
+    PeersReply,
+    ReachInfo,
+    RunInfo,
+    UpdateInfo,
+)
 from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
 from peerd.daemon.departure import Departure
@@ -28,6 +40,7 @@ from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
 from peerd.policy.swarm.checkup import CAPPED
 from peerd.policy.swarm.clocks import Whose
 from peerd.policy.swarm.health import Facts, HealthNote, health, open_files, unwritten_files
+from peerd.policy.swarm.pace import way_s
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Phase, Reach
 from peerd.unwritten import UNWRITTEN
@@ -45,7 +58,7 @@ class Answers:
         self._governor = peer.governor
         self._started_s = time.monotonic()
         self._dashboard_address = dashboard_address
-        self._table = TableReport(peer.place.signed, peer.membership, peer.network.path_to)
+        self._table = TableReport(peer.place.signed, peer.membership, peer.network.path_to, lambda other: peer.notes.still_s(other))
 
     def verbs(self) -> dict[str, Verb]:
         return {
@@ -69,6 +82,7 @@ class Answers:
             "run": self._table.run(),
             "peer": self._own_row(),
             "counters": self.counters(),
+            "computing": self._computing(),
             "decision": str(seat.stepper.decision),
             "rebalancing": seat.rebalance_reason,
             "moves": peer.moves,
@@ -86,6 +100,13 @@ class Answers:
             "lines": line_infos(peer.network.links.traffic, peer.membership.live()),
             "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in seat.link_codecs.choices()],
         }
+
+    def _computing(self) -> ComputingInfo | None:
+        computing, now_s = self._peer.seat.service.computing, time.monotonic()
+        found = computing.present
+        if found is None:
+            return None
+        return {"step": found.step, "index": found.index, "for_s": now_s - found.since_s, "usual_s": computing.usual_s()}
 
     def _direct(self) -> DirectInfo:
         direct = self._peer.network.direct
@@ -219,15 +240,16 @@ class Answers:
     def _facts(self) -> Facts:
         """Return the facts that this peer's health is derived from."""
         peer, seat, train = self._peer, self._peer.seat, self._peer.place.manifest.train
-        me, met = peer.membership.me, peer.membership.view.sightings
+        me, met, live = peer.membership.me, peer.membership.view.sightings, peer.membership.live()
         return Facts(
             mine=seat.state.record,
-            live=peer.membership.live(),
+            live=live,
             num_stages=train.num_stages,
             num_microbatches=train.microbatches_per_step,
             decision=seat.stepper.decision.reason,
             progress=peer.notes.progress,
             now_s=clock_s(),
+            microbatch_s=way_s(live, train.num_stages, train.microbatch_size),
             lifetime_s=peer.membership.view.ttl_s,
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,

@@ -12,10 +12,11 @@ import structlog
 from peerd.background import start
 from peerd.daemon.peer import Peer
 from peerd.policy.step.leaving import has_successors, owes_nothing
+from peerd.policy.swarm.pace import way_s
 from peerd.table.record import Phase
 
 STANDSTILL_S = 60.0
-"""A drain is given up when the run has made no progress for this long, or for two step times if these are longer."""
+"""A drain is given up when the run has made no progress for this long, or for two step times or three microbatches if these are longer."""
 DRAIN_LOOK_S = 1.0
 """Time between two checks of the run's progress."""
 FAREWELL_S = 1.0
@@ -159,7 +160,7 @@ class Departure:
         at_once = asyncio.ensure_future(self._at_once.wait())
         seen, moved_s = self._progress(), time.monotonic()
         try:
-            while time.monotonic() - moved_s < max(STANDSTILL_S, 2 * self._step_time_s()):
+            while time.monotonic() - moved_s < max(STANDSTILL_S, 2 * self._step_time_s(), 3 * self._microbatch_s()):
                 done, _ = await asyncio.wait({drain, at_once}, timeout=DRAIN_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 if done:
                     return drain in done
@@ -181,6 +182,11 @@ class Departure:
         seat = self._peer.seat
         last_s = seat.commits.last_step_s
         return seat.served_s if last_s is None else last_s
+
+    def _microbatch_s(self) -> float:
+        """Return the computing time of a microbatch in all stages, by what their peers say: steps that were fetched take less."""
+        train = self._peer.place.manifest.train
+        return way_s(self._peer.membership.live(), train.num_stages, train.microbatch_size)
 
     async def _drain(self) -> None:
         """Take nothing new, finish the queue and take part in the average, so that no microbatch is replayed.

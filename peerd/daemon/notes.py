@@ -6,9 +6,11 @@ import asyncio
 
 from peerd.config.manifest import TrainConfig
 from peerd.policy.swarm.health import Progress, advance
+from peerd.policy.swarm.pace import Mark, still_since
 from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import LOCAL_STATE, LocalState
 from peerd.swarm.membership import Membership
+from peerd.table.record import PeerId
 from peerd.unwritten import UNWRITTEN
 
 NOTES_PERIOD_S = 1.0
@@ -24,6 +26,11 @@ class Notes:
         self._local = local
         self._train = train
         self.progress = self._advanced(None)
+        self._still: dict[PeerId, tuple[Mark, float]] = {}
+
+    def still_s(self, peer: PeerId) -> float:
+        """How long the work of a peer has looked the same; 0 if it is not known here."""
+        return max(0.0, clock_s() - self._still[peer][1]) if peer in self._still else 0.0
 
     async def run(self) -> None:
         """Note what changed. Addresses go to disk soon: all peers may be killed at any moment, and then nobody knows where to meet."""
@@ -32,6 +39,7 @@ class Notes:
             live = self._membership.live()
             if live is not noted:
                 self.progress = self._advanced(self.progress)
+                self._still = still_since(self._still, live, clock_s())
                 noted, addresses = live, self._addresses_met()
                 if addresses != remembered or (LOCAL_STATE in UNWRITTEN and clock_s() - tried_s > RETRY_PERIOD_S):
                     await asyncio.to_thread(self._local.remember_peers, addresses)

@@ -45,7 +45,7 @@ class Row(OwnRow):
             trains_from=seat.training.trains_from,
             queue=seat.service.queue,
             in_flight=trainer.in_flight if trainer else 0,
-            throughput=min(counters.throughput, MAX_THROUGHPUT),
+            throughput=min(seat.service.throughput, MAX_THROUGHPUT),
             tokens=counters.tokens,
             last_loss=believable_loss(history[-1].loss) if history else None,
             evaluation=seat.training.evaluation,

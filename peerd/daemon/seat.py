@@ -36,7 +36,8 @@ from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
 from peerd.stage.state_bytes import most_state_bytes
-from peerd.step.stepper import Stepper, rules_of
+from peerd.step.rules import rules_of
+from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
 from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord
 from peerd.train.trainer import Trainer

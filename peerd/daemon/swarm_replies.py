@@ -37,14 +37,25 @@ def path_unknown(_peer: PeerId) -> str:
     return ""
 
 
+def not_watched(_peer: PeerId) -> float:
+    return 0.0
+
+
 class TableReport:
     """The table of a run, as a membership has it."""
 
-    def __init__(self, signed: SignedManifest, membership: Membership, path_to: Callable[[PeerId], str] = path_unknown) -> None:
-        """`path_to` returns how tensors travel to a peer."""
+    def __init__(
+        self,
+        signed: SignedManifest,
+        membership: Membership,
+        path_to: Callable[[PeerId], str] = path_unknown,
+        still_s: Callable[[PeerId], float] = not_watched,
+    ) -> None:
+        """`path_to` returns how tensors travel to a peer, `still_s` for how long its work has looked the same, s."""
         self._signed = signed
         self._membership = membership
         self._path_to = path_to
+        self._still_s = still_s
 
     def run(self) -> RunInfo:
         manifest = self._signed.manifest
@@ -92,6 +103,8 @@ class TableReport:
             "addresses": list(record.addresses),
             "reach": record.reach.name.lower(),
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
+            "still_s": self._still_s(record.peer),
+            "microbatch_s": self._signed.manifest.train.microbatch_size / record.throughput if record.throughput > 0 else 0.0,
         }
         row = {name: derived[name] if name in derived else getattr(record, name) for name in ROW}
         path = self._path_to(record.peer) if record.peer != self._membership.me else ""

@@ -7,9 +7,7 @@ always finish: rule W2 (call), hole 17.
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +22,7 @@ from peerd.link.links import Bytes
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.route.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
 from peerd.policy.step.ledger import ledger_of, number_of
+from peerd.stage.computing import Computing
 from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.jobs import StageJobs
 from peerd.stage.results import BackwardResult, Ticket
@@ -36,13 +35,10 @@ from peerd.wire.handlers import Progress, Receive
 from peerd.wire.messages import Call, CallResult, TensorBytes
 
 _RAW = Allowed((NONE,))
-MEASURED_MICROBATCHES = 15
-"""Throughput is the median over this many of the last microbatches."""
-FEWEST_MEASURED = 3
-"""With fewer, throughput is unknown: the first microbatch takes seconds, because each kernel runs for the first time."""
 EARLY_TICK_S = 0.1
 MOST_EARLY_S = 2.0
-"""How long a microbatch waits here for its step to begin; it waits longer while this peer commits."""
+"""How long a microbatch waits here for its step to begin, or as long as its tensors took to come: sending them again takes that long. It
+waits longer while this peer commits."""
 MAX_BROKEN_GRADIENTS = 3
 """After broken gradients from this many peers of the next stage, the microbatch itself must be at fault."""
 LOG = structlog.get_logger()
@@ -64,8 +60,6 @@ class StageCounters:
     suppressed: int = 0
     """Microbatches that were already held or came too late, and were not added again."""
     tokens: int = 0
-    throughput: float = 0.0
-    """Samples per second of computing time, so that waiting does not make this peer look slow. 0: not known yet."""
 
 
 class CallHost(Protocol):
@@ -111,8 +105,7 @@ class StageService:
         self._held: dict[bytes, Ticket] = {}
         self.slots = manifest.slots
         """Microbatches held at once."""
-        self._computed_s: deque[float] = deque(maxlen=MEASURED_MICROBATCHES)
-        """Computing times of the last microbatches, forward and backward."""
+        self.computing = Computing()
         self.leaving = False
         self.handing_back = False
         """The owner wants the machine: microbatches that have not begun go back to their callers, which send them to other peers."""
@@ -122,6 +115,12 @@ class StageService:
     def queue(self) -> int:
         """Microbatches held, at any point between acceptance and reply."""
         return len(self._held)
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second of computing time, so that waiting does not make this peer look slow. 0: not known yet."""
+        microbatch_s = self.computing.microbatch_s(time.monotonic())
+        return self._manifest.train.microbatch_size / microbatch_s if microbatch_s else 0.0
 
     def num_here(self, step: int | None = None) -> int:
         """Return the number of microbatches held, of this step or of all, whose tensors have come."""
@@ -154,7 +153,7 @@ class StageService:
                     SpanKind.RECEIVE, began_s, call.step, call.index, caller, call.inputs.num_bytes + call.labels.num_bytes
                 )
                 if is_early:
-                    await self._wait_for_step(ticket)
+                    await self._wait_for_step(ticket, max(MOST_EARLY_S, time.monotonic() - began_s))
                 return await self._serve(traced, ticket, chunks, progress)
         finally:
             del self._held[key]
@@ -164,12 +163,12 @@ class StageService:
         record = self._state.record
         return record.incarnation, number_of(record, step)
 
-    async def _wait_for_step(self, ticket: Ticket) -> None:
-        """A microbatch of the next step waits for the commit, because the commit makes its ledger."""
+    async def _wait_for_step(self, ticket: Ticket, most_s: float) -> None:
+        """A microbatch of the next step waits for the commit, because the commit makes its ledger; `most_s` until that begins."""
         early_s = time.monotonic()
         while ledger_of(record := self._state.record) < ticket.step:
             waited_s = time.monotonic() - early_s
-            if newest_taken(record) < ticket.step or (waited_s > MOST_EARLY_S and not self._host.is_committing):
+            if newest_taken(record) < ticket.step or (waited_s > most_s and not self._host.is_committing):
                 raise WrongStateError(f"this peer is still at step {record.step}")
             await self._host.until_committed(EARLY_TICK_S)
         ticket.accept_mark = self._mark(ticket.step)
@@ -270,10 +269,11 @@ class StageService:
             began_s = time.monotonic()
             ticket.queued_s += began_s - asked_s
             self._state.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)
+            self.computing.began(ticket, began_s)
             try:
                 return work()
             finally:
-                ticket.computed_s += time.monotonic() - began_s
+                self.computing.ended(ticket, began_s, time.monotonic(), is_whole=self._state.holdings.module.is_last)
 
         return await self._executor.run(priority, timed, ticket.step if step is None else step)
 
@@ -286,9 +286,7 @@ class StageService:
         else:
             self.counters.accumulated += 1
             self.counters.tokens += self._manifest.tokens_per_microbatch_at(ticket.step)
-            self._computed_s.append(ticket.computed_s)
-            if len(self._computed_s) >= FEWEST_MEASURED:
-                self.counters.throughput = self._manifest.train.microbatch_size / statistics.median(self._computed_s)
+            self.computing.done(ticket)
             self._host.ledger_grew()
         slots = [self.slots] if below is None or not below.slots else [self.slots, below.slots]
         return CallResult(

@@ -59,7 +59,7 @@ class StageState:
     ) -> None:
         self._manifest = manifest
         self._live = live
-        self.num_microbatches = manifest.train.microbatches_per_step
+        self.num_microbatches, self.microbatch_size = manifest.train.microbatches_per_step, manifest.train.microbatch_size
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device)
         self._sums = [Sums(accumulator) for accumulator in accumulators_of(manifest, self.holdings.module, device)]

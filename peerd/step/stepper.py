@@ -11,7 +11,6 @@ import structlog
 
 from peerd.averaging.rounds import Rounds
 from peerd.background import INTERNAL_ERRORS
-from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
@@ -25,17 +24,15 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
 from peerd.step.fetching import Fetching
+from peerd.step.rules import rules_in
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
-from peerd.table.view import LiveView
 
 TICK_S, IDLE_TICK_S = 0.1, 1.0
 """The longest time between two decisions: while time alone may change the decision, and otherwise."""
 RETRY_PAUSE_S = 0.25
-LEAST_LOST_S, READ_BYTES_PER_S = 40.0, 50e6
-"""A peer that starts again needs so long until it serves, and the time to check and load its checkpoint from a slow disk."""
 LOG = structlog.get_logger()
 _TOLD: dict[type[Act], str] = {
     acts.Reload: "downloading the stage's state",
@@ -192,7 +189,7 @@ class Stepper:
         live, own = self._membership.live(), self.own_state()
         if self._rounds.absences.look(own.record, live, self._membership.bans.left(), clock_s()):
             self._host.announce()
-        now = Situation(own, live, clock_s(), self._rules_in(live))
+        now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size))
         grew, self._done_seen = own.record.done != self._done_seen, own.record.done
         if not looks_lost(now) or grew:
             self._lost_since_s = None
@@ -221,11 +218,6 @@ class Stepper:
         since_s = self._resumable.since_s(act, now.now_s)
         wait_s = now.rules.ttl_s if act.is_lossless else now.rules.lost_wait_s
         return act if since_s is not None and now.now_s - since_s >= wait_s else acts.Wait(act.reason)
-
-    def _rules_in(self, live: LiveView) -> StepRules:
-        """The rules' numbers with the present life of a record: if records live longer, a step must look lost for longer."""
-        mine = live.mine
-        return self._rules if mine is None or mine.periods == 1 else replace(self._rules, ttl_s=self._rules.ttl_s * mine.periods)
 
     def _recover(self, now: Situation) -> Act:
         """The act of a joiner that holds no more than the run's start, while nobody serves its stage: policy/step/recovery.py."""
@@ -376,18 +368,3 @@ class Stepper:
         self._attempt += 1
         if await self._rounds.lead(roster):
             self._propose_after_s = clock_s() + RETRY_PAUSE_S
-
-
-def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: int) -> StepRules:
-    """The numbers that the rules need, from the run's manifest and the size of its largest stage's state."""
-    train = manifest.train
-    return StepRules(
-        num_stages=train.num_stages,
-        num_microbatches=train.microbatches_per_step,
-        ttl_s=ttl_s,
-        averaging_s=averaging_s,
-        lost_after_s=LEAST_LOST_S + state_bytes / READ_BYTES_PER_S,
-        last_step=train.steps,
-        shares_norms=train.shares_norms,
-        ties_stages=manifest.ties_stages,
-    )

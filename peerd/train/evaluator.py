@@ -17,6 +17,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import NotFiniteError, RemoteError, WrongStateError
 from peerd.policy.route.evaluating import Takeover, due_step, newest_evaluation
 from peerd.policy.step.ledger import work_step
+from peerd.policy.swarm.pace import way_s
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation, believable_loss
@@ -41,7 +42,7 @@ class Evaluator:
         self._corpus = corpus
         self._membership = membership
         self._dispatcher = dispatcher
-        self._takeover = Takeover(manifest.train.evaluation_microbatches / manifest.train.microbatches_per_step)
+        self._takeover = Takeover(manifest.train.evaluation_microbatches, manifest.train.microbatches_per_step)
         self._given_up = -1
         self._refusal = ""
         """Why the last microbatch was refused."""
@@ -76,7 +77,8 @@ class Evaluator:
             return None
         is_known = self._is_known(step)
         self._takeover.look(reached, step, is_known, now_s)
-        return step if not is_known and step > self._given_up and self._takeover.is_mine(live, now_s) else None
+        is_mine = self._takeover.is_mine(live, now_s, way_s(live, train.num_stages, train.microbatch_size))
+        return step if not is_known and step > self._given_up and is_mine else None
 
     def _is_known(self, step: int) -> bool:
         known = newest_evaluation(self._membership.live(), self._manifest.train.num_stages, self.newest)

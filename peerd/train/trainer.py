@@ -31,6 +31,7 @@ from peerd.policy.route.launching import (
 )
 from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.ledger import work_step
+from peerd.policy.swarm.pace import KNOWN_AFTER_S, way_s
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId
@@ -43,9 +44,9 @@ from peerd.wire.messages import Call
 
 TAKEOVER_S = 2.0
 """Others' microbatches are taken over once nothing of the step has been done for this time, for as long as a step takes, and for twice
-as long as this trainer's own have been under way: where those take long, others' do, too."""
+as long as this trainer's own have been under way, or as one takes by what peers say of themselves."""
 FIRST_TAKEOVER_S = 12.0
-"""The same while the time of a step is not known."""
+"""The same while the time of a step is not known, and at least until peers can have said that a microbatch takes longer."""
 STEP_TIME_SMOOTHING = 0.3
 TICK_S, IDLE_TICK_S = 0.2, 1.0
 """Longest time between two looks: while microbatches are missing, which may become this trainer's to launch, and otherwise."""
@@ -157,8 +158,7 @@ class Trainer:
 
     def _work(self, live: LiveView, now_s: float) -> Work:
         train = self._manifest.train
-        oldest_s = now_s - next(iter(self._in_flight.values()), now_s)
-        takeover_s = max(self._takeover_s, 2 * oldest_s, self._age_of_summaries_s(live))
+        takeover_s = self._takeover_after_s(live, now_s)
         work = launchable(
             live,
             train.num_stages,
@@ -172,6 +172,13 @@ class Trainer:
         if self._stop_at is None:
             return work
         return replace(work, steps=tuple(each for each in work.steps if each.step < self._stop_at))
+
+    def _takeover_after_s(self, live: LiveView, now_s: float) -> float:
+        train, period_s = self._manifest.train, self._manifest.swarm.announce_period_s
+        oldest_s = now_s - next(iter(self._in_flight.values()), now_s)
+        microbatch_s = way_s(live, train.num_stages, train.microbatch_size)
+        unheard_s = 0.0 if self._step_time_s or microbatch_s else KNOWN_AFTER_S + 2 * period_s
+        return max(self._takeover_s, unheard_s, 2 * oldest_s, 2 * microbatch_s, self._age_of_summaries_s(live))
 
     def _age_of_summaries_s(self, live: LiveView) -> float:
         """Largest age of the summaries of far stages: a microbatch that seems missing for less time may be there."""

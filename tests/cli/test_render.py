@@ -205,3 +205,22 @@ def test_the_demos_summary_shows_faults() -> None:
     }
     rows = dict(summary_rows(summary))
     assert rows["fault"] == "1.0 s: peer 1 (stage 0, averaging) was ended by SIGKILL"
+
+
+def test_a_peer_that_computes_one_microbatch_for_minutes_is_not_shown_as_if_it_stood_still(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status_reply(computing={"step": 3, "index": 12, "for_s": 100.4, "usual_s": 130.0}))
+    assert "microbatch 12 of step 3 for 1m40s; one takes 2m10s here" in capsys.readouterr().out
+    print_status(status_reply(computing={"step": 3, "index": 12, "for_s": 11.0, "usual_s": 0.0}))
+    assert "microbatch 12 of step 3 for 11s\n" in capsys.readouterr().out
+    for brief in ({"step": 3, "index": 12, "for_s": 0.4, "usual_s": 0.5}, None):
+        print_status(status_reply(computing=brief))
+        assert "computes" not in capsys.readouterr().out
+    reply = peers_reply(num_stages=1, peers_per_stage=3)
+    works, waits, new = reply["stages"][0]["peers"]
+    works["still_s"] = waits["still_s"] = 100.0
+    waits["queue"], works["throughput"], new["still_s"] = 0, 0.0067, 9.0
+    print_peers(reply)
+    lines = [line.split() for line in lines_of(capsys) if "..x" in line]
+    assert max(map(len, map(" ".join, lines))) <= 80
+    assert [("works" in line, "1m40s" in line, "0.0067" in line) for line in lines] == [(True,) * 3, (False,) * 3, (False,) * 3]
+    assert ["accumulating" in line for line in lines] == [False, True, True]

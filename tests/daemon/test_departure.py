@@ -44,11 +44,11 @@ class Leaving(Departure):
 class Draining(Departure):
     """A departure whose drain takes as long as `drained` is not set, in a run of which `steps` tells how far it is."""
 
-    def __init__(self, step_time_s: float = 0.0) -> None:
+    def __init__(self, step_time_s: float = 0.0, microbatch_s: float = 0.0) -> None:
         super().__init__(cast(Peer, SimpleNamespace()))
         self.drained = asyncio.Event()
         self.steps = 0
-        self.step_time_s = step_time_s
+        self.step_time_s, self.microbatch_s = step_time_s, microbatch_s
 
     async def _drain(self) -> None:
         await self.drained.wait()
@@ -58,6 +58,9 @@ class Draining(Departure):
 
     def _step_time_s(self) -> float:
         return self.step_time_s
+
+    def _microbatch_s(self) -> float:
+        return self.microbatch_s
 
 
 async def test_a_drain_lasts_as_long_as_the_run_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +80,11 @@ async def test_a_drain_is_given_up_where_the_run_stands_still_for_longer_than_it
     monkeypatch.setattr(departure, "STANDSTILL_S", 0.05)
     monkeypatch.setattr(departure, "DRAIN_LOOK_S", 0.01)
     assert not await asyncio.wait_for(Draining()._leave_stage(), 10)
-    slow = asyncio.ensure_future(Draining(step_time_s=60.0)._leave_stage())
-    done, _ = await asyncio.wait({slow}, timeout=0.3)
-    assert not done
-    slow.cancel()
+    slow = [asyncio.ensure_future(each._leave_stage()) for each in (Draining(step_time_s=60.0), Draining(microbatch_s=60.0))]
+    done, _ = await asyncio.wait(slow, timeout=0.3)
+    assert not done, "after a download the last step was a fetched one, and took no time"
+    for each in slow:
+        each.cancel()
 
 
 def test_hole_27_a_peer_that_slept_does_not_leave_as_if_it_had_no_mates() -> None:

@@ -37,6 +37,7 @@ from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.health import Facts, advance
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
+from peerd.policy.swarm.pace import still_since
 from peerd.policy.swarm.spreading import DirectoryReading, News
 from peerd.table.record import NO_RECORD, PeerRecord, Phase, RawRecord
 from peerd.table.swarm_view import SwarmView
@@ -236,7 +237,7 @@ def _standstill(world: World) -> Standstill:
 
 
 def _takeover(world: World) -> Takeover:
-    takeover = Takeover(1.0)
+    takeover = Takeover(8, 8)
     takeover.look(world.some_step(), world.some_step(), False, world.random.choice((0.0, world.now_s)))
     return takeover
 
@@ -343,6 +344,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("stands", "Standstill"): _standstill,
     ("before", "Progress | None"): lambda w: _facts(w).progress,
     ("before", "Mapping[PeerId, float]"): lambda _w: {},
+    ("before", "Mapping[PeerId, tuple[Mark, float]]"): lambda w: still_since({}, w.live, 0.0),
     "beginning": lambda w: Beginning(step=0, reached=w.count(), founder=w.random.random() < 0.5, needs_state=w.random.random() < 0.5),
     "found": lambda w: plan_move(w.live, w.num_stages, 0, _rebalancing(w)),
     "entries": lambda w: [entry_of(record) for record in _some(w)],
@@ -377,7 +379,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "waited_s": lambda w: w.random.choice((0.0, 4.0, w.now_s)),
     "lasted_s": lambda w: w.random.choice((0.0, 5.0, w.now_s)),
     "averaging_s": lambda _w: 0.6 * TTL_S,
-    "way_s": lambda w: w.random.choice((0.0, 0.1, 60.0)),
+    **dict.fromkeys(("way_s", "microbatch_s"), lambda w: w.random.choice((0.0, 0.1, 60.0, 1e6))),
     "response_s": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e6)),
     "elapsed_s": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e6)),
     "later_s": lambda w: w.random.choice((-1.0, 0.0, 1.0, 1e308, math.inf, math.nan)),

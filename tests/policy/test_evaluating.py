@@ -47,25 +47,26 @@ def test_the_heir_of_a_dead_owner_begins_at_once() -> None:
     assert sum(is_my_turn(replace(rest, me=r.peer), 3, 0.0, TAKEOVER_S) for r in rest.records) == 1
 
 
-def heir_begins_after(takeover: Takeover, due: int, since_s: float) -> float:
+def heir_begins_after(takeover: Takeover, due: int, since_s: float, microbatch_s: float = 0.0) -> float:
     """The time after which the second trainer takes an evaluation over, to ten seconds."""
     trainers = [member(f"p{number}", trains=True) for number in range(2)]
     live = view_of(*trainers)
     owner = next(r.peer for r in trainers if is_my_turn(replace(live, me=r.peer), due, 0.0, 1.0))
     heir = replace(live, me=next(r.peer for r in trainers if r.peer != owner))
-    assert takeover.is_mine(replace(live, me=owner), since_s)
-    return next(10.0 * tens for tens in range(10**5) if takeover.is_mine(heir, since_s + 10.0 * tens))
+    assert takeover.is_mine(replace(live, me=owner), since_s, microbatch_s)
+    return next(10.0 * tens for tens in range(10**5) if takeover.is_mine(heir, since_s + 10.0 * tens, microbatch_s))
 
 
 def test_an_evaluation_may_take_longer_where_steps_take_longer_and_as_long_as_the_last_one_did() -> None:
     """A minute a microbatch: the owner is not stuck because it is not done within a minute."""
-    takeover = Takeover(share_of_step=0.5)
+    takeover = Takeover(num_microbatches=32, num_of_step=64)
     takeover.look(0, 0, False, 0.0)
-    assert heir_begins_after(takeover, 0, 0.0) == 600.0
+    assert heir_begins_after(takeover, 0, 0.0) == heir_begins_after(takeover, 0, 0.0, 10.0) == 600.0
+    assert heir_begins_after(takeover, 0, 0.0, 60.0) == 32 * 60.0, "no step has ended, but peers say what a microbatch takes"
     takeover.look(1, 0, False, 1000.0)
     assert heir_begins_after(takeover, 0, 0.0) == 3 * 0.5 * 1000.0
     takeover.look(1, 0, True, 1200.0)
-    assert not takeover.is_mine(view_of(member("p0", trains=True)), 1200.0)
+    assert not takeover.is_mine(view_of(member("p0", trains=True)), 1200.0, 0.0)
     takeover.look(4, 4, False, 4000.0)
     assert heir_begins_after(takeover, 4, 4000.0) == 3 * 1200.0
     takeover.look(4, 4, True, 4002.0)

@@ -123,6 +123,15 @@ def test_a_stall_is_called_one_only_after_long_for_this_run_and_never_at_its_end
     assert codes(facts_of(ME, other, still_s=1e6, complete=True)) == []
 
 
+def test_a_run_whose_microbatches_take_minutes_is_not_called_a_stall_while_one_is_computed() -> None:
+    """Ten minutes in all stages, and none is done yet; peers tell of it while they compute the first."""
+    records = ME, member("a", stage=1, step=5)
+    assert codes(facts_of(*records, still_s=1500.0, gap_s=0.0)) == ["stalled"]
+    assert codes(facts_of(*records, still_s=1500.0, gap_s=0.0, microbatch_s=600.0)) == []
+    assert codes(facts_of(*records, still_s=1500.0, microbatch_s=600.0)) == [], "the one before was of short sequences"
+    assert codes(facts_of(*records, still_s=1801.0, microbatch_s=600.0)) == ["stalled"]
+
+
 def test_the_pace_of_a_run_is_that_of_this_step_and_the_last_from_when_every_stage_had_a_peer() -> None:
     seen = advance(None, view_of(ME), 2, NUM_MICROBATCHES, 0.0)
 

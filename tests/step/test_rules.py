@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from peerd.models.stages import initial_parameter_spec, largest_state_bytes
-from peerd.step.stepper import rules_of
+from peerd.step.rules import rules_in, rules_of
+from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
 
 
@@ -13,6 +14,15 @@ def test_peers_that_hold_what_is_missing_have_time_to_load_their_state_before_a_
     manifest = tiny_manifest(3)
     assert rules_of(manifest, 15.0, 9.0, state_bytes=0).lost_wait_s == 45.0
     assert rules_of(manifest, 15.0, 9.0, state_bytes=8 * 10**9).lost_wait_s == 40.0 + 160.0
+
+
+def test_where_a_microbatch_takes_minutes_no_step_is_given_up_between_two_of_its_gradients() -> None:
+    """Two stages, 100 and 200 s: the stage that is one step behind adds a gradient every five minutes, and its step is not lost."""
+    rules = rules_of(tiny_manifest(2), 15.0, 9.0, state_bytes=0)
+    alone = view_of(member("a", step=3), member("b", stage=1, step=4))
+    assert rules_in(alone, rules, microbatch_size=2) == rules
+    slow = view_of(member("a", step=3, throughput=0.02), member("b", stage=1, step=4, throughput=0.01))
+    assert rules_in(slow, rules, microbatch_size=2).lost_wait_s == 3 * 300.0
 
 
 def test_the_largest_stage_counts() -> None:

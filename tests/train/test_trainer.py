@@ -194,6 +194,26 @@ async def test_where_my_own_microbatches_take_long_others_are_not_late(monkeypat
     await asyncio.wait({running})
 
 
+@pytest.mark.parametrize("throughput", [0.0, 0.01])
+async def test_a_trainer_whose_own_are_done_waits_for_others_as_long_as_peers_say_that_one_takes(
+    throughput: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step has ended yet, and this trainer has nothing under way. Two samples at a hundredth a second take 200 s."""
+    swarm = Silent(tick_s=1.0)
+    records = member("me", trains=True), member("second", trains=True), member("b", stage=1, throughput=throughput)
+    monkeypatch.setattr(swarm, "live", lambda: view_of(*records))
+    monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    running = asyncio.ensure_future(made.run())
+    mine, everything = await swarm.look(12), set(range(MANIFEST.train.microbatches_per_step))
+    assert 0 < len(mine) < len(everything)
+    microbatch_s = MANIFEST.train.microbatch_size / throughput if throughput else 0.0
+    assert await swarm.look(max(1, int(2 * microbatch_s) - 20)) == mine, "a peer that computes its first says so only after a while"
+    assert await swarm.look(40) == everything
+    running.cancel()
+    await asyncio.wait({running})
+
+
 async def test_once_all_that_is_mine_is_launched_the_next_steps_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, noise = Silent(), Noise()
     monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import exactness, held_by, line_of, phase_of, plain, short_id
+from peerd.cli.render import AT_WORK_FROM_S, computing_row, exactness, held_by, line_of, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
@@ -165,6 +165,7 @@ def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
     peer, counters, rates = status["peer"], status["counters"], recall.bytes_per_second()
     moves = {0: "", 1: ", moved once"}.get(status["moves"], f", moved {status['moves']} times")
     yield "you", f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}{moves}"
+    yield from computing_row(status)
     given = f"{amount(peer['tokens'])} tokens{_share(poll)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"
     yield "exact", f"{exactness(counters)}; relaunched {counters['replayed_microbatches']}, faults {counters['faults_seen']}"
@@ -186,6 +187,12 @@ def _health(status: StatusReply) -> Iterator[HealthItem]:
         yield HealthItem(code=item["code"], title=plain(item["title"]), severity=plain(item["severity"], 12), remedy=plain(item["remedy"]))
 
 
+def _takes(peer: PeerInfo) -> str:
+    """How long a microbatch takes, where that is long."""
+    took_s = peer.get("microbatch_s", 0.0)
+    return f", {duration(took_s)} a microbatch" if took_s >= AT_WORK_FROM_S else ""
+
+
 def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], ...]:
     """Name and value of each row about a peer, from its record."""
     addresses = [plain(address) for address in peer["addresses"]] or ["none: it cannot be called"]
@@ -195,7 +202,7 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
         ("phase", phase_of(peer) if phase_of(peer) == peer["phase"] else f"{phase_of(peer)}, {plain(peer['phase'], 12)}"),
         ("done", f"{held_by(peer)} of {num_microbatches} microbatches of its step" + (" and the next" if peer.get("next_done") else "")),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight"),
-        ("speed", f"{amount(peer['throughput'])} samples/s"),
+        ("speed", f"{amount(peer['throughput'])} samples/s" + _takes(peer)),
         ("gave", f"{amount(peer['tokens'])} tokens"),
         ("loss", fixed(peer["last_loss"])),
         ("device", f"{plain(peer['device'], 40)}, {amount(peer['memory_bytes'])}B of memory"),

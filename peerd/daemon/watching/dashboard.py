@@ -247,7 +247,7 @@ class Dashboard:
 def _peer(peer: PeerInfo) -> Sequence[object]:
     """A row as the page's map reads it: shorter by two thirds than with its names, which counts with a thousand of them."""
     phase = "suspect" if peer["suspect"] else "leaving" if peer["leaving"] else peer["phase"]
-    throughput = round(peer["throughput"], 2)
+    throughput = float(f"{peer['throughput']:.3g}")
     work = [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
     return [*work, peer["reach"], peer["up"], peer["down"]]
 

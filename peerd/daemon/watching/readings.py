@@ -34,7 +34,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_evaluation_loss": evaluation.loss if evaluation else None,
         "peerd_evaluation_step": evaluation.step if evaluation else None,
         "peerd_swarm_tokens_per_second": answers.tokens_per_second(),
-        "peerd_samples_per_second": peer.seat.service.counters.throughput,
+        "peerd_samples_per_second": peer.seat.service.throughput,
         "peerd_line_bytes_per_second": dict(zip(("up", "down"), peer.network.links.traffic.line.claims(peer.governor.limits), strict=True)),
         "peerd_contributed_tokens_total": peer.seat.service.counters.tokens,
         "peerd_queue_microbatches": peer.seat.service.queue,

@@ -50,7 +50,7 @@ def scalars(peer: Peer, answers: Answers, loss: float) -> dict[str, float]:
         "swarm/peers": sum(live.num_serving(stage) for stage in stages),
         "peer/stage": peer.seat.stage,
         "peer/queue": peer.seat.service.queue,
-        "peer/samples_per_second": peer.seat.service.counters.throughput,
+        "peer/samples_per_second": peer.seat.service.throughput,
         "peer/microbatches": counters["accumulated_microbatches"],
         "peer/microbatches_replayed": counters["replayed_microbatches"],
         "peer/bytes_sent": counters["bytes_sent"],

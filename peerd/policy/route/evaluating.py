@@ -40,9 +40,10 @@ def newest_evaluation(live: LiveView, num_stages: int, mine: Evaluation | None) 
 class Takeover:
     """How long an evaluation may take before its owner counts as stuck, from what this peer sees. Times are seconds on its clock."""
 
-    def __init__(self, share_of_step: float) -> None:
-        """`share_of_step`: the number of microbatches of an evaluation for each one of a step."""
-        self._share_of_step = share_of_step
+    def __init__(self, num_microbatches: int, num_of_step: int) -> None:
+        """`num_microbatches` make an evaluation, `num_of_step` a step."""
+        self._num_microbatches = num_microbatches
+        self._share_of_step = num_microbatches / num_of_step
         self._step: tuple[int, float] | None = None
         """The step that the swarm is at, and since when."""
         self._due: tuple[int, float] | None = None
@@ -63,9 +64,10 @@ class Takeover:
         elif self._due is None or self._due[0] != due:
             self._due = due, now_s
 
-    def is_mine(self, live: LiveView, now_s: float) -> bool:
-        """True if this peer shall make the evaluation that has no result."""
-        after_s = FIRST_TAKEOVER_S if self._expected_s is None else max(LEAST_TAKEOVER_S, TAKEOVER_TIMES * self._expected_s)
+    def is_mine(self, live: LiveView, now_s: float, microbatch_s: float) -> bool:
+        """True if this peer shall make the evaluation that has no result. A microbatch takes `microbatch_s` in all stages; 0: unknown."""
+        first_s = max(FIRST_TAKEOVER_S, self._num_microbatches * microbatch_s)
+        after_s = first_s if self._expected_s is None else max(LEAST_TAKEOVER_S, TAKEOVER_TIMES * self._expected_s)
         return self._due is not None and is_my_turn(live, self._due[0], now_s - self._due[1], after_s)
 
 

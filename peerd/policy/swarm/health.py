@@ -58,12 +58,16 @@ class Progress:
     lacks_since_s: Mapping[int, float] = field(default_factory=dict)
     """By stage without a peer, TRAINER or OTHERS: since when nobody is there; NEVER_S if this peer has never seen one."""
 
-    def patience_s(self, num_stages: int) -> float:
-        """How long this run may stand still, from the time that it took between two microbatches, and for a step."""
+    def patience_s(self, num_stages: int, microbatch_s: float = 0.0) -> float:
+        """How long this run may stand still, from the time that it took between two microbatches, and for a step.
+
+        One takes `microbatch_s` in all stages, by what their peers say; 0: unknown.
+        """
         first_s = max(FIRST_PROGRESS_S, FIRST_PROGRESS_EACH_S * num_stages)
         gap_s = max(self.gap_s, self.last_gap_s)
         step_s = self.step_s or self.since_s - self.began_s
-        return max(STALLED_AFTER_S, STALLED_AFTER_GAPS * gap_s, step_s) if gap_s else first_s
+        least_s = max(STALLED_AFTER_S, STALLED_AFTER_GAPS * gap_s, step_s) if gap_s else first_s
+        return max(least_s, STALLED_AFTER_GAPS * microbatch_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,8 @@ class Facts:
     """The step rules' last reason."""
     progress: Progress
     now_s: float
+    microbatch_s: float = 0.0
+    """Computing time of a microbatch in all stages (`way_s`); 0: unknown."""
     lifetime_s: float
     """Life of a record. A peer that is missed for less time may have restarted, or may be suspected wrongly."""
     has_met_others: bool = False
@@ -183,10 +189,14 @@ def _diverged(facts: Facts) -> HealthNote | None:
 def _stalled(facts: Facts) -> HealthNote | None:
     """No microbatch added and no step finished anywhere for longer than this run takes; not where another state says why."""
     still_s, is_empty = facts.now_s - facts.progress.since_s, any(key >= 0 for key in _lacking(facts.live, facts.num_stages))
-    if facts.complete or is_empty or still_s < facts.progress.patience_s(facts.num_stages) or _diverged(facts):
+    if facts.complete or is_empty or still_s < _patience_s(facts) or _diverged(facts):
         return None
     title = f"no progress for {still_s:.0f} s: {_what_lacks(facts)}; this peer: {facts.decision}"
     return HealthNote("stalled", title, "problem", "it recovers by itself where it can; else `peerd peers` shows which stage needs a peer")
+
+
+def _patience_s(facts: Facts) -> float:
+    return facts.progress.patience_s(facts.num_stages, facts.microbatch_s)
 
 
 def _what_lacks(facts: Facts) -> str:
