@@ -27,6 +27,7 @@ from peerd.daemon.watching.otel import MicrobatchTraces
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.step.contributions import StageTally
+from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.reaching import missed_since
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.gossip import Gossip
@@ -214,4 +215,6 @@ class Peer:
             if self._seat is not None:
                 self._seat.keep_limits(limits)
             if self.network.direct is not None:
-                self.network.direct.endpoint.look_again()
+                train = self.place.manifest.train
+                microbatch_s = way_s(self.membership.live(), train.num_stages, train.microbatch_size)
+                self.network.direct.endpoint.look_again(call_s=2 * microbatch_s)

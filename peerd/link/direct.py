@@ -40,8 +40,9 @@ SHOW_TIMEOUT_S = 10.0
 SHOW_AGAIN_S = 60.0
 """Period at which this peer shows its certificate again: a callee may forget the certificate of a peer that it does not hear from."""
 DIAL_TIMEOUT_S = 5.0
-CLOSING_S = 60.0
-"""Time that remaining calls have to finish on a connection that takes no new ones."""
+LONGEST_CALL_S = 24 * 3600.0
+"""A connection that takes no new calls is closed when the last one on it has ended, after this time at the latest. A microbatch may take
+minutes, and each call ends by itself where the other end says nothing any more."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
 """Pause before a failed path is tried again. It doubles with each failure; up to a quarter, chosen at random, is taken off."""
 KEEPALIVE_OPTIONS = (
@@ -141,7 +142,7 @@ class _Path:
     """When to try again, on the monotonic clock."""
     was_capped: bool = False
     """Whether a cap was set when the path was last given up."""
-    grace_s: float | None = CLOSING_S
+    grace_s: float | None = LONGEST_CALL_S
     """Time that the calls on it have to finish when it is given up."""
 
     @property

@@ -22,7 +22,8 @@ from peerd.wire.budgets import allowance_of
 from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES
 from peerd.wire.door import Door
 
-CLOSING_S = 5.0
+LEAST_CLOSING_S = 5.0
+"""Time that calls have to finish over TLS once a cap is set, at least."""
 LOG = structlog.get_logger()
 
 
@@ -46,6 +47,9 @@ class DirectEndpoint:
         self._showing, self._pins, self._throttles, self._neighbours = showing, pins, throttles, neighbours
         self._servicers: Sequence[Any] = ()
         self._asked = asyncio.Event()
+        self._closing_s = LEAST_CLOSING_S
+        self._ending: grpc.aio.Server | None = None
+        """Takes no new calls, and waits for those under way."""
         self._taken = b""
         """The certificates that gRPC was last told to accept."""
         self._server: grpc.aio.Server | None = None
@@ -62,24 +66,28 @@ class DirectEndpoint:
             self._asked.clear()
             await self._look()
 
-    def look_again(self) -> None:
-        """Make `run` look at the caps again."""
+    def look_again(self, call_s: float = 0.0) -> None:
+        """Make `run` look at the caps again. If it closes the port, calls that take up to `call_s` may finish: what they send is little."""
+        self._closing_s = max(LEAST_CLOSING_S, call_s)
         self._asked.set()
 
     async def close(self, grace_s: float = 0.0) -> None:
         local, self._local, self._showing.socket = self._local, None, ""
-        await asyncio.gather(self._close_to_others(grace_s), local.stop(grace_s) if local is not None else asyncio.sleep(0))
+        servers = [server for server in (local, self._ending) if server is not None]
+        await asyncio.gather(self._close_to_others(grace_s), *(server.stop(grace_s) for server in servers))
 
     async def _close_to_others(self, grace_s: float) -> None:
         server, self._server, self._showing.port = self._server, None, 0
         if server is not None:
+            self._ending = server
             await server.stop(grace_s)
+            self._ending = None
 
     async def _look(self) -> None:
         if self._local is None and self._neighbours is not None:
             await self._open_to_neighbours(str(self._neighbours.socket))
         if self._throttles.capped:
-            await self._close_to_others(CLOSING_S)
+            await self._close_to_others(self._closing_s)
         elif self._server is None:
             await self._open()
 

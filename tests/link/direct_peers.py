@@ -33,12 +33,16 @@ WITHIN_S = 20.0
 
 
 class Callers(CheckupServicer):
-    """Answers a dial-back with who asks."""
+    """Answers a dial-back with who asks, once that is let through."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
+        self.asked, self.may_answer = asyncio.Event(), asyncio.Event()
+        self.may_answer.set()
 
     async def DialBack(self, request: checkup_pb2.DialBackRequest, context: Any) -> checkup_pb2.DialBackReply:
+        self.asked.set()
+        await self.may_answer.wait()
         return checkup_pb2.DialBackReply(observed=await self._door.caller(context))
 
 
@@ -54,6 +58,7 @@ class Endpoint:
     endpoint: DirectEndpoint
     throttles: Throttles
     neighbours: Neighbours | None
+    callers: Callers
     known: set[PeerId] | None = None
     """The peers in its table; None: all."""
 
@@ -94,9 +99,9 @@ async def endpoint(voucher: Identity | None = None, key: bytes | None = None) ->
         door = Door(RUN, 5.0, Traffic(), proven=partial(caller_past_the_tunnel, pins=pins, neighbours=neighbours))
         listening = DirectEndpoint("127.0.0.1", 0, showing, pins, throttles, neighbours)
         shows = DirectServicer(door, pins, showing, neighbours, lambda peer: there.known is None or peer in there.known)
-        servicers = [shows, Callers(door)]
+        servicers = [shows, callers := Callers(door)]
         async with serving(servicers) as served:
-            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours)
+            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours, callers)
             await listening.open(servicers)
             try:
                 yield there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -16,7 +17,7 @@ from peerd.link.throttle import Throttles
 from peerd.link.traffic import Way
 from peerd.table.record import PeerId
 from peerd.wire.grpc_server import DirectEndpoint
-from tests.link.direct_peers import WITHIN_S, caller_through, certificate_of, endpoint, given_up, tried
+from tests.link.direct_peers import WITHIN_S, Endpoint, caller_through, certificate_of, endpoint, given_up, tried
 from tests.wire.callee import new_identity
 
 
@@ -159,6 +160,46 @@ async def test_a_path_that_is_cut_is_closed_with_its_calls_at_once_and_the_next_
         second = await tried(paths, there.peer)
         assert second is not first
         assert await caller_through(second) == caller.peer
+
+
+async def held_call(there: Endpoint, channel: Any) -> asyncio.Task[str]:
+    """A call that is under way until `there.callers.may_answer` is set."""
+    there.callers.may_answer.clear()
+    there.callers.asked.clear()
+    call = asyncio.ensure_future(caller_through(channel))
+    await asyncio.wait_for(there.callers.asked.wait(), WITHIN_S)
+    return call
+
+
+async def test_a_call_under_way_ends_on_the_path_that_is_given_up_meanwhile() -> None:
+    """A microbatch of minutes, say, while the tunnel turns out to be faster."""
+    async with endpoint() as there:
+        _, paths = there.paths_of(caller := new_identity())
+        call = await held_call(there, await tried(paths, there.peer))
+        paths.drop(there.peer)
+        await asyncio.wait({call}, timeout=0.3)
+        (closing,) = paths._closing.values()
+        assert not closing.done()
+        there.callers.may_answer.set()
+        assert await call == caller.peer
+        await asyncio.wait_for(closing, WITHIN_S)
+
+
+async def test_a_call_under_way_ends_over_tls_though_a_cap_is_set_and_not_for_longer_than_calls_take() -> None:
+    async with endpoint() as there:
+        _, paths = there.paths_of(caller := new_identity())
+        running = asyncio.ensure_future(there.endpoint.run())
+        call = await held_call(there, channel := await tried(paths, there.peer))
+        there.throttles.upload.rate = 1e6
+        there.endpoint.look_again(call_s=600.0)
+        await asyncio.wait({call}, timeout=6.0)
+        assert not there.showing.port
+        assert not call.done()
+        with pytest.raises((grpc.aio.AioRpcError, grpc.aio.UsageError)):
+            await caller_through(channel)
+        there.callers.may_answer.set()
+        assert await call == caller.peer
+        running.cancel()
 
 
 async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:

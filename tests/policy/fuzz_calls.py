@@ -35,9 +35,9 @@ from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.swarm.checkup import Dialled
 from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.health import Facts, advance
+from peerd.policy.swarm.pace import still_since
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
-from peerd.policy.swarm.pace import still_since
 from peerd.policy.swarm.spreading import DirectoryReading, News
 from peerd.table.record import NO_RECORD, PeerRecord, Phase, RawRecord
 from peerd.table.swarm_view import SwarmView
