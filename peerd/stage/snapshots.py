@@ -11,7 +11,8 @@ from functools import partial
 from blake3 import blake3
 from torch import Tensor
 
-from peerd.errors import BusyError, NotFiniteError, WrongStateError
+from peerd.background import start
+from peerd.errors import BusyError, NotFiniteError, PeerdError, WrongStateError
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.step.following import Followers
 from peerd.stage.executor import Executor, Priority
@@ -30,6 +31,8 @@ MOST_COPIES = 2
 """Copies of its state that a peer keeps for those who download it: the newest, and one that another joiner has begun with."""
 SHARED_STEPS = 2
 """A joiner that no copy can be made for gets one that is so many steps old. The averages since then are kept for an earlier joiner."""
+WAIT_SHARE, ASK_AGAIN_S = 0.5, 1.0
+"""A copy is made between two passes, which may take minutes. A joiner waits for this share of its patience, and then asks again."""
 
 
 class Pieces(list[Bytes]):
@@ -112,6 +115,8 @@ class SnapshotServer:
         self._whole: weakref.ReferenceType[Downloaded] | None = None
         """The last copy of the whole state, while it is in use. Only the executor's thread reads and writes it."""
         self._making = asyncio.Lock()
+        self._under_way: dict[tuple[int, bool, bool], asyncio.Task[tuple[_Copy, Pieces]]] = {}
+        """By stage and kind, the making of a copy, until somebody has taken it."""
 
     async def snapshot(
         self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
@@ -123,8 +128,7 @@ class SnapshotServer:
         key = Key(stage) if gives_start else Key(stage, record.lineage, record.step, tied_only)
         self._begin(caller, key)  # from now on, as the stage may finish steps while the copy is made
         try:
-            async with self._making:
-                copy, pieces = self._find(key, wanted) or await self._make_or_share(key)
+            copy, pieces = self._find(key, wanted) or await self._made_in_time(key)
             num_bytes = max(0, copy.header.num_bytes - first_chunk * CHUNK_BYTES)
             delivery = Delivery(chunks_of(pieces, first_chunk), num_bytes, self._patience_s, partial(self._ended, caller, copy))
             self._begin(caller, copy.key)
@@ -160,7 +164,30 @@ class SnapshotServer:
         self._copies = [copy for copy, _ in found]
         return found
 
+    async def _made_in_time(self, key: Key) -> tuple[_Copy, Pieces]:
+        """Make a copy, or take one that was made for whoever asks next. Raises BusyError if that takes long; it is made all the same."""
+        kind, is_new = (key.stage, key.tied_only, key.lineage is None), False
+        if kind not in self._under_way:
+            self._under_way[kind], is_new = start(self._make_or_share(key), expects=(PeerdError,)), True
+        making = self._under_way[kind]
+        await asyncio.wait({making}, timeout=WAIT_SHARE * self._patience_s)
+        if not making.done():
+            making.add_done_callback(lambda _done: asyncio.get_running_loop().call_later(self._patience_s, self._give_up, kind, making))
+            raise BusyError("this peer copies its state as soon as the pass under way is over", ASK_AGAIN_S)
+        self._give_up(kind, making)
+        if not is_new and not making.cancelled() and (making.exception() or making.result()[0].key.step < key.step - SHARED_STEPS):
+            return await self._made_in_time(key)
+        return making.result()
+
+    def _give_up(self, kind: tuple[int, bool, bool], making: asyncio.Task[tuple[_Copy, Pieces]]) -> None:
+        if self._under_way.get(kind) is making:
+            del self._under_way[kind]
+
     async def _make_or_share(self, key: Key) -> tuple[_Copy, Pieces]:
+        async with self._making:
+            return self._find(key, b"") or await self._make_or_share_now(key)
+
+    async def _make_or_share_now(self, key: Key) -> tuple[_Copy, Pieces]:
         self._kept = None  # it goes now, unless it is on its way to somebody
         if len(self._alive()) < MOST_COPIES:
             return await self._make(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -79,6 +80,36 @@ async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
     assert sent(late) == chunks
     newest, _ = await snapshots.snapshot(JOINER, 0)
     assert newest.step == 1
+
+
+async def test_a_joiner_hears_while_a_pass_of_minutes_is_under_way_and_finds_the_copy_when_it_asks_again(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> None:
+    """A copy is made between two passes. The joiner's patience must not end before, and the donor must not look dead to it."""
+    _, state, executor = server
+    snapshots = SnapshotServer(state, executor, Followers(), patience_s=0.4)
+    state.serve()
+    begun, ends = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        begun.set()
+        ends.wait(10)
+
+    passing = asyncio.ensure_future(executor.run(Priority.FORWARD, compute))
+    await asyncio.to_thread(begun.wait, 10)
+    for _ in range(3):
+        with pytest.raises(BusyError, match="as soon as the pass under way is over") as busy:
+            await asyncio.wait_for(snapshots.snapshot(JOINER, 0), 0.35)
+        assert busy.value.retry_after_s > 0
+    ends.set()
+    await passing
+    await executor.run(Priority.CONTROL, lambda: None)
+    await executor.run(Priority.CONTROL, state.skip_step)  # the step ends with that pass
+    snapshots.forget()
+    executor.close()  # no other copy can be made
+    header, delivery = await asyncio.wait_for(snapshots.snapshot(JOINER, 0), 0.35)
+    assert header.step == 0
+    assert sent(delivery)
 
 
 async def test_copies_for_joiners_are_bounded_and_shared(server: tuple[SnapshotServer, StageState, Executor]) -> None:
