@@ -179,7 +179,7 @@ class LinkInfo(TypedDict):
     tensor: str  # activations: to that peer; activation_gradients: from it
     codec: str
     rate: float | None  # measured bytes per second; None: not measured yet
-    load: float | None  # transfer time of a microbatch, divided by the time between two microbatches
+    load: float | None  # share of the time in which the sender's line is busy with such tensors, this link's and others'
     reason: str
 
 

@@ -109,6 +109,12 @@ class Traffic:
         """Note that a message of this peer has just arrived."""
         self.heard_s[peer] = time.monotonic()
 
+    def take(self, peer: PeerId, way: Way) -> None:
+        """Note the way of a microbatch to the peer. If the last one took another, what was measured of this one before is forgotten."""
+        if self.taken.get(peer, way) is not way:
+            self.forget_way(peer, way)
+        self.taken[peer] = way
+
     def told(self, link: Link, rate: float, num_bytes: int = 0) -> None:
         """Take the rate at which the peer says this peer's tensors arrive over `link`; 0 where it does not know yet.
 

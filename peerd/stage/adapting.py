@@ -14,7 +14,7 @@ import torch
 from peerd.config.codec import Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.link.traffic import Traffic
-from peerd.policy.route.compressing import Choice, choose_rung, pace_s
+from peerd.policy.route.compressing import Choice, choose_rung, most_s, pace_s
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from peerd.wire.messages import Call, TensorBytes
@@ -55,7 +55,7 @@ class LinkCodecs:
         if self._allowed[BACK].is_auto:
             call = replace(call, gradient_codec=self._choose(live, peer, BACK, call.inputs.num_values))
         if self._allowed[FORTH].is_auto:
-            codec = self._choose(live, peer, FORTH, call.inputs.num_values)
+            codec = self._choose(live, peer, FORTH, call.inputs.num_values, call.labels.num_bytes)
             if codec.is_lossy:
                 call = replace(call, inputs=await asyncio.to_thread(_encoded, call.inputs, codec))
         return call
@@ -71,14 +71,25 @@ class LinkCodecs:
             if peer in there
         ]
 
-    def _choose(self, live: LiveView, peer: PeerId, tensor: str, num_values: int) -> Codec:
-        codecs = self._allowed[tensor].codecs
+    def _choose(self, live: LiveView, peer: PeerId, tensor: str, num_values: int, more_bytes: int = 0) -> Codec:
+        """The codec for a tensor with which `more_bytes` travel."""
+        codecs, train = self._allowed[tensor].codecs, self._train
+        ends = (peer, live.me) if tensor == BACK else (live.me, peer)
         rate = self._traffic.rates(peer)[tensor == BACK]
-        between_s = pace_s(live, self._train.num_stages, live.me, peer, self._train.microbatch_size)
+        fastest = rate if tensor == BACK else self._fastest(live)
+        slowness = rate / fastest if rate and fastest else 1.0
+        between_s = pace_s(live, train.num_stages, *ends, train.microbatch_size, slowness)
+        longest_s = most_s(live, train.num_stages, train.microbatches_per_step * train.microbatch_size)
         known = self._chosen.get((peer, tensor))
-        chosen = choose_rung([codec.num_bytes(num_values) for codec in codecs], rate, between_s, known[0].rung if known else 0)
+        sizes = [codec.num_bytes(num_values) + more_bytes for codec in codecs]
+        chosen = choose_rung(sizes, rate, between_s, known[0].rung if known else 0, longest_s)
         self._chosen[peer, tensor] = (chosen, rate)
         return codecs[chosen.rung]
+
+    def _fastest(self, live: LiveView) -> float | None:
+        """The fastest rate, in bytes per second, that this peer's line has shown: that to one peer of the next stage."""
+        told = [self._traffic.rates(record.peer)[0] for record in live.serving(live.mine.stage + 1)] if live.mine is not None else []
+        return max((rate for rate in told if rate), default=None)
 
 
 def _encoded(raw: TensorBytes, codec: Codec) -> TensorBytes:

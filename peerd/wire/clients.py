@@ -74,8 +74,8 @@ class StageClient(Client):
             channel, way = await self._links.way_for_tensors(peer)
             method = channel.stream_stream(BACKPROPAGATE, request_serializer=CALLS.serialize, response_deserializer=REPLIES.deserialize)
             traffic = self._links.traffic
+            traffic.take(peer, way)
             header = convert.call_to(call, self._run, records, traffic.rates(peer, way)[1])
-            traffic.taken[peer] = way
 
             async def messages() -> AsyncIterator[stage_pb2.CallMessage | Headed | Pieces]:
                 began_s = time.monotonic()

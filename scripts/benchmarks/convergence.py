@@ -2,7 +2,7 @@
 
 The run trains in one process, over the real stages, codecs and compression with its error feedback: each of two peers of a stage
 computes half of the microbatches, and they exchange sums slice by slice, as a round does. `auto` is what the policy chooses for a link:
-for a home link, where raw activations travel as long as a microbatch computes, and for a slow link, where they take five times as long.
+for a home link, where raw activations travel as long as a microbatch computes, and for a slow link, where they take four times as long.
 Naive top-k discards what it does not send.
 """
 
@@ -39,7 +39,7 @@ from scripts.benchmarks._report import SCHEMA, progress, run
 WINDOW = 20
 """Steps over which losses are averaged."""
 NUM_PEERS = 2
-HOME_LOAD, SLOW_LOAD = 1.0, 5.0
+HOME_LOAD, SLOW_LOAD = 1.0, 4.0
 """Time that raw activations take over the link, divided by the time that computing takes."""
 
 

@@ -9,6 +9,7 @@ import torch
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.link.traffic import Traffic, Way
+from peerd.policy.route.compressing import FEWEST_RATES
 from peerd.stage.adapting import LinkCodecs
 from peerd.table.record import PeerId
 from peerd.wire.codecs import through
@@ -20,7 +21,10 @@ from tests.tiny_run import tiny_manifest
 NEAR, FAR = PeerId("near"), PeerId("far")
 HIDDEN = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(1))
 RAW_BYTES = HIDDEN.numel() * 4
-MANIFEST: Manifest = replace(tiny_manifest(2), wire=WireConfig(activations="auto", activation_gradients="auto:int8"))
+TINY = tiny_manifest(2)
+MANIFEST: Manifest = replace(
+    TINY, wire=WireConfig(activations="auto", activation_gradients="auto:int8"), train=replace(TINY.train, microbatches_per_step=1000)
+)
 
 
 def codecs(traffic: Traffic, manifest: Manifest = MANIFEST) -> LinkCodecs:
@@ -49,8 +53,9 @@ async def test_a_slow_link_is_compressed_and_a_fast_one_beside_it_is_not() -> No
     traffic = Traffic()
     traffic.told((NEAR, Way.TUNNEL), 100.0 * RAW_BYTES)
     traffic.told((FAR, Way.TUNNEL), 0.2 * RAW_BYTES)
-    traffic.incoming[FAR, Way.TUNNEL].begin(0.0)
-    traffic.incoming[FAR, Way.TUNNEL].end(RAW_BYTES, 3.0)
+    for number in range(FEWEST_RATES):
+        traffic.incoming[FAR, Way.TUNNEL].begin(4.0 * number)
+        traffic.incoming[FAR, Way.TUNNEL].end(RAW_BYTES, 4.0 * number + 3.0)
     found = codecs(traffic)
     near, far = await found.adapt(call(), NEAR), await found.adapt(call(), FAR)
     assert near == replace(call(), gradient_codec=parse_codec("none"))
@@ -81,8 +86,32 @@ def test_only_a_number_that_can_be_a_rate_is_believed() -> None:
     assert not traffic.outgoing
 
 
+async def test_a_line_that_no_link_has_shown_to_be_faster_answers_for_all_that_it_sends() -> None:
+    """Both links are as fast as the line: what goes to one peer keeps what goes to the other waiting."""
+    traffic = Traffic()
+    for peer in (NEAR, FAR):
+        traffic.told((peer, Way.TUNNEL), 0.5 * RAW_BYTES)
+    found = codecs(traffic)
+    assert [(await found.adapt(call(), peer)).inputs.codec for peer in (NEAR, FAR)] == 2 * [parse_codec("int8")]
+    assert all(0.5 < (choice.load or 0) < 0.6 for choice in found.choices() if choice.tensor == "activations")
+
+
+def test_what_was_measured_of_a_way_before_tensors_took_another_is_forgotten() -> None:
+    traffic = Traffic()
+    traffic.take(FAR, Way.TUNNEL)
+    traffic.told((FAR, Way.TUNNEL), 1e9)
+    traffic.take(FAR, Way.DIRECT)
+    traffic.told((FAR, Way.DIRECT), 1e6)
+    assert traffic.rates(FAR, Way.TUNNEL)[0] == 1e9, "compared with the direct path while that is used"
+    traffic.take(FAR, Way.DIRECT)
+    assert traffic.rates(FAR)[0] == 1e6
+    traffic.take(FAR, Way.TUNNEL)
+    assert traffic.rates(FAR) == (None, None)
+
+
 async def test_each_way_to_a_peer_is_judged_by_its_own_rate() -> None:
     traffic = Traffic()
+    traffic.told((NEAR, Way.TUNNEL), 100.0 * RAW_BYTES)
     traffic.told((FAR, Way.TUNNEL), 0.2 * RAW_BYTES)
     traffic.told((FAR, Way.DIRECT), 100.0 * RAW_BYTES)
     found = codecs(traffic)

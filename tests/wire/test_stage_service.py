@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,6 +21,7 @@ from peerd.generated import (
     stage_pb2_grpc,
 )
 from peerd.link.traffic import Way
+from peerd.policy.route.compressing import FEWEST_RATES
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.microbatches import forward_backward
 from peerd.stage.results import BackwardResult, HeldMicrobatch
@@ -133,7 +135,9 @@ async def test_tensors_are_counted_by_what_they_are_their_codec_the_peers_role_a
 
 async def test_a_reply_tells_how_fast_tensors_came_in_how_long_they_were_held_and_how_many_may_be(callee: Callee) -> None:
     links, peer = callee.links(), callee.caller.peer
-    result = await StageClient(links, RUN).backpropagate(peer, callee.call(), (), PATIENCE_S, lambda _stage, _peer: None)
+    client, calls = StageClient(links, RUN), [replace(callee.call(), call_id=bytes([number] * 16)) for number in range(FEWEST_RATES)]
+    results = [await client.backpropagate(peer, call, (), PATIENCE_S, lambda _stage, _peer: None) for call in calls]
+    result = results[0]  # the others are of a microbatch that is done
     assert all((rate or 0) > 0 for rate in links.traffic.rates(peer))
     assert links.traffic.rates(peer) == links.traffic.rates(peer, Way.TUNNEL) != links.traffic.rates(peer, Way.DIRECT)
     assert result.held_s >= result.queued_s > 0
