@@ -109,6 +109,12 @@ class Peers:
         client = self._swarm.daemons[0].client
         return cast("TraceReply", client.request("trace", steps=num_steps, timeout_s=SILENCE_S, silence_s=SILENCE_S))
 
+    def links(self) -> list[tuple[int, str, str]]:
+        """The links whose codecs are chosen as the swarm runs: the caller's stage, the tensor and its codec."""
+        self._swarm.ask(self._swarm.living, SILENCE_S)
+        told = [(daemon.stage, daemon.status["links"]) for daemon in self._swarm.living if daemon.status is not None]
+        return [(stage, link["tensor"], link["codec"]) for stage, links in told for link in links]
+
     def counters(self) -> dict[str, int]:
         """Counts that should be 0 in a fair race."""
         self._swarm.poll()

@@ -1,8 +1,14 @@
-"""Two machines over a home connection: the share of its loopback speed that peerd keeps, against 1F1B, and the worth of each codec.
+"""What is left of peerd's speed over home connections: beside no limits, beside 1F1B, by codec, and in the averaging.
 
-`link`: 100 Mbit/s and 50 ms round trip, raw and in 8 bits, beside peerd on loopback and 1F1B of torch.distributed.pipelining over gloo on
-the same link. `codecs`: 20 Mbit/s and 100 ms; `auto` should be within 5 % of the best. Sides train in turns; a step's time is that between
-two ends of steps within a turn. Links are made of network namespaces and a switch in user space, which needs root.
+`link`: 3 stages of 2 peers with boundaries of 262 KB, `auto`, in turns over the links of a scenario and without limits. A row has the
+ratio of the two, how the critical path divides, and the codecs in use at each boundary. A step has so many microbatches that filling and
+emptying the pipeline takes at most 5 % of it. Scenarios: `even` 20 Mbit/s both ways and 60 ms, `home` 20 up and 100 down, `unlike` rates
+and delays, `rough` with loss and jitter.
+
+`1f1b`: 2 machines at 100 Mbit/s and 50 ms round trip, raw and in 8 bits, beside peerd on loopback and 1F1B of torch.distributed.pipelining
+over gloo on the same link. `mediated`: 4 machines beside a pipeline through its trainer. `codecs`: 20 Mbit/s and 100 ms; `auto` should be
+within 5 % of the best. Sides train in turns; a step's time is that between two ends of steps within a turn. Links are made of network
+namespaces and a switch in user space, which needs root.
 
 `averaging`: one stage of 2 or 4 peers averages 64 MB of raw gradients each, over 60 ms, up 20 or 5 Mbit/s and down 100, or over unlike
 uplinks. A row has the median time of an exchange (failed rounds included), its bound (the bytes of a butterfly with slices by
@@ -10,8 +16,8 @@ uplink), their ratio, and how many rounds failed and microbatches were launched 
 equal one process. `drop`: one link goes from 100 to 5 Mbit/s in the middle of each round; `break`: it carries nothing for 10 s there;
 `rough`: it loses 3 % of the packets and is late by up to 100 ms. All scenarios together take about an hour.
 
-A stand-in sleeps in place of work, on all sides alike, so that a microbatch computes as long as its activations take over a link of
-100 Mbit/s (in `averaging` a second). The arithmetic is tiny and real, and losses are compared.
+A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, elsewhere as long as its
+activations take over a link of 100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from peerd.config.codec import CODECS
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
 from scripts.benchmarks._averaging import averaging
 from scripts.benchmarks._home_scenarios import SCENARIOS, chosen
+from scripts.benchmarks._link import LINK_SCENARIOS, over_links
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._switch import Links
@@ -46,10 +53,10 @@ OVER_1F1B = {"none": 1.6, "int8": 1.75}
 OVER_MEDIATED = 2.5
 WITHIN = 0.95
 """Least share of the best codec's throughput that `auto` has to reach."""
-MICROBATCHES = {"link": 64, "codecs": 24, "mediated": 24}
+MICROBATCHES = {"1f1b": 64, "codecs": 24, "mediated": 24}
 """Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
-STAGES = {"link": 2, "codecs": 2, "mediated": 4}
-STEPS, AVERAGING = 2, "averaging"
+STAGES = {"1f1b": 2, "codecs": 2, "mediated": 4}
+STEPS, AVERAGING, LINK = 2, "averaging", "link"
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
 
@@ -189,10 +196,13 @@ def parse() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__, formatter_class=raw)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--part", choices=[*STAGES, AVERAGING], default="link", help="what to measure (default link)")
+    parser.add_argument("--part", choices=[LINK, *STAGES, AVERAGING], default=LINK, help="what to measure (default link)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
     parser.add_argument("--steps", type=int, metavar="N", help=f"steps that count in a turn (default {STEPS}); of {AVERAGING}: in all (5)")
-    parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES})")
+    parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES}, {LINK}: enough)")
+    links = parser.add_argument_group(LINK)
+    links.add_argument("--links", nargs="+", choices=[each.name for each in LINK_SCENARIOS], default=["even"], help="default even")
+    links.add_argument("--codec", nargs="+", choices=COMPARED, default=["auto"], help="default auto")
     averages = parser.add_argument_group(AVERAGING)
     names = list(dict.fromkeys(scenario.name for scenario in SCENARIOS))
     averages.add_argument("--scenario", nargs="+", choices=names, default=names, help="default all")
@@ -201,8 +211,8 @@ def parse() -> argparse.Namespace:
     given = parser.parse_args()
     given.steps = given.steps if given.steps is not None else 5 if given.part == AVERAGING else STEPS
     if given.microbatches is None:
-        given.microbatches = MICROBATCHES.get(given.part, 1)
-    if min(given.rounds, given.steps, given.microbatches) < 1 or not 1 <= given.megabytes <= 2000:
+        given.microbatches = MICROBATCHES.get(given.part)
+    if min(given.rounds, given.steps, 1 if given.microbatches is None else given.microbatches) < 1 or not 1 <= given.megabytes <= 2000:
         parser.error("--rounds, --steps and --microbatches must be at least 1, --megabytes between 1 and 2000")
     if given.part == AVERAGING and not chosen(given.scenario, given.peers):
         parser.error("no such scenario has so many peers")
@@ -214,9 +224,11 @@ def main() -> int:
     require_root()
     if given.part == AVERAGING:
         return averaging(chosen(given.scenario, given.peers), given.megabytes, given.steps, given.json)
+    if given.part == LINK:
+        return over_links(given.links, given.codec, given.microbatches, (given.rounds, given.steps), given.json)
     plan = Plan(part=given.part, rounds=given.rounds, steps=given.steps, microbatches=given.microbatches, as_json=given.json)
     with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
-        measure = {"link": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]
+        measure = {"1f1b": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]
         rows, missed = measure(plan, Path(folder))
     links = SLOW if plan.part == "codecs" else HOME
     work = f"{plan.microbatches} microbatches of {plan.stand_in_ms:.0f} ms stand-in"
