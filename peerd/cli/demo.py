@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.25
 STALL_S = 180.0
-LAST_LOSSES_WITHIN_S = 10.0
+"""The demo is given up when no daemon made progress for so long, or for as long as a few microbatches take in all stages."""
+LAST_LOSSES_WITHIN_S, LAST_LOSSES_PERIODS = 10.0, 3
 
 
 @click.command()
@@ -109,6 +110,7 @@ def _say_what_comes(plan: DemoPlan, view: DemoView) -> None:
 
 def _train(swarm: DemoSwarm, view: DemoView) -> None:
     """Watch until every living daemon has done all steps. Raises if that has become impossible."""
+    from peerd.cli.demo_figures import longest_still_s
     from peerd.cli.demo_strikes import Strikes
 
     pending = swarm.plan.kills
@@ -123,15 +125,16 @@ def _train(swarm: DemoSwarm, view: DemoView) -> None:
         swarm.require_every_stage()
         if swarm.heard() != heard:
             heard, heard_at = swarm.heard(), time.monotonic()
-        elif time.monotonic() - heard_at > STALL_S:
-            raise TimedOutError(f"no daemon made progress for {STALL_S:g} s in step {swarm.step}", "please report it with this output")
+        elif time.monotonic() - heard_at > (stall_s := longest_still_s((daemon.status for daemon in swarm.living), STALL_S)):
+            raise TimedOutError(f"no daemon made progress for {stall_s:.0f} s in step {swarm.step}", "please report it with this output")
         time.sleep(POLL_S)
     _collect_last_losses(swarm, view)
 
 
 def _collect_last_losses(swarm: DemoSwarm, view: DemoView) -> None:
     """Wait for the last losses, which may become known shortly after the last step."""
-    deadline = time.monotonic() + LAST_LOSSES_WITHIN_S
+    period_s = swarm.plan.manifest.swarm.announce_period_s
+    deadline = time.monotonic() + max(LAST_LOSSES_WITHIN_S, LAST_LOSSES_PERIODS * period_s)
     while swarm.num_steps_told < swarm.plan.steps:
         if time.monotonic() > deadline:
             raise PeerdError(f"the daemons finished, but reported only {swarm.num_steps_told} of {swarm.plan.steps} steps")

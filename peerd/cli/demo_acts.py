@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from peerd.cli.demo_chaos import STEPS_MISSED
+from peerd.cli.demo_figures import longest_still_s
 from peerd.cli.demo_process import p2pd_of
 from peerd.errors import PeerdError
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from peerd.cli.demo_process import DemoDaemon
 
 Act = Iterator[None]
-ACT_TIMEOUT_S = 180.0
-"""Longest wait for one part of an act. A run that does not move for so long ends the demo anyway."""
+ACT_STILL_S, LONGEST_SLEEP_S = 180.0, 6 * 3600.0
+"""A part of an act is waited for as long as the run moves, and so long after that. A sleeper wakes after the second time by itself."""
 OWNER_SILENCE_S = 150.0
 """Longest wait for the answer to `pause`, which comes when the daemon has handed on what it held."""
 LOOK_SILENCE_S = 3.0
@@ -31,7 +32,19 @@ SEEN_WITHIN_S = 5.0
 """Longest wait until others see a woken peer serve its old step. It joins instead if it wakes with news of a mate that has paused since."""
 
 
-def _until(holds: Callable[[], bool], timeout_s: float = ACT_TIMEOUT_S) -> Generator[None, None, bool]:
+def _until(swarm: DemoSwarm, holds: Callable[[], bool]) -> Generator[None, None, bool]:
+    """Wait for a condition across looks. False if the run stood still for too long before it held."""
+    heard, heard_at = swarm.heard(), time.monotonic()
+    while not holds():
+        if (now := swarm.heard()) != heard:
+            heard, heard_at = now, time.monotonic()
+        elif time.monotonic() - heard_at > longest_still_s((daemon.status for daemon in swarm.living), ACT_STILL_S):
+            return False
+        yield
+    return True
+
+
+def _within(holds: Callable[[], bool], timeout_s: float) -> Generator[None, None, bool]:
     """Wait for a condition across looks. False if the time was up before it held."""
     deadline = time.monotonic() + timeout_s
     while not holds():
@@ -63,9 +76,9 @@ def wipe_stage(swarm: DemoSwarm, comes_back: DemoDaemon, addresses: str) -> Act:
     for daemon in others:
         daemon.kill()
     again = swarm.spawn_again(comes_back, addresses)
-    is_back = yield from _until(lambda: (again.answers and again.serves) or not again.alive)
+    is_back = yield from _until(swarm, lambda: (again.answers and again.serves) or not again.alive)
     first_step, back_s = again.step, time.monotonic() - began
-    all_serve = yield from _until(lambda: all(daemon.answers and daemon.serves for daemon in swarm.living))
+    all_serve = yield from _until(swarm, lambda: all(daemon.answers and daemon.serves for daemon in swarm.living))
     told = f"was killed with its whole stage, which served again from disk after {back_s:.0f} s, at step {first_step} of {reached}"
     if not (is_back and all_serve):
         told = "was killed with its whole stage, which did not come back"
@@ -77,18 +90,18 @@ def pause_stale(swarm: DemoSwarm, sleeper: DemoDaemon) -> Act:
     began, mates = time.monotonic(), [each for each in swarm.living if each.stage == sleeper.stage and each is not sleeper]
     asleep_at = sleeper.step
     fault = swarm.note(sleeper, "pause-stale", "sleeps while its mates train on and pause")
-    sleeper.suspend(2 * ACT_TIMEOUT_S + OWNER_SILENCE_S)
+    sleeper.suspend(LONGEST_SLEEP_S)
     try:
-        yield from _until(lambda: min(mate.step for mate in mates) >= asleep_at + STEPS_MISSED)
-        yield from _until(_all_done([swarm.pool.submit(_ask, mate, "pause") for mate in mates]))
+        yield from _until(swarm, lambda: min(mate.step for mate in mates) >= asleep_at + STEPS_MISSED)
+        yield from _until(swarm, _all_done([swarm.pool.submit(_ask, mate, "pause") for mate in mates]))
         swarm.ask(mates, LOOK_SILENCE_S)
         reached = max(mate.step for mate in mates)
         sleeper.wake()
-        yield from _until(lambda: _is_seen(swarm, sleeper, mates), SEEN_WITHIN_S)
+        yield from _within(lambda: _is_seen(swarm, sleeper, mates), SEEN_WITHIN_S)
         woke_at = sleeper.step
     finally:
         sleeper.wake()
-    yield from _until(_all_done([swarm.pool.submit(_ask, mate, "resume") for mate in mates]))
+    yield from _until(swarm, _all_done([swarm.pool.submit(_ask, mate, "resume") for mate in mates]))
     lowest = reached - 1  # other stages may wait there for the paused one
     others = [each for each in swarm.living if each.stage != sleeper.stage and each.serves]
 
@@ -97,7 +110,7 @@ def pause_stale(swarm: DemoSwarm, sleeper: DemoDaemon) -> Act:
         lowest = min([lowest, *(each.step for each in others if each.serves)])
         return all(each.answers and each.serves and each.step >= reached for each in (sleeper, *mates) if each.alive)
 
-    came_back, lasted_s = (yield from _until(is_back)), time.monotonic() - began
+    came_back, lasted_s = (yield from _until(swarm, is_back)), time.monotonic() - began
     ends = "brought it back" if lowest >= reached - 1 else f"came too late: the run went back to step {lowest}"
     told = f"woke at step {woke_at}; its mates had paused at step {reached} and {ends}; {lasted_s:.0f} s"
     swarm.amend(fault, told if came_back else "woke with an old step, and the stage did not come back", lasted_s, reached - 1 - lowest)

@@ -23,13 +23,13 @@ from typing import Any, cast
 from peerd.cli.demo_figures import Fault, Observed
 from peerd.cli.demo_plan import DemoPlan, Kill
 from peerd.cli.demo_process import DemoDaemon, bequeath
-from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_command, wait_until_ready
+from peerd.cli.launch import DaemonFailedError, Ready, describe_exit, module_command, signs_of, wait_until_ready
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import PeersReply, StatusReply, StepInfo
 from peerd.errors import DivergedError, PeerdError, disk_error
 
-READY_TIMEOUT_S = 240.0
+READY_SILENCE_S = 240.0
 POLL_SILENCE_S = 3.0
 LEAVE_SILENCE_S = 2.0
 LEAVE_GRACE_S = 15.0
@@ -201,7 +201,7 @@ class DemoSwarm:
 
     def _await(self, daemon: DemoDaemon) -> Ready:
         try:
-            daemon.ready = wait_until_ready(daemon.process, READY_TIMEOUT_S)
+            daemon.ready = wait_until_ready(daemon.process, READY_SILENCE_S, signs_of(daemon.process, daemon.log_bytes))
         except DaemonFailedError as failed:
             told = failed.told_by(daemon.log_tail(), None)
             raise type(told)(f"peer {daemon.peer}: {told.message}", told.remedy) from None

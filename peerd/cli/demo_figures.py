@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from peerd.cli.demo_plan import DemoPlan
-from peerd.control.protocol import SCHEMA, Counters, StepInfo
+from peerd.control.protocol import SCHEMA, Counters, StatusReply, StepInfo
 
 STAND_IN_NOTE = "a stand-in sleeps in place of real work: tokens_per_second shows how the swarm shares work, not how fast it computes"
 
+STALL_MICROBATCHES = 3
+"""A run may stand still for as long as so many microbatches take in all stages."""
 TOTALS = ("duplicate_microbatches", "lost_microbatches", "replayed_microbatches", "suppressed_microbatches", "inexact_steps")
 """Counters that are added up over the daemons."""
 
@@ -95,3 +97,11 @@ def summary_of(plan: DemoPlan, seen: Observed) -> dict[str, Any]:
 
 def _total(seen: Observed, name: str) -> int:
     return sum(int(counters.get(name, 0)) for counters in seen.counters.values())  # type: ignore[call-overload]
+
+
+def longest_still_s(statuses: Iterable[StatusReply | None], least_s: float) -> float:
+    """How long a run may stand still: `least_s`, or as long as a few microbatches take in all stages, by what its daemons say."""
+    told = [status["peer"] for status in statuses if status is not None]
+    stages = {peer["stage"] for peer in told}
+    microbatch_s = sum(max(peer.get("microbatch_s", 0.0) for peer in told if peer["stage"] == stage) for stage in stages)
+    return max(least_s, STALL_MICROBATCHES * microbatch_s)

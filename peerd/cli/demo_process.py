@@ -175,8 +175,11 @@ class DemoDaemon:
 
     def log_tail(self) -> str:
         """The end of the log, read without moving the descriptor's offset, because the daemon writes there."""
-        size = os.fstat(self.log.fileno()).st_size
+        size = self.log_bytes()
         return tail_of(os.pread(self.log.fileno(), size, max(0, size - 16 * 1024)))
+
+    def log_bytes(self) -> int:
+        return os.fstat(self.log.fileno()).st_size
 
 
 def bequest_of(home: Home) -> dict[str, bytes]:

@@ -14,7 +14,8 @@ from peerd.cli.options import chosen_home, daemon_command, is_printed
 if TYPE_CHECKING:
     from rich.table import Table
 
-DOCTOR_TIMEOUT_S = 300.0
+DOCTOR_SILENCE_S = 300.0
+"""It waits for answers from the network, and hashes the checkpoints, which takes as long as they are large."""
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
@@ -43,7 +44,7 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
 
     order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
     with _patience():
-        reply = run_child("peerd.checkup.doctor", order, what="the checkup", timeout_s=DOCTOR_TIMEOUT_S)
+        reply = run_child("peerd.checkup.doctor", order, what="the checkup", silence_s=DOCTOR_SILENCE_S)
     if not is_printed(reply, as_json):
         print_checkup(reply)
     return 1 if reply["worst"] == "problem" else 0

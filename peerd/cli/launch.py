@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
     from peerd.config.paths import Home
     from peerd.config.settings import Settings
 
-READY_TIMEOUT_S = 180.0
+READY_SILENCE_S = 180.0
+"""A daemon that starts is given up when it shows no sign of work for so long: data and checkpoints may be of any size."""
+LOOK_S, COMPUTED_S = 0.5, 5.0
+"""Time between two looks for such signs, and the processor time that counts as one: hashing from a slow disk takes that in two minutes."""
 STOP_GRACE_S = 10.0
 _TAIL_BYTES = 16 * 1024
 _MAX_READY_BYTES = 64 * 1024
@@ -69,7 +74,7 @@ def run_detached(settings: Settings, home: Home) -> Ready:
             env={**os.environ, "PEERD_READY": "json"},
         )
     try:
-        return wait_until_ready(process, READY_TIMEOUT_S)
+        return wait_until_ready(process, READY_SILENCE_S, signs_of(process, lambda: home.log.stat().st_size))
     except DaemonFailedError as failed:
         with home.log.open("rb") as log:
             log.seek(log_start if log_start <= log.seek(0, os.SEEK_END) else 0)  # the log may have been rotated
@@ -120,17 +125,41 @@ def tail_of(log: bytes) -> str:
     return log[-_TAIL_BYTES:].decode(errors="replace")
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], timeout_s: float) -> Ready:
-    """Read the ready line. Raises DaemonFailedError if the daemon ended instead, TimedOutError if it printed nothing in time."""
+def signs_of(process: subprocess.Popen[bytes], log_bytes: Callable[[], int]) -> Callable[[], object]:
+    """What changes while a process works: the size of its log, and, every few seconds of it, its processor time."""
+    import psutil
+
+    def look() -> object:
+        log, busy_s = 0, 0.0
+        with contextlib.suppress(OSError):
+            log = log_bytes()
+        with contextlib.suppress(psutil.Error):
+            used = psutil.Process(process.pid).cpu_times()
+            busy_s = used.user + used.system
+        return log, int(busy_s / COMPUTED_S)
+
+    return look
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], silence_s: float, signs: Callable[[], object] = lambda: None) -> Ready:
+    """Read the ready line. Raises DaemonFailedError if the daemon ended instead, TimedOutError if nothing changed for `silence_s`.
+
+    `signs` returns what changes while the daemon works.
+    """
     if process.stdout is None:
         raise ValueError("the process was started without a pipe for its standard output")
-    deadline = time.monotonic() + timeout_s
+    seen, changed = signs(), time.monotonic()
     received = b""
     with selectors.DefaultSelector() as selector, process.stdout as stdout:
         selector.register(stdout, selectors.EVENT_READ)
         while b"\n" not in received:
-            if not selector.select(max(0.0, deadline - time.monotonic())):
-                raise TimedOutError(f"the daemon could not be reached within {timeout_s:g} s of its start", "is the machine overloaded?")
+            if not selector.select(min(LOOK_S, silence_s)):
+                if (now := signs()) != seen:
+                    seen, changed = now, time.monotonic()
+                elif time.monotonic() - changed >= silence_s:
+                    told = f"the daemon cannot be reached yet, and has shown no sign of work for {silence_s:g} s"
+                    raise TimedOutError(told, "is the machine overloaded?")
+                continue
             chunk = os.read(stdout.fileno(), _MAX_READY_BYTES)
             if not chunk or len(received) > _MAX_READY_BYTES:
                 raise DaemonFailedError(stop_process(process))
@@ -158,19 +187,20 @@ def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S
         return process.wait()
 
 
-def run_child(module: str, request: object, *, what: str, timeout_s: float | None = None) -> dict[str, Any]:
+def run_child(module: str, request: object, *, what: str, silence_s: float = math.inf) -> dict[str, Any]:
     """Run a module of peerd and return the JSON object that is its last line on stdout. Its stderr goes to this process's stderr.
 
-    Raises ChildFailedError with the child's exit code; the child has already printed the reason.
+    Raises ChildFailedError with the child's exit code, where the child has already printed the reason, and TimedOutError if it computes
+    nothing for `silence_s`.
     """
     process = subprocess.Popen(module_command("peerd.child", module, json.dumps(request)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise TimedOutError(f"{what} took longer than {timeout_s:g} s", "try again") from None
+        output = _output_of(process, what, silence_s)
     finally:
         if process.poll() is None:
             stop_process(process)
+        if process.stdout is not None:
+            process.stdout.close()
     if process.returncode:
         raise ChildFailedError(process.returncode)
     try:
@@ -180,6 +210,20 @@ def run_child(module: str, request: object, *, what: str, timeout_s: float | Non
     if not isinstance(reply, dict):
         raise PeerdError(f"{what} gave no readable result")
     return reply
+
+
+def _output_of(process: subprocess.Popen[bytes], what: str, silence_s: float) -> bytes:
+    """What a process writes until it ends. Raises TimedOutError if it computes nothing for `silence_s`, s."""
+    signs = signs_of(process, lambda: 0) if silence_s < math.inf else lambda: None
+    seen, changed = signs(), time.monotonic()
+    while True:
+        try:
+            return process.communicate(timeout=LOOK_S)[0]
+        except subprocess.TimeoutExpired:
+            if (now := signs()) != seen:
+                seen, changed = now, time.monotonic()
+            elif time.monotonic() - changed >= silence_s:
+                raise TimedOutError(f"{what} has shown no sign of work for {silence_s:g} s", "try again") from None
 
 
 class ChildFailedError(PeerdError):

@@ -13,7 +13,7 @@ import click
 from peerd.cli.options import STEPS, TIMEOUT_S, ask, daemon_command, daemon_of, home_option, is_printed
 from peerd.errors import NoDaemonError, UsageError
 
-VISIT_TIMEOUT_S = 90.0
+VISIT_SILENCE_S = 90.0
 DAEMON_APPEARS_WITHIN_S = 15.0
 _RETRY_S = 0.2
 
@@ -54,7 +54,7 @@ def peers(context: click.Context, address: str | None, as_json: bool) -> None:
     else:
         from peerd.cli.launch import run_child
 
-        reply = run_child("peerd.daemon.visit", address, what="asking that peer", timeout_s=VISIT_TIMEOUT_S)
+        reply = run_child("peerd.daemon.visit", address, what="asking that peer", silence_s=VISIT_SILENCE_S)
     if is_printed(reply, as_json):
         return
     from peerd.cli.render import print_peers

@@ -26,11 +26,13 @@ from peerd.daemon.run_data import organise, start_for, text_for
 from peerd.daemon.twin import refuse_own_address, refuse_twin
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
 from peerd.errors import ClockError, PeerdError, PortTakenError, RemoteError, UnreachableError, UsageError
+from peerd.link.links import with_time_for
 from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.dialling import DialRation
+from peerd.policy.swarm.spreading import PAGE_BYTES
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
@@ -260,7 +262,7 @@ async def _look_around(network: Network, membership: Membership, book: AddressBo
 async def first_look(network: Network, membership: Membership, peer: PeerId) -> None:
     """Read the whole table from a peer."""
     try:
-        async for records in SwarmClient(network.links, membership.run).table(peer, FIRST_LOOK_TIMEOUT_S):
+        async for records in SwarmClient(network.links, membership.run).table(peer, with_time_for(FIRST_LOOK_TIMEOUT_S, PAGE_BYTES)):
             await membership.absorb_quietly(records, peer)
         membership.reached(peer)
     except RemoteError as error:

@@ -15,10 +15,12 @@ from collections.abc import Collection, Sequence
 
 from peerd.background import keep, start
 from peerd.errors import BadMessageError, RemoteError
+from peerd.link.links import with_time_for
 from peerd.policy.step.roster import leader_of
 from peerd.policy.swarm.reaching import cut_off
 from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
+    PAGE_BYTES,
     PAGE_RECORDS,
     TELLS_ALL,
     TURNS_PER_PERIOD,
@@ -212,7 +214,7 @@ class Gossip:
             return
         other = self._random.choice(others)
         with contextlib.suppress(RemoteError):  # the next push finds out whether it is alive
-            async for records in self._client.table(other, PUSH_TIMEOUT_S):
+            async for records in self._client.table(other, with_time_for(PUSH_TIMEOUT_S, PAGE_BYTES)):
                 await self._membership.absorb_quietly(records, other)
 
     def _is_to_compare(self) -> bool:

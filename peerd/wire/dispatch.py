@@ -18,7 +18,7 @@ import structlog
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.route.admission import able_to_compute
-from peerd.policy.route.wiring import Router, own_time_s, point_of
+from peerd.policy.route.wiring import FIRST_PAUSE_S, Router, next_pause_s, own_time_s, point_of
 from peerd.policy.step.ledger import holders, work_step
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
@@ -26,11 +26,7 @@ from peerd.wire.clients import StageClient
 from peerd.wire.convert import ID_BYTES
 from peerd.wire.messages import Call, CallResult
 
-BUSY_PAUSE_S = 0.02
-MOST_BUSY_PAUSE_S = 0.16
-"""The pause doubles, up to this, each time in a row that a callee has no slot."""
 STALE_PAUSE_S = 0.05
-CANCEL_TIMEOUT_S = 2.0
 LOG = structlog.get_logger()
 
 
@@ -92,7 +88,7 @@ class Dispatcher:
         router = self._router(call)
         path = dict(call.path)
         refused: set[PeerId] = set()
-        pause_s = BUSY_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         attempt, again, furthest = call.attempt, call.again, call.stage
 
         def note(stage: int, peer: PeerId) -> None:
@@ -125,11 +121,12 @@ class Dispatcher:
                     self._deaf_until_s[peer.peer] = time.monotonic() + error.retry_after_s
                 deadline_s = time.monotonic() + self._total_s
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, MOST_BUSY_PAUSE_S)
+                pause_s = next_pause_s(pause_s, router.response_s(peer.peer))
                 attempt += 1
             except WrongStateError:
                 if call.evaluation:
                     refused.add(peer.peer)
+                deadline_s += time.monotonic() - asked_s
                 await self._table.changed(STALE_PAUSE_S)
                 attempt += 1
                 again |= furthest > call.stage  # a later stage may have added it
@@ -181,7 +178,7 @@ class Dispatcher:
 
     async def _cancel(self, peer: PeerId, call_id: bytes) -> None:
         try:
-            await self._client.cancel(peer, call_id, CANCEL_TIMEOUT_S)
+            await self._client.cancel(peer, call_id, self._patience_s)
         except RemoteError:
             return  # the peer is gone; the ledgers decide what counts
 

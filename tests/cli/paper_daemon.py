@@ -1,7 +1,8 @@
 """A paper daemon: it speaks the control protocol and pretends to train. For tests of the command line only.
 
 It is started as `python paper_daemon.py SETTINGS_JSON`, in place of `python -m peerd.daemon`. The variable PAPER_DAEMON chooses a
-misbehaviour: `fail` ends with an error before it is ready, `die` ends in step 2 if it serves stage 1, `deaf` never becomes ready, `late`
+misbehaviour: `fail` ends with an error before it is ready, `die` ends in step 2 if it serves stage 1, `deaf` never becomes ready, `slow`
+logs what it does for three seconds before, `late`
 joins stage 1 only in step 4, `stubborn` ignores every request to end. `saves` has a checkpoint, whose file tells how many daemons had it.
 """
 
@@ -132,6 +133,9 @@ def main() -> None:
         sys.exit(7)
     if mood == "deaf":
         time.sleep(60)
+    for number in range(15 if mood == "slow" else 0):
+        print(f"2026-01-01 preparing the data: {number} GB", file=sys.stderr, flush=True)
+        time.sleep(0.2)
     if mood == "saves":
         save_checkpoint(settings)
     serve(daemon)

@@ -110,10 +110,10 @@ def test_a_daemon_that_never_gets_ready_is_not_waited_for(
     peerd: Command, paper: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paper("deaf")
-    monkeypatch.setattr(demo_daemons, "READY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(demo_daemons, "READY_SILENCE_S", 0.5)
     done = peerd("demo", "--peers", 2)
     assert done.code == 12
-    assert "could not be reached within 0.5 s" in done.err
+    assert "no sign of work for 0.5 s" in done.err
 
 
 def test_daemons_that_ignore_every_request_are_killed(

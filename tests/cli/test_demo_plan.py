@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from peerd.cli.demo_figures import Fault, Observed, summary_of, tokens_per_second
+from peerd.cli.demo_figures import Fault, Observed, longest_still_s, summary_of, tokens_per_second
 from peerd.cli.demo_plan import DemoFlags, DemoPlan, Kill, plan_of
 from peerd.config import manifest
 from peerd.config.manifest import DataConfig, Manifest, TrainConfig
 from peerd.control.protocol import StepInfo
 from peerd.errors import ManifestError
-from tests.cli.replies import counters
+from tests.cli.replies import counters, peer_info, status_reply
 
 
 def plan(**flags: Any) -> DemoPlan:
@@ -105,3 +105,10 @@ def test_faults_are_listed_as_data() -> None:
     summary = summary_of(plan(), observed(faults=(fault,)))
     listed = {"t_s": 1.5, "peer": 3, "stage": 1, "phase": "averaging", "kind": "kill", "detail": "was ended by SIGKILL"}
     assert summary["faults"] == [{**listed, "lasted_s": None, "steps_again": 0}]
+
+
+def test_a_demo_may_stand_still_for_as_long_as_its_microbatches_take() -> None:
+    """Three of 40 s and 200 s: the slower of two peers counts."""
+    told = [status_reply(peer=peer_info(stage=stage, microbatch_s=took_s)) for stage, took_s in ((0, 40.0), (1, 100.0), (1, 200.0))]
+    assert longest_still_s([*told, None], 180.0) == 3 * 240.0
+    assert longest_still_s([status_reply(), None], 180.0) == 180.0

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from peerd.cli import launch
 from peerd.config.settings import Settings
+from peerd.errors import TimedOutError
 from tests.cli.conftest import Command
 
 
@@ -71,8 +74,45 @@ def test_a_detached_daemon_that_stays_silent_is_ended(
     peerd: Command, paper: Callable[[str], None], run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paper("deaf")
-    monkeypatch.setattr(launch, "READY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(launch, "READY_SILENCE_S", 0.5)
     assert peerd("start", run_folder, "--detach").code == 12
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_detached_daemon_that_works_before_it_is_ready_is_waited_for(
+    peerd: Command, paper: Callable[[str], None], run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes tokens of gigabytes of text, or hashes checkpoints of gigabytes: nobody knows beforehand how long that takes."""
+    paper("slow")
+    monkeypatch.setattr(launch, "READY_SILENCE_S", 1.5)
+    done = peerd("start", run_folder, "--detach")
+    assert done.code == 0
+    with ended_afterwards(json.loads(peerd("status", "--json").out)["pid"]):
+        assert done.out.startswith("peerd join /ip4/")
+
+
+def test_processor_time_is_a_sign_of_work_as_well_as_a_longer_log() -> None:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        signs = launch.signs_of(busy, lambda: 7)
+        before, deadline = signs(), time.monotonic() + 60
+        while signs() == before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert signs() != before
+        busy.kill()
+    assert signs() == (7, 0), "it has ended"
+
+
+def test_a_child_that_computes_is_waited_for_and_one_that_only_waits_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkup hashes checkpoints of gigabytes."""
+    monkeypatch.setattr(launch, "COMPUTED_S", 0.1)
+    busy = "import time; until = time.monotonic() + 3\nwhile time.monotonic() < until: pass\nprint('{\"done\": 1}')"
+    for code, fails in ((busy, False), ("import time; time.sleep(60)", True)):
+        monkeypatch.setattr(launch, "module_command", lambda *_told, code=code: [sys.executable, "-c", code])
+        if fails:
+            with pytest.raises(TimedOutError, match="the checkup has shown no sign of work for 2 s"):
+                launch.run_child("x", {}, what="the checkup", silence_s=2.0)
+        else:
+            assert launch.run_child("x", {}, what="the checkup", silence_s=2.0) == {"done": 1}
 
 
 def test_in_the_foreground_the_command_becomes_the_daemon(

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.route import wiring
-from peerd.policy.route.wiring import RECENT, Router, own_time_s, point_of
+from peerd.policy.route.wiring import FIRST_PAUSE_S, RECENT, Router, next_pause_s, own_time_s, point_of
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import member
 
@@ -355,3 +355,13 @@ def test_queues_that_are_long_for_a_while_do_not_bend_the_shares_of_honest_peers
 def test_whatever_a_callee_tells_a_share_of_the_time_is_its_own(elapsed_s: float, later_s: float, waited_s: float, left: int) -> None:
     found_s = own_time_s(elapsed_s, later_s, waited_s, 8, left)
     assert elapsed_s / left / 81 * 0.999 <= found_s <= elapsed_s
+
+
+def test_a_full_peer_is_asked_again_the_more_seldom_the_longer_its_microbatches_take() -> None:
+    """At a home's uplink, and hundreds of microbatches that wait, each question counts."""
+    for response_s, most_s in ((0.5, 0.16), (100.0, 2.0)):
+        pauses_s = [FIRST_PAUSE_S]
+        for _ in range(12):
+            pauses_s.append(next_pause_s(pauses_s[-1], response_s))
+        assert pauses_s[:4] == [0.02, 0.04, 0.08, 0.16]
+        assert pauses_s[-1] == most_s

@@ -319,6 +319,14 @@ async def test_a_stage_that_is_full_or_takes_long_does_not_end_patience() -> Non
     assert dies.client.asked == [A, B]
 
 
+async def test_the_time_that_peers_work_before_they_turn_out_to_be_elsewhere_does_not_end_patience() -> None:
+    """A pass of minutes, say, whose parameters are another step's when it is to go back."""
+    client = Client({A: [WrongStateError("the parameters have changed")] * 4}, works_s=0.1)
+    changed = Sending(client, Table(pair_of_peers()[:2]), total_s=0.3)
+    await changed.send()
+    assert client.asked == [A] * 5
+
+
 async def test_an_evaluation_asks_each_peer_that_may_hold_the_parameters_once_and_then_gives_up() -> None:
     refusals: list[RemoteError] = [WrongStateError("this peer does not hold the parameters")] * 3
     records = (

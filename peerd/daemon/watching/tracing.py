@@ -16,6 +16,7 @@ from peerd.control.server import Say, Verb
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.history import number_in
 from peerd.errors import RemoteError, TimedOutError, UsageError
+from peerd.link.links import with_time_for
 from peerd.table.record import PeerRecord
 from peerd.table.view import LiveView
 from peerd.timeline.spans import MAX_SPANS, PeerTimeline, Span
@@ -27,6 +28,8 @@ MAX_SPANS_TOLD = 60_000
 """In one reply, which has to fit a line of the control socket."""
 MAX_WAIT_S = 24 * 3600.0
 ASK_TIMEOUT_S = 5.0
+SPAN_BYTES = 32
+"""About the size of a span in a peer's answer, which has the time for all of them as well."""
 PROBES = 8
 """Short calls before the long one: the quickest tells most about the clock."""
 OTHERS_FOLLOW_WITHIN_S = 2.0
@@ -92,7 +95,7 @@ class Tracing:
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 probes = [await client.timeline(record.peer, steps, 0, ASK_TIMEOUT_S) for _ in range(PROBES)]
-                told = await client.timeline(record.peer, steps, most, ASK_TIMEOUT_S)
+            told = await client.timeline(record.peer, steps, most, with_time_for(ASK_TIMEOUT_S, SPAN_BYTES * most))
         except TimeoutError:
             return f"no answer within {ASK_TIMEOUT_S:g} s"
         except RemoteError as error:

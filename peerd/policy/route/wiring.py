@@ -49,6 +49,8 @@ REMEMBERED = 1 << 12
 """Size of the caches of peers."""
 BELIEVED_MORE = 1.2
 """How much faster than by its stage's median words a peer may be, because its queue is longer by chance."""
+FIRST_PAUSE_S, MOST_PAUSE_S, MOST_PAUSE_SHARE = 0.02, 0.16, 0.02
+"""The pause before a peer that has no slot is asked again. It doubles each time, up to the second number or that share of a response."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -184,6 +186,11 @@ class Router:
             del self._banned_at[record.peer]
             banned_at = None
         return banned_at is not None
+
+
+def next_pause_s(pause_s: float, response_s: float) -> float:
+    """The pause after one of `pause_s`, where requests to the peer take `response_s`: a slot of minutes is not free within moments."""
+    return min(2 * pause_s, max(MOST_PAUSE_S, MOST_PAUSE_SHARE * response_s))
 
 
 def point_of(index: int, num_microbatches: int, attempt: int = 0) -> float:
