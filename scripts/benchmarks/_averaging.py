@@ -21,11 +21,13 @@ from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_process import DemoDaemon
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
+from peerd.daemon.seat import AVERAGING_SHARE_OF_TTL
 from peerd.errors import PeerdError, TimedOutError
 from peerd.models.stages import initial_parameter_spec
+from peerd.table.view import TTL_PERIODS
 from scripts.benchmarks._disturbed import far_from_reference
 from scripts.benchmarks._equality import apart
-from scripts.benchmarks._home_scenarios import BROKEN_S, DOWN_MBIT, ROUND_TRIP_MS, Scenario
+from scripts.benchmarks._home_scenarios import BROKEN_S, DOWN_MBIT, MOST_RATIO, ROUND_TRIP_MS, Scenario
 from scripts.benchmarks._namespaces import Network
 from scripts.benchmarks._report import SCHEMA, progress
 from scripts.benchmarks._switch import Links
@@ -35,13 +37,16 @@ FAST = Links(mbit_per_s=0, round_trip_ms=1)
 """While the daemons start, and when all is compared in the end."""
 MICROBATCHES, STAND_IN_MS = 8, 1000.0
 D_MODEL = 64
-LOOK_S, SILENCE_S, READY_S = 0.2, 3.0, 240.0
+LOOK_S, SILENCE_S, READY_S, ANSWER_S = 0.2, 3.0, 240.0, 60.0
 REMEMBERED_S = 2.5
 """A daemon gives the same answer for so long."""
 TIMES_THE_BOUND, MORE_S = 3.0, 60.0
 """A scenario is given up after so many times its bound, and so much more for each step."""
 LOSSES_APART, PARAMETERS_APART = 1e-4, 1e-4
 """Sums in float32 depend on their order: 1e-6 and 1e-6. One missing gradient of eight moves the embedding by 1e-2 of its largest value."""
+LIARS = "scripts.benchmarks._liars"
+AVERAGING_TIMES, AGAIN_S = 3, 2 * MICROBATCHES * STAND_IN_MS / 1000
+"""The others end a step without a liar within so many averaging times, the bound, and the time to compute the liar's microbatches."""
 MUST_BE_0 = ("duplicate_microbatches", "lost_microbatches", "inexact_steps", "internal_errors")
 
 
@@ -105,13 +110,21 @@ class Watched:
     network: Network
     num_bytes: int
 
+    @property
+    def honest(self) -> Sequence[DemoDaemon]:
+        return self.swarm.daemons[: self.scenario.num_honest]
+
+    def lie(self) -> None:
+        """Let the last peer do from now on what the scenario says."""
+        self.swarm.daemons[-1].client.request("lie", module=f"{LIARS}.{self.scenario.liar}", silence_s=ANSWER_S)
+
     def change(self, struck: bool) -> None:
         self.network.change(self.scenario.links([self.network.address(peer) for peer in range(self.scenario.num_peers)], struck))
 
     def look(self) -> None:
         time.sleep(LOOK_S)
         self.swarm.ask(self.swarm.living, SILENCE_S)
-        for daemon in self.swarm.daemons:
+        for daemon in self.honest:
             if not daemon.alive:
                 raise PeerdError(f"peer {daemon.peer} has ended: {daemon.log_tail()[-500:]}")
 
@@ -128,8 +141,8 @@ class Watched:
         longest_s = self.scenario.bound_s(self.num_bytes, usual_s / 2)
         deadline_s = time.monotonic() + num_steps * (TIMES_THE_BOUND * longest_s + MORE_S)
         self.look()
-        begun = not all(daemon.phase == "accumulating" for daemon in self.swarm.daemons)  # maybe while the links were fast
-        found = [Exchange(step=max(daemon.step for daemon in self.swarm.daemons) + begun)]
+        begun = not all(daemon.phase == "accumulating" for daemon in self.honest)  # maybe while the links were fast
+        found = [Exchange(step=max(daemon.step for daemon in self.honest) + begun)]
         while time.monotonic() < deadline_s:
             self.look()
             now_s, current = time.monotonic(), found[-1]
@@ -144,7 +157,7 @@ class Watched:
 
     def _follow(self, current: Exchange, now_s: float, strike_after_s: float) -> None:
         """Note how far the exchange is, and change the link that is to become worse in its middle."""
-        daemons, strikes = self.swarm.daemons, self.scenario.worse in ("drop", "break")
+        daemons, strikes = self.honest, self.scenario.worse in ("drop", "break")
         if current.began_s is None and any(is_in(daemon, current.step) or has_average(daemon, current.step) for daemon in daemons):
             current.began_s = now_s
         if current.began_s is None:
@@ -159,17 +172,17 @@ class Watched:
             self.change(struck=False)
 
     def total(self, counter: str) -> int:
-        told = [dict(daemon.status["counters"]) for daemon in self.swarm.daemons if daemon.status is not None]
+        told = [dict(daemon.status["counters"]) for daemon in self.honest if daemon.status is not None]
         return sum(int(each[counter]) for each in told)  # type: ignore[call-overload]
 
     def averages(self) -> tuple[int, dict[str, int]]:
-        """The step that all peers are at, and by peer the number of averages so far that have its gradients."""
+        """The step that all honest peers are at, and by honest peer the number of averages so far that have its gradients."""
         steps: set[int] = set()
 
         def at_one_step() -> bool:
             nonlocal steps
-            steps = {daemon.step for daemon in self.swarm.daemons}
-            return len(steps) == 1 and all(daemon.phase == "accumulating" for daemon in self.swarm.daemons)
+            steps = {daemon.step for daemon in self.honest}
+            return len(steps) == 1 and all(daemon.phase == "accumulating" for daemon in self.honest)
 
         deadline_s = time.monotonic() + READY_S
         while time.monotonic() < deadline_s:
@@ -178,7 +191,8 @@ class Watched:
             stages = self.swarm.daemons[0].client.request("contributions", silence_s=30.0)["stages"]
             self.look()
             if at_one_step() and steps == before and stages:
-                return min(steps), {row["peer"]: row["steps"] for row in stages[0]["peers"]}
+                honest = {daemon.ready.peer for daemon in self.honest if daemon.ready is not None}
+                return min(steps), {row["peer"]: row["steps"] for row in stages[0]["peers"] if row["peer"] in honest}
             time.sleep(REMEMBERED_S)
         raise TimedOutError("no daemon told who is in which averages")
 
@@ -202,10 +216,10 @@ def bound_of(scenario: Scenario, exchange: Exchange, num_bytes: int) -> float:
     return scenario.bound_s(num_bytes, None if exchange.struck_s is None else exchange.struck_s - exchange.began_s)
 
 
-def observed_in(network: Network) -> Callable[[int], Placement]:
-    """The daemons keep a history, which tells who is in which averages; none has a dashboard."""
+def observed_in(network: Network, liar: int | None = None) -> Callable[[int], Placement]:
+    """The daemons keep a history, which tells who is in which averages; none has a dashboard. One may lie."""
     place = place_in(network)
-    return lambda peer: replace(place(peer), settings={"observe": True})
+    return lambda peer: replace(place(peer), settings={"observe": True, "allow_faults": peer == liar})
 
 
 def try_scenario(scenario: Scenario, megabytes: float, num_steps: int) -> Row:
@@ -215,7 +229,7 @@ def try_scenario(scenario: Scenario, megabytes: float, num_steps: int) -> Row:
     plan = DemoPlan(manifest=manifest, num_peers=scenario.num_peers, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
     with (
         Network(scenario.num_peers, FAST, offload=scenario.worse != "rough") as network,  # else packets of 64 KB would be lost whole
-        DemoSwarm(plan, lambda _text: None, place=observed_in(network)) as swarm,
+        DemoSwarm(plan, lambda _text: None, place=observed_in(network, scenario.num_peers - 1 if scenario.liar else None)) as swarm,
     ):
         swarm.start()
         watched = Watched(scenario, swarm, network, num_bytes)
@@ -223,10 +237,14 @@ def try_scenario(scenario: Scenario, megabytes: float, num_steps: int) -> Row:
         began = watched.averages()
         counters = {name: watched.total(name) for name in ("rounds_failed", "replayed_microbatches")}
         watched.change(struck=False)
+        if scenario.liar:
+            watched.lie()
         _fill(row, scenario, num_bytes, watched.exchanges(num_steps))
         row.rounds_failed, row.replayed = (watched.total(name) - before for name, before in counters.items())
         network.change(FAST)
-        row.missed = _missed(row, scenario, num_steps)
+        row.missed = _missed(row, scenario, num_steps, AVERAGING_TIMES * averaging_s(manifest))
+        if scenario.liar:
+            swarm.daemons[-1].kill()
         _compare(row, watched, began)
     return row
 
@@ -239,8 +257,17 @@ def _fill(row: Row, scenario: Scenario, num_bytes: int, exchanges: Sequence[Exch
         row.exchange_ratio = statistics.median(took_s(each) / bound_s for each, bound_s in zip(exchanges, bounds_s, strict=True))
 
 
-def _missed(row: Row, scenario: Scenario, num_steps: int) -> list[str]:
+def averaging_s(manifest: Manifest) -> float:
+    """The time within which something of a round has to move (TAVG)."""
+    return AVERAGING_SHARE_OF_TTL * TTL_PERIODS * manifest.swarm.announce_period_s
+
+
+def _missed(row: Row, scenario: Scenario, num_steps: int, without_s: float) -> list[str]:
+    """What does not hold. `without_s`: seconds within which a round ends without a liar."""
     missed = [f"{row.steps} of {num_steps} exchanges ended in time"] if row.steps < num_steps else []
+    if scenario.liar:
+        longest_s, most_s = max(row.each_s, default=0.0), without_s + MOST_RATIO * row.bound_s + AGAIN_S
+        return missed + ([f"an exchange took {longest_s:.0f} s, not {most_s:.0f}"] if longest_s > most_s else [])
     missed += [f"{row.rounds_failed} rounds failed"] if row.rounds_failed else []
     missed += [f"{row.replayed} microbatches were launched again"] if row.replayed else []
     if row.exchange_ratio is not None and row.exchange_ratio > scenario.most_ratio:

@@ -17,8 +17,9 @@ from scripts.benchmarks._switch import Links, Rates, Way
 
 ROUND_TRIP_MS, DOWN_MBIT, SLOWED_MBIT = 60.0, 100.0, 5.0
 BROKEN_S, LOSS, JITTER_MS = 10.0, 0.03, 100.0
-STRUCK = 1
-"""The peer whose link gets worse. It is not the one that the others joined."""
+MOST_RATIO = 1.15
+STRUCK, OTHER = 1, 2
+"""The peer whose link gets worse, and the one that it does not reach where one way is dead. The others did not join either of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +27,21 @@ class Scenario:
     name: str
     up_mbit: tuple[float, ...]
     """Of each peer."""
-    worse: Literal["", "drop", "break", "rough"] = ""
-    """What happens to one peer's link: it becomes slow in the middle of each round, breaks for a while there, or loses packets always."""
+    worse: Literal["", "drop", "break", "rough", "one-way"] = ""
+    """What happens to one peer's link: it becomes slow in the middle of each round, breaks for a while there, loses packets always, or
+    nothing passes from it to one of the others, so that TCP works in neither direction between the two."""
+    liar: str = ""
+    """A module in `_liars/`: the last peer does what it says once all serve. The bound and all figures are those of the other peers."""
     most_ratio: float = math.inf
     """The largest ratio to the bound that counts as a pass."""
 
     @property
     def num_peers(self) -> int:
         return len(self.up_mbit)
+
+    @property
+    def num_honest(self) -> int:
+        return self.num_peers - bool(self.liar)
 
     def links(self, addresses: Sequence[str], struck: bool) -> Links:
         """The links, before and while the link of one peer is worse."""
@@ -49,11 +57,16 @@ class Scenario:
         mine = addresses[STRUCK]
         pairs = [pair for other in addresses if other != mine for pair in ((mine, other), (other, mine))]
         ways = [replace(way, origin=origin, target=target) for origin, target in pairs]
+        if self.worse == "one-way":
+            ways = [replace(each, loss=float((each.origin, each.target) == (mine, addresses[OTHER]))) for each in ways]
         return Links(mbit_per_s=0, round_trip_ms=ROUND_TRIP_MS, rates=rates, ways=ways)
 
     def bound_s(self, num_bytes: int, struck_s: float | None = None) -> float:
-        """The least time of an exchange in which one link became worse after so long (None: none did), with the slices of the beginning."""
-        rates = [min(up, DOWN_MBIT) * 1e6 / 8 for up in self.up_mbit]
+        """The least time of an exchange in which one link became worse after so long (None: none did), with the slices of the beginning.
+
+        What does not pass between two peers goes through the others, which share it: a part and a sum of a slice each way.
+        """
+        rates = [min(up, DOWN_MBIT) * 1e6 / 8 for up in self.up_mbit[: self.num_honest]]
         if self.worse == "rough":
             rates[STRUCK] *= 1 - LOSS
         over_time = [[(0.0, rate)] for rate in rates]
@@ -62,7 +75,10 @@ class Scenario:
         elif struck_s is not None and self.worse == "break":
             over_time[STRUCK] += [(struck_s, 0.0), (struck_s + BROKEN_S, rates[STRUCK])]
         shares = shares_by_rate(rates)
-        loads = [bytes_each_way(num_bytes, self.num_peers, share) for share in shares]
+        loads = [bytes_each_way(num_bytes, self.num_honest, share) for share in shares]
+        if self.worse == "one-way":
+            carried = 2 * num_bytes * (shares[STRUCK] + shares[OTHER]) / (self.num_peers - 2)
+            loads = [load + carried * (peer not in (STRUCK, OTHER)) for peer, load in enumerate(loads)]
         return max(passed_s(load, changes) for load, changes in zip(loads, over_time, strict=True))
 
 
@@ -77,14 +93,16 @@ def passed_s(num_bytes: float, rates: Sequence[tuple[float, float]]) -> float:
 
 
 SCENARIOS = (
-    Scenario(name="up-20", up_mbit=(20,) * 2, most_ratio=1.15),
-    Scenario(name="up-20", up_mbit=(20,) * 4, most_ratio=1.15),
-    Scenario(name="up-5", up_mbit=(5,) * 2, most_ratio=1.15),
-    Scenario(name="up-5", up_mbit=(5,) * 4, most_ratio=1.15),
+    Scenario(name="up-20", up_mbit=(20,) * 2, most_ratio=MOST_RATIO),
+    Scenario(name="up-20", up_mbit=(20,) * 4, most_ratio=MOST_RATIO),
+    Scenario(name="up-5", up_mbit=(5,) * 2, most_ratio=MOST_RATIO),
+    Scenario(name="up-5", up_mbit=(5,) * 4, most_ratio=MOST_RATIO),
     Scenario(name="up-5-20-20-100", up_mbit=(5, 20, 20, 100), most_ratio=1.2),
     *(Scenario(name="drop", up_mbit=(100,) * peers, worse="drop") for peers in (2, 4)),
     *(Scenario(name="break", up_mbit=(20,) * peers, worse="break") for peers in (2, 4)),
     *(Scenario(name="rough", up_mbit=(20,) * peers, worse="rough") for peers in (2, 4)),
+    Scenario(name="one-way", up_mbit=(20,) * 4, worse="one-way"),
+    *(Scenario(name=liar, up_mbit=(20,) * 4, liar=liar) for liar in ("silent",)),
 )
 
 

@@ -12,6 +12,7 @@ from scripts.benchmarks._home_scenarios import (
     BROKEN_S,
     DOWN_MBIT,
     LOSS,
+    OTHER,
     SCENARIOS,
     SLOWED_MBIT,
     STRUCK,
@@ -52,6 +53,7 @@ def test_so_many_bytes_have_passed_at_that_moment_and_not_before(num_bytes: floa
 def test_the_bounds_are_those_of_the_issue() -> None:
     """Two peers send their 64 MB once, four peers one and a half times; of unlike uplinks the slowest sends only its part."""
     seconds = {(each.name, each.num_peers): each.bound_s(NUM_BYTES) for each in SCENARIOS if not each.worse}
+    seconds = {key: value for key, value in seconds.items() if key[0].startswith("up-")}
     wanted = {("up-20", 2): 25.6, ("up-20", 4): 38.4, ("up-5", 2): 102.4, ("up-5", 4): 153.6, ("up-5-20-20-100", 4): 102.4}
     assert seconds == pytest.approx(wanted)
 
@@ -75,6 +77,16 @@ def test_a_link_that_loses_packets_carries_so_many_fewer() -> None:
     assert find("rough", 2).bound_s(NUM_BYTES) == pytest.approx(find("up-20", 2).bound_s(NUM_BYTES) / (1 - LOSS))
 
 
+def test_what_does_not_pass_between_two_peers_is_carried_by_the_others() -> None:
+    """Of four slices each of the two gives the other a part of one and the sum of another: a quarter four times, shared by two mates."""
+    assert find("one-way", 4).bound_s(NUM_BYTES) == pytest.approx((1.5 + 4 / 4 / 2) / 1.5 * find("up-20", 4).bound_s(NUM_BYTES))
+
+
+def test_the_bound_of_a_round_with_a_liar_is_that_of_the_others_alone() -> None:
+    honest = Scenario(name="", up_mbit=(20,) * 3)
+    assert find("silent", 4).bound_s(NUM_BYTES) == honest.bound_s(NUM_BYTES)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: f"{each.name}-{each.num_peers}")
 def test_every_peer_has_its_uplink_and_only_the_ways_of_the_struck_one_get_worse(scenario: Scenario) -> None:
     before, after = links_of(scenario, struck=False), links_of(scenario, struck=True)
@@ -85,7 +97,9 @@ def test_every_peer_has_its_uplink_and_only_the_ways_of_the_struck_one_get_worse
     assert (changed != set()) == (scenario.worse in ("drop", "break"))
     for way in after.ways:
         assert ADDRESSES[STRUCK] in (way.origin, way.target)
-        assert (way.loss, way.jitter_ms) == {"break": (1, 0), "rough": (LOSS, 100)}.get(scenario.worse, (0, 0))
+        is_dead = (way.origin, way.target) == (ADDRESSES[STRUCK], ADDRESSES[OTHER])
+        worse = {"break": (1, 0), "rough": (LOSS, 100), "one-way": (float(is_dead), 0)}
+        assert (way.loss, way.jitter_ms) == worse.get(scenario.worse, (0, 0))
 
 
 def test_no_two_scenarios_have_one_name_and_size() -> None:
