@@ -29,8 +29,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         "table": "a step has no more microbatches than a ledger has room for",
     },
     "data": {"config": "which text, which tokenizer, where the cache is"},
-    "planner": {"config": "what is trained and how it is cut"},
-    "models": {"config": "a model is built from its manifest", "planner": "where it is cut, and what its parts cost"},
+    "planner": {"config": "what is trained and how it is cut", "policy": "how long a round may take, and who sends what in it"},
+    "models": {
+        "config": "a model is built from its manifest",
+        "planner": "where it is cut, and what its parts cost",
+        "policy": "what its stages send is what a line needs",
+    },
     "link": {
         "config": "codecs are counted by name, and the sockets' folder is a path of the home",
         "generated": "relays and direct connections are asked for in messages of their own",

@@ -329,7 +329,7 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str], *, sho
             missing if row == 0 else "",
             labels.get(peer["id"], short_id(peer["id"])) + _mark(peer),
             str(peer["step"]) if peer["step"] < 100_000 else amount(peer["step"]),
-            Text(phase_of(peer), style="yellow" if peer["suspect"] or peer["leaving"] else ""),
+            Text(phase_of(peer), style="yellow" if peer["suspect"] or peer["leaving"] or peer["phase"] == "unaveraged" else ""),
             held_by(peer),
             str(peer["queue"]),
             amount(peer["throughput"]),

@@ -60,7 +60,8 @@ class PeerInfo(TypedDict):
     id: str
     stage: int
     step: int
-    phase: str  # joining, accumulating, averaging, averaged; sidelined: left out by its mates, so its work counts for nothing
+    phase: str  # joining, accumulating, averaging, averaged; sidelined: left out by its mates, so its work counts for nothing;
+    # unaveraged: its gradients have been in no average for five steps or more
     leaving: bool
     suspect: bool
     queue: int
@@ -79,6 +80,7 @@ class PeerInfo(TypedDict):
     addresses: list[str]
     reach: str  # how others reach it: unknown, direct, relayed, client (not at all)
     relays: bool  # it relays for peers that cannot be dialled
+    unaveraged: int  # steps in a row in which it had work and its gradients were in no average
     up: int  # bytes per second of its uplink, measured by itself while tensors passed; 0: unknown
     down: int  # the same of its downlink
     age_s: float  # since its last new record
@@ -254,7 +256,7 @@ class StepInfo(TypedDict):
 class EventInfo(TypedDict):
     number: int
     time_s: float
-    kind: str  # started, joined, suspect, back, leaving, left, gone, moved, rebalancing, resumed, raised, cleared
+    kind: str  # started, joined, suspect, back, leaving, left, gone, moved, unaveraged, averaged, rebalancing, resumed, raised, cleared
     peer: str  # empty: this daemon
     stage: int | None
     text: str

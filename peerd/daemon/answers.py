@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
 from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
+from peerd.daemon.link_needs import why_unaveraged
 from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
@@ -241,8 +243,9 @@ class Answers:
         """Return the facts that this peer's health is derived from."""
         peer, seat, train = self._peer, self._peer.seat, self._peer.place.manifest.train
         me, met, live = peer.membership.me, peer.membership.view.sightings, peer.membership.live()
+        up, down = peer.network.links.traffic.line.claims(self._governor.limits)
         return Facts(
-            mine=seat.state.record,
+            mine=replace(seat.state.record, unaveraged=seat.unaveraged, up=up, down=down),
             live=live,
             num_stages=train.num_stages,
             num_microbatches=train.microbatches_per_step,
@@ -254,6 +257,7 @@ class Answers:
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
             contradictory=peer.membership.contradictory,
+            why_unaveraged=partial(why_unaveraged, peer.place.manifest, live),
         )
 
     def health(self) -> list[HealthItem]:

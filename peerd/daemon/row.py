@@ -55,6 +55,7 @@ class Row(OwnRow):
             kept_averages=seat.rounds.kept.num_kept,
             diverged_at=trainer.diverged_at if trainer else None,
             sidelined=seat.rounds.absences.sidelining.peers,
+            unaveraged=seat.unaveraged,
             up=up,
             down=down,
         )

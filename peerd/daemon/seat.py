@@ -20,7 +20,9 @@ from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, NotFiniteError, PeerdError
 from peerd.models.stages import affordable_slots, largest_state_bytes
 from peerd.policy.owner.governor import Limits
+from peerd.policy.round.needs import averaging_s as averaging_s_of
 from peerd.policy.step.acts import Commit
+from peerd.policy.step.contributions import unaveraged_after
 from peerd.policy.step.following import Followers
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
@@ -47,7 +49,6 @@ from peerd.wire.dispatch import Dispatcher
 if TYPE_CHECKING:
     from peerd.daemon.peer import Peer
 
-AVERAGING_SHARE_OF_TTL = 0.6
 MOST_UNTAKEN_S = 600.0
 """A microbatch that no peer of the next stage takes for so long is given up here: peers of that stage may come back meanwhile."""
 LOG = structlog.get_logger()
@@ -99,9 +100,11 @@ class Seat:
         self._chosen_s = clock_s()
         self.join_took_s = 0.0
         """Measured time from the choice of the stage to serving it."""
+        self.unaveraged = self._accumulated = 0
+        """In how many steps in a row its gradients were in no average; the microbatches that it had accumulated at the last average."""
         self._saving: asyncio.Task[None] | None = None
         self.commits = Commits()
-        averaging_s = AVERAGING_SHARE_OF_TTL * membership.view.ttl_s
+        averaging_s = averaging_s_of(manifest.swarm.announce_period_s)
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
         self.dispatcher = Dispatcher(
             StageClient(links, run, peer.spans),
@@ -260,6 +263,9 @@ class Seat:
         return self._followers.needed_from(self.peer.membership.live(), self.state.record, clock_s())
 
     def applied(self, roster: Roster) -> None:
+        had_work = self.service.counters.accumulated > self._accumulated
+        self.unaveraged = unaveraged_after(self.unaveraged, roster, self.state.record.peer, had_work=had_work)
+        self._accumulated = self.service.counters.accumulated
         self._watcher.applied(roster)
 
     def load_checkpoint(self, step: int) -> Downloaded | None:

@@ -9,6 +9,7 @@ from peerd.control.protocol import SCHEMA, EvaluationInfo, LineInfo, PeerInfo, R
 from peerd.link.traffic import Traffic
 from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
+from peerd.policy.swarm.health import unaveraged_for
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
@@ -93,9 +94,10 @@ class TableReport:
         now_s = clock_s()
         seen = self._membership.view.sightings.get(record.peer)
         is_sidelined = record.peer in self._membership.live().sidelined(record.stage)
+        phase = "unaveraged" if unaveraged_for(record) else record.phase.name.lower()
         derived: dict[str, Any] = {
             "id": record.peer,
-            "phase": "sidelined" if is_sidelined else record.phase.name.lower(),
+            "phase": "sidelined" if is_sidelined else phase,
             "suspect": record.peer in suspects,
             "done": record.done.bit_count(),
             "next_done": record.next_done.bit_count(),

@@ -18,7 +18,9 @@ from peerd.models.kinds import builder_of
 from peerd.models.module import StageModule as StageModule
 from peerd.planner.cutting import resolved, stage_layers
 from peerd.planner.kinds import planned_loads
+from peerd.planner.link_needs import stage_traffic
 from peerd.planner.workload import Load, ModelLoads, stage_memory_bytes
+from peerd.policy.round.needs import StageTraffic
 
 AUTO_MEMORY_SHARE = 0.5
 """Share of free memory that "auto" gives to a stage with its graphs: other processes may count on the same free memory."""
@@ -111,6 +113,21 @@ def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[in
 @functools.lru_cache(maxsize=64)
 def _parameter_shapes(manifest: Manifest, stage: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(parameter.shape)) for name, parameter in _on_meta(manifest, stage).named_parameters())
+
+
+@functools.lru_cache(maxsize=4)
+def stage_traffics(manifest: Manifest) -> tuple[StageTraffic, ...]:
+    """What the peers of each stage send and receive."""
+    found = []
+    for stage in range(manifest.train.num_stages):
+        shapes = [shape for _, shape in _parameter_shapes(manifest, stage)]
+        load = Load(
+            num_parameters=sum(math.prod(shape) for shape in shapes),
+            num_sides=sum(sum(as_matrix(shape)) for shape in shapes if len(shape) > 1),
+            num_in_vectors=sum(math.prod(shape) for shape in shapes if len(shape) < 2),
+        )
+        found.append(stage_traffic(manifest, load, layers_of(manifest, stage)))
+    return tuple(found)
 
 
 def tied_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:

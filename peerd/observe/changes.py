@@ -15,6 +15,8 @@ class PeerState:
     stage: int
     leaving: bool = False
     suspect: bool = False
+    unaveraged: str = ""
+    """That its gradients are in no average, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ def _of_one(peer: str, old: PeerState, new: PeerState, time_s: float) -> Iterato
         yield Event(time_s=time_s, kind="moved", peer=peer, stage=new.stage, text=f"from stage {old.stage}")
     if old.suspect != new.suspect:
         yield Event(time_s=time_s, kind="suspect" if new.suspect else "back", peer=peer, stage=new.stage)
+    if bool(new.unaveraged) != bool(old.unaveraged):
+        yield Event(time_s=time_s, kind="unaveraged" if new.unaveraged else "averaged", peer=peer, stage=new.stage, text=new.unaveraged)
     if new.leaving and not old.leaving:
         yield Event(time_s=time_s, kind="leaving", peer=peer, stage=new.stage)
 

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from peerd.config.codec import parse_allowed, parse_averaged
+from peerd.config.codec import Codec, parse_allowed, parse_averaged
 from peerd.config.manifest import Manifest, TrainConfig
 
 FLOAT32_BYTES = 4
@@ -154,14 +154,14 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
         offloaded_bytes=optimizer_bytes if manifest.compute.offload_optimizer else 0,
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
         upload_bytes_per_token=(forth + back) / tokens,
-        averaging_bytes=2 * _averaged_bytes(manifest, load, accumulator_bytes) + load.num_tied * accumulator_bytes,
+        averaging_bytes=2 * averaged_bytes(manifest, load, parse_averaged(wire.weight_gradients).most_exact)
+        + load.num_tied * accumulator_bytes,
     )
 
 
-def _averaged_bytes(manifest: Manifest, load: Load, accumulator_bytes: int) -> int:
-    """Size of a stage's gradients as its peers send them. Low-rank factors are counted for whole matrices, though rounds may split some."""
-    codec = parse_averaged(manifest.wire.weight_gradients).most_exact
+def averaged_bytes(manifest: Manifest, load: Load, codec: Codec) -> int:
+    """Size of a stage's gradients in this codec. Low-rank factors are counted for whole matrices, though rounds may split some."""
     if not codec.is_lossy:
-        return load.num_parameters * accumulator_bytes
+        return load.num_parameters * (8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES)
     factored = codec.rank * load.num_sides + load.num_in_vectors
     return codec.num_bytes(min(factored, load.num_parameters) if codec.rank else load.num_parameters)

@@ -223,6 +223,8 @@ class Vitals:
     """Bytes per second of its uplink, measured while something was under way (policy/round/line_rates.py). 0: unknown."""
     down: Annotated[int, 37, count(MAX_RATE)] = 0
     """The same of its downlink."""
+    unaveraged: Annotated[int, 38, count(MAX_STEP)] = 0
+    """In how many steps in a row it had work, and its gradients were in no average (policy/step/contributions.py)."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

@@ -56,6 +56,7 @@ def peer_info(**changes: Any) -> PeerInfo:
         "addresses": ["/ip4/127.0.0.1/tcp/31337"],
         "reach": "direct",
         "relays": False,
+        "unaveraged": 0,
         "up": 0,
         "down": 0,
         "age_s": 0.4,

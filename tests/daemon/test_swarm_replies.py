@@ -50,6 +50,12 @@ def test_a_suspect_is_shown_in_its_stage_and_its_work_counts_as_missing() -> Non
     assert everybody["stages"][0]["missing"] == 2
 
 
+def test_a_peer_that_works_for_nothing_is_shown_as_such() -> None:
+    peers = [record("a", 0, unaveraged=4), record("b", 0, unaveraged=5)]
+    stage = report_of(*peers, *(record(f"p{stage}", stage) for stage in range(1, NUM_STAGES))).peers(1.0)["stages"][0]
+    assert [(peer["phase"], peer["unaveraged"]) for peer in stage["peers"]] == [("accumulating", 4), ("unaveraged", 5)]
+
+
 def test_hole_36_a_sidelined_peer_is_shown_as_such_and_its_work_counts_as_missing() -> None:
     others = [record(f"p{stage}", stage) for stage in range(1, NUM_STAGES)]
     mates = [record(name, 0, done=done, sidelined=(PeerId("c"),)) for name, done in (("a", 0b001), ("b", 0b010))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,12 @@ def test_a_peer_that_said_goodbye_has_left_and_is_not_gone() -> None:
 
 def test_a_wrong_suspicion_is_taken_back() -> None:
     assert kinds(look(a=PeerState(0, suspect=True)), look(a=PeerState(0))) == [("back", "a")]
+
+
+def test_a_peer_that_works_for_nothing_is_told_of_once_with_the_reason() -> None:
+    told = [PeerState(0), PeerState(0, unaveraged="for 5 steps"), PeerState(0, unaveraged="for 6 steps"), PeerState(0)]
+    found = [changes(look(a=before), look(a=after)) for before, after in pairwise(told)]
+    assert [[(event.kind, event.text) for event in events] for events in found] == [[("unaveraged", "for 5 steps")], [], [("averaged", "")]]
 
 
 def test_a_move_names_both_stages() -> None:

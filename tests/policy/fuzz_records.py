@@ -253,6 +253,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "next_asides": lambda w: w.many(lambda: Aside(w.peer(), w.ledger()), MAX_ASIDES),
     "unreached": lambda w: w.many(w.peer),
     "sidelined": lambda w: w.many(w.peer, MAX_SIDELINED),
+    "unaveraged": lambda w: w.told_step(),
     "up": lambda w: w.count(MAX_RATE),
     "down": lambda w: w.count(MAX_RATE),
 }

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.contributions import ABOUT_AS_LONG, Report, StageTally, Tally, merge, why_impossible
+from peerd.policy.step.contributions import ABOUT_AS_LONG, Report, StageTally, Tally, merge, unaveraged_after, why_impossible
+from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.table.record import PeerId
 
 NAMES = st.sampled_from("abcd")
 TALLIES = st.lists(st.builds(Tally, peer=NAMES, steps=st.integers(1, 9), microbatches=st.integers(0, 99)), unique_by=lambda t: t.peer)
@@ -107,3 +109,23 @@ def test_tokens_counted_step_by_step_are_never_refused(first: int, counts: list[
     assert why_impossible(told, 1, first + len(counts), 8, rising) is None
     (stage,) = merge([Report(reporter="b", tally=told)])
     assert stage.rows[0].tokens == tokens
+
+
+def roster_of(**ledgers: int) -> Roster:
+    entries = tuple(RosterEntry(PeerId(peer), 1, 1, done) for peer, done in sorted(ledgers.items()))
+    return Roster(stage=0, step=7, attempt=0, leader=entries[0].peer, entries=entries)
+
+
+def test_steps_without_a_peers_gradients_are_counted_in_a_row() -> None:
+    me, without = PeerId("me"), roster_of(mate=0b11)
+    assert unaveraged_after(0, without, me, had_work=True) == 1
+    assert unaveraged_after(4, without, me, had_work=True) == 5
+    assert unaveraged_after(4, roster_of(mate=0b01, me=0b10), me, had_work=True) == 0
+    assert unaveraged_after(4, roster_of(mate=0b11, me=0), me, had_work=True) == 5
+
+
+def test_a_peer_that_gets_no_work_works_not_for_nothing_unless_it_was_left_out_before() -> None:
+    me, without = PeerId("me"), roster_of(mate=0b11)
+    assert unaveraged_after(0, without, me, had_work=False) == 0
+    assert unaveraged_after(1, without, me, had_work=False) == 2
+    assert unaveraged_after(1, roster_of(mate=0b11, me=0), me, had_work=False) == 1

@@ -216,6 +216,28 @@ def test_a_peer_that_contradicts_itself_is_named() -> None:
     assert item.title.startswith("liar signed two")
 
 
+def test_a_peer_that_works_for_nothing_is_told_why() -> None:
+    slow = "its upload is too slow for this run (needs 24 Mbit/s, has 5)"
+    mate, far = member("mate", step=5), member("far", stage=1, step=5)
+    assert health(facts_of(replace(ME, unaveraged=4), mate, far)) == []
+    (item,) = health(facts_of(replace(ME, unaveraged=5), mate, far, why_unaveraged=lambda _record: slow))
+    assert (item.code, item.severity) == ("unaveraged", "problem")
+    assert item.title == f"its gradients have not been in an average for 5 steps: {slow}"
+    (item,) = health(facts_of(replace(ME, unaveraged=6), mate, far))
+    assert item.title == "its gradients have not been in an average for 6 steps"
+
+
+def test_everybody_is_told_of_peers_that_work_for_nothing_and_a_liar_accuses_itself_alone() -> None:
+    mate, far = member("mate", step=5), member("far", stage=1, step=5, unaveraged=5)
+    (item,) = health(facts_of(ME, mate, far, why_unaveraged=lambda record: f"{record.peer} is slow"))
+    assert (item.code, item.severity) == ("others-unaveraged", "warning")
+    assert item.title == "far: its gradients have not been in an average for 5 steps: far is slow"
+    crowd = [member(f"p{number}", step=5, unaveraged=1 << 40) for number in range(9)]
+    (item,) = health(facts_of(ME, mate, member("a", stage=1, step=5), *crowd))
+    assert item.title.endswith("; and 6 more")
+    assert health(facts_of(ME, mate, far, member("new", unaveraged=9, phase=Phase.JOINING))) == health(facts_of(ME, mate, far))
+
+
 def test_hole_36_a_peer_that_is_sidelined_is_named_by_its_mates_and_told_of_it() -> None:
     mate, elsewhere = member("mate", step=5, sidelined=(PeerId("far"), PeerId("me"))), member("a", stage=1, step=5, sidelined=(ME.peer,))
     absent = member("far", step=5)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
 from tests.swarm.daemons import Daemon, Swarm, until
@@ -35,11 +38,29 @@ def test_hole_36_a_member_with_which_no_round_succeeds_is_left_out_and_the_run_g
         step, done = first.status["peer"]["step"], absent.counters["accumulated_microbatches"]
         swarm.wait_for_step(step + STEPS)
         assert absent.counters["accumulated_microbatches"] - done <= swarm.manifest.train.microbatches_per_step
+        if liar == "silent":  # the banned one cannot fetch averages either: it downloads the state again and again
+            assert_told_to_everybody(absent, first)
         swarm.assert_exact()
         exported = swarm.export(honest[0])
         assert_equals_reference(exported, swarm.manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")
 
 
+def assert_told_to_everybody(absent: Daemon, far: Daemon) -> None:
+    """That a peer works for nothing stands in its own status, and at a peer of another stage in the table, the events and the health."""
+    until(lambda: row_of(absent, far)["unaveraged"] >= 5, 60)
+    until(lambda: [event["kind"] for event in events_of(absent, far) if "averaged" in event["kind"]] == ["unaveraged"], 20)
+    assert "others-unaveraged" in [note["code"] for note in far.status["health"]]
+    assert "unaveraged" in [note["code"] for note in absent.status["health"]]
+
+
 def phase_of(peer: Daemon, at: Daemon) -> str:
+    return str(row_of(peer, at).get("phase", ""))
+
+
+def row_of(peer: Daemon, at: Daemon) -> Mapping[str, Any]:
     rows = [row for stage in at.table["stages"] for row in stage["peers"]]
-    return next((row["phase"] for row in rows if row["id"] == peer.ready.peer), "")
+    return next((row for row in rows if row["id"] == peer.ready.peer), {})
+
+
+def events_of(peer: Daemon, at: Daemon) -> list[dict[str, Any]]:
+    return [event for event in at.request("history", events=True)["events"] if event["peer"] == peer.ready.peer]

@@ -91,6 +91,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "software": texts,
     "device": texts,
     "memory_bytes": counts,
+    "unaveraged": steps,
     "up": st.integers(0, MAX_RATE),
     "down": st.integers(0, MAX_RATE),
     "gives_start": st.booleans(),

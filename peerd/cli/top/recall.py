@@ -26,6 +26,8 @@ _WORDS = {
     "suspect": "fell silent in stage {stage}: suspect",
     "back": "was heard again in stage {stage}",
     "leaving": "began to leave stage {stage}",
+    "unaveraged": "works for nothing in stage {stage}: its {text}",
+    "averaged": "is in the averages of stage {stage} again",
 }
 
 

@@ -14,7 +14,11 @@ Key = tuple[int, str]
 """Identity of a row: its stage and peer id, which is empty for the stage's own row."""
 
 _OPEN, _FOLDED, _CURSOR = "\u25be", "\u25b8", "\u2502"
-_INK_OF_PHASE = {"suspect": Ink.PROBLEM, "nobody": Ink.PROBLEM, "leaving": Ink.WARNING, "sidelined": Ink.WARNING, "joining": Ink.QUIET}
+_INK_OF_PHASE = {
+    **dict.fromkeys(("suspect", "nobody"), Ink.PROBLEM),
+    **dict.fromkeys(("leaving", "sidelined", "unaveraged"), Ink.WARNING),
+    "joining": Ink.QUIET,
+}
 LEAST_FULL_QUEUE = 8
 _GAP = "  "
 

@@ -13,6 +13,7 @@ from statistics import median_low
 import structlog
 
 from peerd.daemon.answers import Answers
+from peerd.daemon.link_needs import why_unaveraged
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.loop_lag import LoopLag
 from peerd.daemon.watching.sinks import scalars
@@ -21,8 +22,9 @@ from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.sinks import Sinks
 from peerd.policy.step.ledger import work_step
 from peerd.policy.step.roster import Roster
+from peerd.policy.swarm.health import unaveraged_for
 from peerd.swarm.clock import clock_s
-from peerd.table.record import Phase
+from peerd.table.record import PeerRecord, Phase
 
 LOOK_PERIOD_S = 1.0
 LOOKS_PER_SAMPLE = 2
@@ -83,7 +85,7 @@ class Observer:
     def _snapshot(self, now_s: float) -> SwarmState:
         peer = self._peer
         live = peer.membership.live()
-        peers: dict[str, PeerState] = {r.peer: PeerState(r.stage, r.leaving) for r in live.records}
+        peers: dict[str, PeerState] = {r.peer: PeerState(r.stage, r.leaving, unaveraged=self._unaveraged(r)) for r in live.records}
         peers |= {r.peer: PeerState(r.stage, suspect=True) for r in live.suspected if not r.leaving}
         return SwarmState(
             time_s=now_s,
@@ -93,6 +95,12 @@ class Observer:
             moves=frozenset((move.peer, move.to_stage, move.reason) for move in peer.seat.rebalance_moves),
             resumed_at=peer.seat.stepper.resumed_at,
         )
+
+    def _unaveraged(self, record: PeerRecord) -> str:
+        """That a peer works for nothing, and why; empty if it does not."""
+        if not unaveraged_for(record):
+            return ""
+        return unaveraged_for(record, why_unaveraged(self._peer.place.manifest, self._peer.membership.live(), record))
 
     def _sample(self, now_s: float) -> None:
         peer, counters = self._peer, {name: int(str(count)) for name, count in self._answers.counters().items()}

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from peerd.policy.step.roster import Roster
+from peerd.table.record import PeerId
+
 ABOUT_AS_LONG = 0.75
+UNAVERAGED_STEPS = 5
+"""A peer whose gradients have been in no average of so many steps works for nothing, and everybody is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,17 @@ class StageContributions:
     last_step: int
     steps: int
     rows: tuple[Contribution, ...]
+
+
+def unaveraged_after(before: int, roster: Roster, peer: PeerId, *, had_work: bool) -> int:
+    """In how many steps in a row a peer's gradients were in no average, once the average of this roster is applied; `before` it so many.
+
+    A step in which the peer had no work counts if it is left out of the roster and was before: who is left out gets none.
+    """
+    entry = roster.entry_of(peer)
+    if entry is not None and entry.done:
+        return 0
+    return before + 1 if had_work or (before and entry is None) else before
 
 
 def why_impossible(

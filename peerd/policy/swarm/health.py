@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from peerd.errors import PeerdError
+from peerd.policy.step.contributions import UNAVERAGED_STEPS
 from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
 from peerd.policy.step.ledger import full, held, stage_step
 from peerd.policy.step.roster import dead_links
@@ -13,7 +14,7 @@ from peerd.policy.swarm.checkup import files_needed, too_few_files
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
-MOST_LINKS_TOLD = 3
+MOST_LINKS_TOLD = MOST_TOLD = 3
 STALLED_AFTER_S = 30.0
 STALLED_AFTER_GAPS = 3.0
 FIRST_PROGRESS_S, FIRST_PROGRESS_EACH_S = 300.0, 150.0
@@ -91,6 +92,8 @@ class Facts:
     complete: bool = False
     contradictory: frozenset[PeerId] = frozenset()
     """Peers that signed two different records under one version."""
+    why_unaveraged: Callable[[PeerRecord], str] = lambda _record: ""
+    """Why averages leave out a peer whose record says so, as far as that is known; else empty."""
 
 
 def advance(before: Progress | None, live: LiveView, num_stages: int, num_microbatches: int, now_s: float) -> Progress:
@@ -129,7 +132,8 @@ def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
     stage = [_dead_links(facts), _sidelined(facts), _contradictory(facts), _inexact(facts), _joining(facts)]
-    return sorted((item for item in (*swarm, *stage) if item), key=lambda item: ("problem", "warning", "info").index(item.severity))
+    found = [item for item in (*swarm, *stage, *_unaveraged(facts)) if item]
+    return sorted(found, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
 
 def unwritten_files(errors: Mapping[str, PeerdError]) -> list[HealthNote]:
@@ -238,6 +242,29 @@ def _sidelined(facts: Facts) -> HealthNote | None:
     who = "this peer" if facts.mine.peer in found else ", ".join(found)
     title = f"{who} sidelined: averages have waited in vain for what should come from there, so its work counts for nothing for a while"
     return HealthNote("sidelined", title, "warning", "its mates try again by themselves; `peerd doctor` there says more of its links")
+
+
+def unaveraged_for(record: PeerRecord, why: str = "") -> str:
+    """In one sentence without its subject, that a peer works for nothing, and why; empty if it does not."""
+    if record.unaveraged < UNAVERAGED_STEPS or record.phase is Phase.JOINING:
+        return ""
+    return f"gradients have not been in an average for {record.unaveraged} steps" + (f": {why}" if why else "")
+
+
+def _unaveraged(facts: Facts) -> list[HealthNote]:
+    """This peer, and others of any stage, that work for nothing."""
+    found, notes = {r.peer: r for r in (*facts.live.records, facts.mine) if unaveraged_for(r)}, list[HealthNote]()
+    mine = found.pop(facts.mine.peer, None)
+    if mine is not None:
+        title = f"its {unaveraged_for(mine, facts.why_unaveraged(mine))}"
+        remedy = "`peerd limits` shows what it may upload, `peerd doctor` what its line carries; smaller stages and codecs need less"
+        notes.append(HealthNote("unaveraged", title, "problem", remedy))
+    if found:
+        told = [f"{peer}: its {unaveraged_for(r, facts.why_unaveraged(r))}" for peer, r in sorted(found.items())[:MOST_TOLD]]
+        more = f"; and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+        remedy = "others do its share again; its own `peerd status` says so too"
+        notes.append(HealthNote("others-unaveraged", "; ".join(told) + more, "warning", remedy))
+    return notes
 
 
 def _contradictory(facts: Facts) -> HealthNote | None:
