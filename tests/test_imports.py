@@ -123,7 +123,7 @@ WITHIN_POLICY: dict[str, set[str]] = {
     "step": {"hashing"},
     "route": {"hashing", "step"},
     "round": {"step"},
-    "swarm": {"hashing", "owner", "step"},
+    "swarm": {"hashing", "owner", "round", "step"},
 }
 
 # Modules of the control room that the thin client may load.

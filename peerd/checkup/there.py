@@ -13,8 +13,10 @@ from peerd.checkup.here import Order
 from peerd.daemon.address import Address
 from peerd.daemon.clocks import ask_clocks
 from peerd.daemon.enter import first_look, membership_for
+from peerd.daemon.line_probe import probe_line
+from peerd.daemon.link_needs import needs
 from peerd.daemon.network import Network, choose_run, visit_peer
-from peerd.errors import PeerdError, RemoteError, UnreachableError
+from peerd.errors import PeerdError, UnreachableError
 from peerd.link.certificate import make_certificate
 from peerd.link.direct import Pins, Showing
 from peerd.link.links import Links
@@ -28,6 +30,7 @@ from peerd.policy.swarm.checkup import (
     of_clocks,
     of_dial_backs,
     of_direct,
+    of_line,
     of_no_direct,
     of_relay,
     of_software,
@@ -44,16 +47,12 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
 from peerd.table.circuit import direct
-from peerd.table.record import PeerId, RunId
-from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient
+from peerd.table.record import PeerId
 from peerd.wire.dial_back import MAX_DIALLERS, dial_backs
 from peerd.wire.grpc_server import DirectEndpoint
 
 MAX_RELAYS = 3
 MAPPED_WITHIN_S, LOOK_AGAIN_S = 12.0, 0.5
-FIRST_PROBE_BYTES = 256 * 1024
-WORTH_MORE_BITS_PER_S = 4e6
-"""A connection as fast as this is measured again with more bytes: the first few tell little about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,30 +118,12 @@ async def _mapped(network: Network) -> bool:
     return network.outside_port != network.port
 
 
-async def speeds(links: Links, run: RunId, peers: Sequence[PeerId], limits: Limits) -> list[Finding]:
-    """Measure upload and download with the first peer that takes part."""
-    client = CheckupClient(links, run)
-    up = down = None
-    for peer in peers[:MAX_DIALLERS]:
-        up = up or await _rate(client, peer, upwards=True)
-        down = down or await _rate(client, peer, upwards=False)
-    return of_speed(up, down, limits)
-
-
-async def _rate(client: CheckupClient, peer: PeerId, *, upwards: bool) -> float | None:
-    """Bits a second; None where the peer does not take part."""
-    rate = None
-    for num_bytes in (FIRST_PROBE_BYTES, MAX_PROBE_BYTES):
-        try:
-            speed = await (client.upload if upwards else client.download)(peer, num_bytes)
-        except RemoteError:
-            return rate
-        if speed.took_s <= 0:
-            return rate
-        rate = 8 * speed.num_bytes / speed.took_s
-        if rate < WORTH_MORE_BITS_PER_S:
-            break
-    return rate
+async def speeds(links: Links, contact: Contact, limits: Limits) -> list[Finding]:
+    """Measure upload and download with the first peer that takes part, and compare them with what the run needs."""
+    rates = await probe_line(links, contact.signed.run, contact.peers)
+    up, down = (8 * rate if rate is not None else None for rate in rates)
+    needed = await asyncio.to_thread(needs, contact.signed.manifest, contact.membership.live(), num_joining=1)
+    return [*of_speed(up, down, limits), *of_line(up, down, limits, needed)]
 
 
 async def _relays_refusals(network: Network, contact: Contact) -> list[str]:
@@ -194,7 +175,7 @@ async def _taking_direct(host: str, port: int, identity: Identity) -> AsyncItera
 
 async def examine(network: Network, contact: Contact, limits: Limits) -> AsyncIterator[Finding]:
     """How fast bytes go, and whether the DHT works, with the contact and the peers it knows."""
-    for finding in await speeds(network.links, contact.signed.run, contact.peers, limits):
+    for finding in await speeds(network.links, contact, limits):
         yield finding
     live = contact.membership.live().records
     known = [contact.address.multiaddr, *(address for r in live if r.peer in contact.others[:MAX_DIALLERS] for address in r.addresses[:1])]

@@ -135,23 +135,25 @@ def new(
 
 
 def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_json: bool) -> None:
-    from peerd.cli.render_estimate import estimate_fields, estimate_lines
+    from peerd.cli.render_estimate import NOMINAL_FLOPS, estimate_fields, estimate_lines
     from peerd.config.atomic import replace_file
     from peerd.config.manifest import run_id
     from peerd.config.organiser import KEY_FILE, create_key, load_key, public_bytes
     from peerd.config.run_file import explained
+    from peerd.planner.link_needs import planned_needs
 
     run_file, key_file = folder / "run.toml", folder / KEY_FILE
     key = load_key(key_file) if key_file.exists() else create_key(key_file)
     replace_file(run_file, explained(manifest))
     run = run_id(public_bytes(key), manifest.name)
     reply = {"schema": SCHEMA, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
-    if is_printed({**reply, "stages": [estimate_fields(stage) for stage in stages]}, as_json):
+    needs = planned_needs(manifest, stages, NOMINAL_FLOPS)
+    if is_printed({**reply, "stages": [estimate_fields(*each) for each in zip(stages, needs, strict=True)]}, as_json):
         return
     click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
     if manifest.start.state:
         click.echo(f"begins: at step {manifest.start.step}, in {manifest.train.num_stages} stages")
-    for line in estimate_lines(stages, manifest.slots):
+    for line in estimate_lines(stages, needs, manifest.slots):
         click.echo(line)
     click.echo(f"run id: {run}")
     click.echo(f"next:   peerd start {run_file}")

@@ -175,6 +175,9 @@ def launch(context: click.Context, settings: Settings, *, detach: bool, as_json:
     click.echo(f"peerd join {ready.join}")
     click.echo(f"the daemon goes on in the background (process {ready.pid}); its log: {home.log}", err=True)
     click.echo("others join with the line above; watch with `peerd status`, end with `peerd leave`", err=True)
+    for item in ask(context, "status")["health"]:
+        if item["code"] == "slow-line":
+            click.echo(f"peerd: warning: {item['title']}; {item['remedy']}", err=True)
 
 
 @click.command()

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from peerd.planner.link_needs import StageNeed
     from peerd.planner.workload import StageEstimate
 
 NOMINAL_FLOPS = 1e12
@@ -17,7 +18,7 @@ TORCH_GB = 1
 """GPU memory for the driver, torch's kernels and the slack of its allocator."""
 
 
-def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
+def estimate_lines(stages: list[StageEstimate], needs: list[StageNeed], slots: int) -> list[str]:
     rows = []
     for _, alike in groupby(enumerate(stages), key=lambda each: _cells(each[1])):
         (first, begins), *rest = alike
@@ -38,7 +39,18 @@ def estimate_lines(stages: list[StageEstimate], slots: int) -> list[str]:
         *offloaded,
         "tokens/s, upload: of a device that sustains 1 TFLOP/s",
         "averaging: uploaded once a step where many peers serve the stage",
+        f"line: at least {_rates(needs)} up and down where two such devices serve each stage; a slower peer is left out of averages",
     ]
+
+
+def _rates(needs: list[StageNeed]) -> str:
+    """The least and the most that a stage's rounds need."""
+    least, most = (f"{8e-6 * rate:.2g}" if rate < 12.5e6 else f"{8e-6 * rate:,.0f}" for rate in _ends([need.rounds for need in needs]))
+    return f"{least} Mbit/s" if least == most else f"{least} to {most} Mbit/s"
+
+
+def _ends(rates: list[float]) -> tuple[float, float]:
+    return min(rates), max(rates)
 
 
 def _span(first: int, last: int) -> str:
@@ -62,8 +74,8 @@ def _smallest_gpu(memory_bytes: int) -> str:
     return next((f"{size} GB" for size in USUAL_GPUS_GB if size >= needed_gb), "none")
 
 
-def estimate_fields(stage: StageEstimate) -> dict[str, Any]:
-    """The estimate of a stage for --json, in bytes and operations."""
+def estimate_fields(stage: StageEstimate, need: StageNeed) -> dict[str, Any]:
+    """The estimate of a stage for --json, in bytes and operations; its line's in bytes per second for devices of `NOMINAL_FLOPS`."""
     return {
         "first_layer": stage.layers.start,
         "num_layers": len(stage.layers),
@@ -71,4 +83,7 @@ def estimate_fields(stage: StageEstimate) -> dict[str, Any]:
         "parameter_bytes": stage.load.parameter_bytes,
         "activation_bytes": stage.load.graph_bytes,
         **{name: value for name, value in asdict(stage).items() if name not in ("layers", "load")},
+        "round_bytes_per_s": need.rounds,
+        "boundary_up_bytes_per_s": need.boundary_up,
+        "boundary_down_bytes_per_s": need.boundary_down,
     }

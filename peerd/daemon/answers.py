@@ -31,7 +31,7 @@ from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
 from peerd.daemon.departure import Departure
 from peerd.daemon.export import export_run
-from peerd.daemon.link_needs import why_unaveraged
+from peerd.daemon.link_needs import needs, why_unaveraged
 from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
@@ -39,7 +39,9 @@ from peerd.daemon.swarm_replies import TableReport, evaluation_info, line_infos
 from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
-from peerd.policy.swarm.checkup import CAPPED
+from peerd.policy.round.needs import shortfall
+from peerd.policy.step.contributions import UNAVERAGED_STEPS
+from peerd.policy.swarm.checkup import CAPPED, LEFT_OUT
 from peerd.policy.swarm.clocks import Whose
 from peerd.policy.swarm.health import Facts, HealthNote, health, open_files, unwritten_files
 from peerd.policy.swarm.pace import way_s
@@ -277,6 +279,8 @@ class Answers:
         if peer.reachability.reach is Reach.CLIENT:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
+        if short := self._slow_line():
+            items.append(_item("slow-line", short, "warning", LEFT_OUT))
         clocks = peer.clocks.verdict
         if clocks.whose is Whose.MINE:
             items.append(_item("clock", clocks.title, "problem", clocks.remedy))
@@ -294,6 +298,17 @@ class Answers:
         if peer.seat.service.pace.stand_in_s or peer.seat.service.pace.slow_factor > 1:
             items.append(_item("stand-in", "compute time is simulated or slowed on purpose", "info", "for benchmarks and tests only"))
         return items
+
+    def _slow_line(self) -> str:
+        """What this machine's line lacks for the averages of its stage, before they have left it out."""
+        peer, seat = self._peer, self._peer.seat
+        line = peer.network.links.traffic.line
+        if seat.unaveraged >= UNAVERAGED_STEPS or not line.is_sound:
+            return ""
+        num_joining = int(seat.state.record.phase is Phase.JOINING)
+        needed = needs(peer.place.manifest, peer.membership.live(), num_joining)[seat.stage].rounds
+        short = shortfall(*line.claims(self._governor.limits), needed)
+        return short and f"this stage {short}"
 
 
 def join_line(peer: Peer) -> str:

@@ -17,6 +17,8 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.clocks import compare_clocks
+from peerd.daemon.line_probe import probe_line
+from peerd.daemon.link_needs import needs
 from peerd.daemon.network import Network, allow_direct, choose_run, open_network, visit_peer
 from peerd.daemon.open_files import check_limit
 from peerd.daemon.peer import Peer
@@ -30,6 +32,8 @@ from peerd.link.links import with_time_for
 from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
+from peerd.policy.round.needs import shortfall
+from peerd.policy.swarm.checkup import LEFT_OUT
 from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.dialling import DialRation
 from peerd.policy.swarm.spreading import PAGE_BYTES
@@ -79,7 +83,9 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         remembered = local.data if local.run == signed.run else ""
         corpus, source = await _with_progress(lambda report: text_for(manifest, settings, remembered, report))
         place = Place(signed=signed, data_source=source, corpus=corpus, start=None)
+        await _measure_upload(network, membership, contact)
         await _look_again(network, membership, contact)
+        await _foretell(network, place, membership, governor)
         reached = (contact.multiaddr, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
         must_answer = bool(direct(reached))
     else:
@@ -214,7 +220,7 @@ async def _answering(network: Network, addresses: Sequence[Address]) -> list[Add
 
 
 async def _look_again(network: Network, membership: Membership, contact: Address) -> None:
-    """Read the table again from the contact, or from another peer if it is gone, because fetching the text may have taken minutes."""
+    """Read the table again from the contact, or another peer if it is gone: fetching the text and measuring may have taken minutes."""
     others = [peer for peer in membership.view.sightings if peer not in (membership.me, contact.peer)]
     for peer in (contact.peer, *others[:MAX_BOOTSTRAP_PEERS]):
         try:
@@ -222,6 +228,21 @@ async def _look_again(network: Network, membership: Membership, contact: Address
         except UnreachableError as error:
             last = error
     raise last
+
+
+async def _measure_upload(network: Network, membership: Membership, contact: Address) -> None:
+    """Measure the upload with a few megabytes, which may take as long as records live."""
+    others = [peer for peer in membership.view.sightings if peer not in (membership.me, contact.peer)]
+    up, _ = await probe_line(network.links, membership.run, (contact.peer, *others), downwards=False)
+    network.links.traffic.line.probed(up or 0.0, 0.0)
+
+
+async def _foretell(network: Network, place: Place, membership: Membership, governor: Governor) -> None:
+    """Say before anything begins if this machine's upload is too slow for the run's averages."""
+    needed = min(need.rounds for need in await asyncio.to_thread(needs, place.manifest, membership.live(), num_joining=1))
+    short = shortfall(*network.links.traffic.line.claims(governor.limits), needed)
+    if short:
+        LOG.warning(f"this run {short}; {LEFT_OUT}")
 
 
 def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> AddressBook:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from peerd.config.manifest import Manifest
 from peerd.models.stages import stage_traffics
 from peerd.policy.round.needs import StageNeed, stage_need, too_slow, within_s
@@ -10,17 +12,20 @@ from peerd.table.view import LiveView
 
 
 def needs(manifest: Manifest, live: LiveView, num_joining: int = 0) -> tuple[StageNeed, ...]:
-    """By stage: what a peer needs there once so many more have joined it."""
-    train, stages = manifest.train, range(manifest.train.num_stages)
-    rates = [sum(record.throughput for record in live.serving(stage)) for stage in stages]
-    measured = [rate for rate in rates if rate > 0]
-    round_s = within_s(manifest.swarm.announce_period_s, train.microbatches_per_step * train.microbatch_size, measured)
-    found = []
-    for stage, traffic, rate in zip(stages, stage_traffics(manifest), rates, strict=True):
-        num_serving = live.num_serving(stage)
-        each = rate / train.microbatch_size / max(1, len(live.serving(stage)))
-        found.append(stage_need(traffic, num_serving + num_joining, round_s, each))
-    return tuple(found)
+    """By stage: what a peer needs there once so many more have joined it; nothing, as long as some stage has not computed anything."""
+    train, traffics = manifest.train, stage_traffics(manifest)
+    peers = [live.num_serving(stage) for stage in range(train.num_stages)]
+    rates = [_rate(live, stage) for stage in range(train.num_stages)]
+    num_samples = train.microbatches_per_step * train.microbatch_size
+    round_s = within_s(manifest.swarm.announce_period_s, num_samples, rates) if all(rates) else math.inf
+    each = [rate / train.microbatch_size / max(1, number) for rate, number in zip(rates, peers, strict=True)]
+    return tuple(stage_need(traffic, peers[k] + num_joining, round_s, each[k]) for k, traffic in enumerate(traffics))
+
+
+def _rate(live: LiveView, stage: int) -> float:
+    """Samples per second of all peers of a stage."""
+    told = live.summary(stage)
+    return told.throughput if told is not None else sum(record.throughput for record in live.serving(stage))
 
 
 def why_unaveraged(manifest: Manifest, live: LiveView, record: PeerRecord) -> str:

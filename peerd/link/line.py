@@ -30,6 +30,7 @@ class OwnLine:
         self._up, self._down = LineMeter(), LineMeter()
         self._before = LineRates(None, None)
         """What is known from a probe, or from peers that are gone."""
+        self._was_probed = False
         self._told: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
         """The rates at which each peer says that this peer's tensors arrive there."""
         self._ups: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
@@ -55,8 +56,8 @@ class OwnLine:
         self._told[peer].saw(rate, num_bytes / rate)
 
     def probed(self, up: float, down: float) -> None:
-        """Take the rates of a probe (0: not measured). They count until tensors tell more."""
-        self._before = LineRates(up or None, down or None)
+        """Take the rates of a probe (0: not measured). They count until chunks of averages tell more."""
+        self._before, self._was_probed = LineRates(up or None, down or None), up > 0
 
     @property
     def measured(self) -> LineRates:
@@ -65,8 +66,13 @@ class OwnLine:
         While nothing bulky was acknowledged, the uplink is what others tell: the second highest, which one liar among several cannot raise.
         """
         told = sorted(rate for meter in self._told.values() if (rate := meter.rate) is not None)
-        up = self._up.rate or (told[-2:][0] if told else None)
-        return LineRates(up or self._before.up, self._down.rate or self._before.down)
+        up = self._up.rate or max(self._before.up or 0.0, told[-2:][0] if told else 0.0) or None
+        return LineRates(up, self._down.rate or self._before.down)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the uplink was measured with enough under way: a few microbatches may show less than it can do."""
+        return self._up.rate is not None or self._was_probed
 
     def claims(self, limits: Limits) -> tuple[int, int]:
         """Up and down for this peer's record."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.manifest import Manifest
 from peerd.planner.workload import Load, StageEstimate, averaged_bytes
-from peerd.policy.round.needs import StageNeed, StageTraffic, stage_need, within_s
+from peerd.policy.round.needs import StageNeed as StageNeed
+from peerd.policy.round.needs import StageTraffic, stage_need, within_s
 
 FEWEST_PEERS = 2
 """Of a stage in which anything is averaged."""
@@ -26,14 +28,11 @@ def stage_traffic(manifest: Manifest, load: Load, layers: range) -> StageTraffic
     )
 
 
-def planned_need(manifest: Manifest, estimate: StageEstimate, flops: float, slowest_flops_per_token: int) -> StageNeed:
-    """What the lines of a stage need in which the fewest devices that average do, each of `flops` operations per second.
-
-    `slowest_flops_per_token`: of the stage that computes most.
-    """
-    tokens_per_s = flops / max(slowest_flops_per_token, 1)
-    samples_per_s = FEWEST_PEERS * tokens_per_s * manifest.train.microbatch_size / manifest.tokens_per_microbatch
-    num_samples = manifest.train.microbatches_per_step * manifest.train.microbatch_size
-    round_s = within_s(manifest.swarm.announce_period_s, num_samples, [samples_per_s])
-    traffic = stage_traffic(manifest, estimate.load, estimate.layers)
-    return stage_need(traffic, FEWEST_PEERS, round_s, tokens_per_s / manifest.tokens_per_microbatch)
+def planned_needs(manifest: Manifest, stages: Sequence[StageEstimate], flops: float) -> list[StageNeed]:
+    """What each stage's peers need, where the fewest that average serve each, with devices of `flops` operations per second."""
+    microbatches_per_s = flops / max(1, *(stage.flops_per_token * manifest.tokens_per_microbatch for stage in stages))
+    train = manifest.train
+    samples_per_s = FEWEST_PEERS * microbatches_per_s * train.microbatch_size
+    round_s = within_s(manifest.swarm.announce_period_s, train.microbatches_per_step * train.microbatch_size, [samples_per_s])
+    traffics = [stage_traffic(manifest, stage.load, stage.layers) for stage in stages]
+    return [stage_need(traffic, FEWEST_PEERS, round_s, microbatches_per_s) for traffic in traffics]

@@ -36,7 +36,8 @@ class CheckupServicer(BehindDoor, checkup_pb2_grpc.CheckupServicer):
         self._door = door
         self._seen_at = seen_at
         self._dials = Ration(each=4, total=30)
-        self._probes = Ration(each=4, total=4)  # enough for one `peerd doctor`; endless requests get 1 Mbit/s
+        self._sources = Ration(each=2, total=2)  # enough for one `peerd doctor`; endless requests get 0.6 Mbit/s
+        self._sinks = Ration(each=4, total=16)  # and for those who join besides: what comes costs this peer's upload nothing
         self._busy_until_s = 0.0
         """When the present measurement ends at the latest. Two at once would disturb each other."""
 
@@ -51,7 +52,7 @@ class CheckupServicer(BehindDoor, checkup_pb2_grpc.CheckupServicer):
 
     async def Sink(self, messages: AsyncIterator[checkup_pb2.Chunk], context: Any) -> checkup_pb2.SinkReply:
         async with self._door.answering(context) as caller:
-            with self._measuring(caller):
+            with self._measuring(caller, self._sinks):
                 speed = await _measure(self._pieces_from(messages))
         self._door.traffic.received_bytes += speed.num_bytes
         return checkup_pb2.SinkReply(num_bytes=speed.num_bytes, took_s=speed.took_s)
@@ -60,16 +61,16 @@ class CheckupServicer(BehindDoor, checkup_pb2_grpc.CheckupServicer):
         async with self._door.answering(context, request.run) as caller:
             if request.num_bytes > MAX_PROBE_BYTES:
                 raise BadMessageError(f"at most {MAX_PROBE_BYTES} bytes are sent to measure a connection")
-            with self._measuring(caller):
+            with self._measuring(caller, self._sources):
                 for piece in _pieces(request.num_bytes):
                     yield piece
                     self._door.traffic.sent_bytes += len(piece.data)
 
     @contextlib.contextmanager
-    def _measuring(self, caller: PeerId) -> Any:
+    def _measuring(self, caller: PeerId, ration: Ration) -> Any:
         if self._busy_until_s > time.monotonic():
             raise BusyError("another connection is being measured")
-        _take(self._probes, caller)
+        _take(ration, caller)
         until_s = self._busy_until_s = time.monotonic() + PROBE_TIMEOUT_S
         try:
             yield

@@ -77,10 +77,13 @@ def test_of_what_others_tell_the_second_highest_counts_until_chunks_are_acknowle
     assert line.measured.up == pytest.approx(25 * MBIT)
 
 
-def test_a_probe_counts_until_tensors_tell_more() -> None:
+def test_a_probe_counts_until_chunks_of_averages_tell_more() -> None:
     clock = Clock()
     line = OwnLine(clock)
     line.probed(up=10 * MBIT, down=0.0)
+    assert line.measured == LineRates(10 * MBIT, None)
+    assert line.is_sound
+    line.told(A, 1 * MBIT, 8 << 20)
     assert line.measured == LineRates(10 * MBIT, None)
     exchange(line, clock, (A,), 5 * MBIT, 5 * MBIT, 10)
     assert line.measured.up == pytest.approx(5 * MBIT)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerd.policy.owner.governor import Limits, Pause
+from peerd.policy.round.needs import StageNeed
 from peerd.policy.swarm import checkup
 from peerd.policy.swarm.checkup import Dialled, Finding, Verdict
 from peerd.policy.swarm.clocks import ClockOffset
@@ -56,6 +57,7 @@ def test_every_fault_has_a_remedy_and_nothing_else_has(
         *(checkup.of_relay(dial_back, refusals) for refusals in ([], ["full"], ["full", ""])),
         *(checkup.of_daemons_relays(dial_back, is_relayed, "so it is") for is_relayed in (True, False)),
         *checkup.of_speed(rate, rate, limits),
+        *checkup.of_line(rate, rate, limits, [need(each / 1e6) for each in needed]),
         *checkup.of_versions(found, {"torch": "2.6", "grpcio": "1.85.1"}),
     ]
     for finding in findings:
@@ -104,6 +106,35 @@ def test_a_cap_that_starves_others_or_that_the_line_cannot_fill_is_named() -> No
     assert (up.verdict, down.verdict) == (WARNING, OK)
     assert "peerd limits --upload 16Mbit" in up.remedy
     assert [each.verdict for each in checkup.of_speed(20e6, 80e6, Limits())] == [OK, OK]
+
+
+def need(rounds: float, boundary_up: float = 0.0) -> StageNeed:
+    """In Mbit/s."""
+    return StageNeed(rounds=rounds * 125_000, boundary_up=boundary_up * 125_000, boundary_down=0.0)
+
+
+def test_a_line_too_slow_for_the_runs_averages_is_foretold_and_keeps_nobody_out() -> None:
+    (finding,) = checkup.of_line(5e6, 100e6, Limits(), [need(24), need(30)])
+    assert (finding.verdict, finding.title) == (WARNING, "this run needs 24 Mbit/s up, this machine has 5")
+    assert finding.remedy.startswith("it may join and compute, but averages leave it out")
+    (finding,) = checkup.of_line(100e6, 5e6, Limits(), [need(24), need(30)])
+    assert finding.title == "this run needs 24 Mbit/s down, this machine has 5"
+    (finding,) = checkup.of_line(26e6, None, Limits(), [need(24), need(30)])
+    assert (finding.verdict, finding.title) == (WARNING, "a stage of this run needs 30 Mbit/s up, this machine has 26")
+    (finding,) = checkup.of_line(100e6, 100e6, Limits(upload=625_000), [need(24)])
+    assert finding.title.endswith("this machine has 5")
+
+
+def test_a_line_that_suffices_is_told_and_whether_it_sets_the_pace() -> None:
+    (finding,) = checkup.of_line(100e6, 100e6, Limits(), [need(24), need(30)])
+    assert (finding.verdict, finding.title) == (OK, "this run needs 30 Mbit/s up, this machine has 100")
+    (finding,) = checkup.of_line(100e6, 100e6, Limits(), [need(24, boundary_up=160)])
+    assert finding.title.endswith("at its peers' pace microbatches take 160 Mbit/s, so it gets fewer of them")
+
+
+def test_nothing_is_foretold_of_a_line_that_was_not_measured_or_a_run_that_has_computed_nothing() -> None:
+    assert checkup.of_line(None, None, Limits(), [need(24)]) == checkup.of_line(5e6, 5e6, Limits(), [need(0)]) == []
+    assert checkup.of_line(5e6, 5e6, Limits(), []) == []
 
 
 def test_direct_connections_that_do_not_get_through_are_never_a_problem() -> None:

@@ -62,12 +62,23 @@ def stage_need(traffic: StageTraffic, num_members: int, round_s: float, microbat
     )
 
 
+def falls_short(up: float, down: float, needed: float) -> tuple[str, float] | None:
+    """The direction of a line that does not carry the averages of a stage, with its rate; None if both do. A rate of 0 is unknown."""
+    return next(((way, has) for way, has in (("up", up), ("down", down)) if 0 < has < needed), None)
+
+
 def too_slow(up: float, down: float, need: StageNeed) -> str:
-    """Why a line cannot carry the averages of a stage; empty if it can. A rate of 0 is unknown."""
-    for way, has in (("upload", up), ("download", down)):
-        if 0 < has < need.rounds:
-            return f"its {way} is too slow for this run (needs {mbit(need.rounds)} Mbit/s, has {mbit(has)})"
-    return ""
+    """Why a peer's line does not carry the averages of its stage; empty if it does, as far as is known."""
+    short = falls_short(up, down, need.rounds)
+    if short is None:
+        return ""
+    return f"its {short[0]}load is too slow for this run (needs {mbit(need.rounds)} Mbit/s, has {mbit(short[1])})"
+
+
+def shortfall(up: float, down: float, needed: float) -> str:
+    """The same, said of this machine before it joins. The subject is the run, or a part of it."""
+    short = falls_short(up, down, needed)
+    return "" if short is None else f"needs {mbit(needed)} Mbit/s {short[0]}, this machine has {mbit(short[1])}"
 
 
 def mbit(rate: float) -> str:

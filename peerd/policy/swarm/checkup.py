@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peerd.policy.owner.governor import Limits, Pause
+from peerd.policy.round.needs import StageNeed, mbit, shortfall
 from peerd.policy.swarm.clocks import MAX_CLOCK_OFFSET_S, ClockOffset, Whose, judge_clocks, span
 from peerd.table.record import PeerId
 
@@ -22,6 +23,11 @@ OF_THE_MACHINE = ("disk", "open-files", "clock", "clocks-differ", "p2pd-down", "
 """The codes of the daemon's health that a checkup repeats."""
 CAPPED = "a cap is set, which the tunnel keeps"
 """The reason for having no direct connections."""
+LEFT_OUT = (
+    "it may join and compute, but averages leave it out, so its work counts for nothing: "
+    "use a faster line, raise a cap that is in the way, or ask the organiser for a run with smaller stages or codecs"
+)
+"""What happens to a machine whose line is too slow, and what to do about it."""
 FAIR_SHARE = 0.8
 """Share of the measured rate that a cap should leave to peerd."""
 
@@ -261,6 +267,22 @@ def of_speed(up_bits_per_s: float | None, down_bits_per_s: float | None, limits:
         else:
             findings.append(ok(code, f"{_megabits(rate)} {code}"))
     return findings
+
+
+def of_line(up_bits_per_s: float | None, down_bits_per_s: float | None, limits: Limits, needs: Sequence[StageNeed]) -> list[Finding]:
+    """Whether this machine's line, within its owner's caps, carries the averages of the run's stages."""
+    rates = [(up_bits_per_s, limits.upload), (down_bits_per_s, limits.download)]
+    up, down = (min(rate / 8, cap or rate / 8) if rate is not None else 0.0 for rate, cap in rates)
+    least, most = (pick((need.rounds for need in needs), default=0.0) for pick in (min, max))
+    if not most or not up:
+        return []  # a run of which nobody has computed anything; a line that could not be measured, which is told by itself
+    if short := shortfall(up, down, least):
+        return [warning("line", f"this run {short}", LEFT_OUT)]
+    if short := shortfall(up, down, most):
+        return [warning("line", f"a stage of this run {short}", f"in that stage {LEFT_OUT}")]
+    pace = min(need.boundary_up for need in needs)
+    more = f"; at its peers' pace microbatches take {mbit(pace)} Mbit/s, so it gets fewer of them" if up < pace else ""
+    return [ok("line", f"this run needs {mbit(most)} Mbit/s up, this machine has {mbit(up)}{more}")]
 
 
 def of_software(mine: str, theirs: str) -> Finding:
