@@ -185,7 +185,7 @@ class Seat:
                 raise NotFiniteError("the parameters are not finite, and would take the place of an earlier checkpoint")
             await asyncio.to_thread(self.store.save, self.stage, state)
             steps = await asyncio.to_thread(self.store.steps, self.stage)
-            await self.executor.run(Priority.CONTROL, lambda: self.state.offer_checkpoints(steps))
+            await self.executor.run(Priority.LEDGER, lambda: self.state.offer_checkpoints(steps))
         except PeerdError as error:
             LOG.warning("the checkpoint could not be kept", error=str(error))
 

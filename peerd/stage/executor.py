@@ -25,9 +25,15 @@ from peerd.stage.malloc import keep_freed_memory
 Result = TypeVar("Result")
 
 
+_HERE = threading.local()
+"""Its `executor` is the one whose thread this is."""
+
+
 class Priority(enum.IntEnum):
     """Lower runs first. Backward before forward frees memory and keeps the pipeline moving (1F1B). Passes of an older step precede both."""
 
+    LEDGER = -1
+    """A control job that changes no parameter. It may run between two layers of a pass, which takes minutes where a microbatch does."""
     CONTROL = 0
     BACKWARD = 1
     FORWARD = 2
@@ -63,7 +69,7 @@ class Executor:
     """One worker thread with a priority queue. Jobs enter through `run` only."""
 
     def __init__(self, name: str = "torch") -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=keep_freed_memory)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=self._enter)
         self._jobs: list[tuple[tuple[int, int, int], int, Priority, Callable[[], Any], Future[Any]]] = []
         """A heap of (turn, number, priority, work, future). The number keeps jobs of equal turn in order of arrival."""
         self._numbers = itertools.count()
@@ -93,12 +99,27 @@ class Executor:
         """Let the time pass in the middle of a pass, which calls this. Control jobs run meanwhile, as they do between two passes."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
-            with self._guard:
-                job = heapq.heappop(self._jobs) if self._jobs and self._jobs[0][2] is Priority.CONTROL else None
-                if job is None:
-                    self._guard.wait(left_s)
-            if job is not None:
-                self._perform(*job[2:])
+            if (job := self._next_up_to(Priority.CONTROL, left_s)) is not None:
+                self._perform(*job)
+
+    @property
+    def has_ledger_job(self) -> bool:
+        """Whether the next job may run in the middle of a pass."""
+        jobs = self._jobs
+        return bool(jobs) and jobs[0][2] is Priority.LEDGER
+
+    def breathe(self) -> None:
+        """Run such jobs now. Called in the middle of a pass, on whichever thread it is, while the pass stands still."""
+        while (job := self._next_up_to(Priority.LEDGER)) is not None:
+            self._perform(*job)
+
+    def _next_up_to(self, most: Priority, wait_s: float = 0.0) -> tuple[Priority, Callable[[], Any], Future[Any]] | None:
+        """The next job if its priority is no lower than `most`; else None, once another job has come or `wait_s` have passed."""
+        with self._guard:
+            if self._jobs and self._jobs[0][2] <= most:
+                return heapq.heappop(self._jobs)[2:]
+            self._guard.wait(wait_s)
+        return None
 
     @property
     def is_at_work(self) -> bool:
@@ -115,6 +136,10 @@ class Executor:
     async def ended(self) -> None:
         """Wait until the job that ran when this was closed is done."""
         await asyncio.to_thread(self._pool.shutdown)
+
+    def _enter(self) -> None:
+        _HERE.executor = self
+        keep_freed_memory()
 
     def _run_next(self) -> None:
         with self._guard:
@@ -139,6 +164,11 @@ class Executor:
             self.busy_s += time.monotonic() - started
 
 
+def executor_here() -> Executor | None:
+    """Return the executor whose thread calls this, if it is one's."""
+    return getattr(_HERE, "executor", None)
+
+
 def _report(future: Future[Any]) -> None:
     error = None if future.cancelled() else future.exception()
     if error is not None and not isinstance(error, PeerdError):
@@ -146,6 +176,6 @@ def _report(future: Future[Any]) -> None:
 
 
 def _turn(priority: Priority, step: int) -> tuple[int, int, int]:
-    if priority is Priority.CONTROL:
+    if priority <= Priority.CONTROL:
         return 0, 0, 0
     return (2, 0, 0) if priority is Priority.IDLE else (1, step, priority)

@@ -11,6 +11,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.models.dropout import dropout_of
 from peerd.models.module import StageModule
+from peerd.stage.breathing import let_breathe
 from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, loss_scale_from, run_module
 
 
@@ -40,6 +41,7 @@ class Passes:
 
     def forward(self, module: StageModule, step: int, index: int, inputs: Tensor, labels: Tensor | None) -> Tensor:
         """The forward pass of microbatch (step, index). Only the last stage takes labels."""
+        let_breathe(module)
         with dropout_of(module, self._manifest, step, index):
             return run_module(self._manifest.train, module, inputs, labels if module.is_last else None)
 

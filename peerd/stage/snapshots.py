@@ -230,7 +230,7 @@ class SnapshotServer:
                 self._whole = weakref.ref(found)
             return found
 
-        return await self._executor.run(Priority.CONTROL, take)
+        return await self._executor.run(Priority.LEDGER, take)
 
 
 def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:

@@ -65,7 +65,7 @@ class Fetching:
                 self._rounds.applied(found)
             else:
                 taken = (found.roster, found.flat_sum, found.tied)
-                await self._executor.run(Priority.CONTROL, lambda: self._state.take_average(*taken))
+                await self._executor.run(Priority.LEDGER, lambda: self._state.take_average(*taken))
         except (WrongStateError, BadMessageError):
             self._refused[act.peer, act.step] = clock_s()
         except RemoteError:
@@ -81,7 +81,7 @@ class Fetching:
         except RemoteError:
             self._unanswered[act.peer, act.step] = clock_s()
         else:
-            await self._executor.run(Priority.CONTROL, lambda: self._state.take_tied(average_id, act.wanted, act.given, values))
+            await self._executor.run(Priority.LEDGER, lambda: self._state.take_tied(average_id, act.wanted, act.given, values))
 
     async def donor(self, act: Reload) -> PeerId | None:
         """Return a peer that gives a state of use, as its header says, if this peer is still where it was when that has come."""

@@ -116,7 +116,7 @@ class Stepper:
                 await self._take_turn()
             except Exception as error:  # a bug
                 await self._trials.failed(error, self._state.record.step, self.decision.reason)
-        await self._executor.run(Priority.CONTROL, self._state.begin_joining)
+        await self._executor.run(Priority.LEDGER, self._state.begin_joining)
         await self._rounds.close_present("leaving")
         self._host.announce()
         self._retired.set()
@@ -256,7 +256,7 @@ class Stepper:
         except BadMessageError as error:  # the organiser has changed the run since it was written
             LOG.warning("the checkpoint does not fit the run", step=step, error=error.message)
         left = [held for held in self._state.record.checkpoints if held != step]
-        await self._executor.run(Priority.CONTROL, lambda: self._state.offer_checkpoints(left))
+        await self._executor.run(Priority.LEDGER, lambda: self._state.offer_checkpoints(left))
 
     async def _step_back(self) -> None:
         """Stop serving. Once no mate serves either, J3 (resume) says which peer loads the checkpoint."""
@@ -269,7 +269,7 @@ class Stepper:
         self._lost_since_s = None
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
         self._complete = Steady()
-        await self._executor.run(Priority.CONTROL, lambda: self._state.fence(incarnation))
+        await self._executor.run(Priority.LEDGER, lambda: self._state.fence(incarnation))
         await self._rounds.close_present("fenced")
         self._rounds.absences.sidelining.forget()
         self._host.announce()
@@ -306,7 +306,7 @@ class Stepper:
                 await self._rounds.close_present(reason)
             case acts.DropSums(names=names):
                 self.resets += 1
-                await self._executor.run(Priority.CONTROL, lambda: self._state.drop_sums(names))
+                await self._executor.run(Priority.LEDGER, lambda: self._state.drop_sums(names))
             case acts.SkipStep():
                 self._lost_since_s = None  # the next step must look lost for the whole time again
                 await self._trials.update(self._state.skip_step)
@@ -355,7 +355,7 @@ class Stepper:
             if donor is None:
                 return
         self.reloads += 1
-        await self._executor.run(Priority.CONTROL, self._state.begin_joining)
+        await self._executor.run(Priority.LEDGER, self._state.begin_joining)
         await self._rounds.close_present("reloading")
         self._host.announce()
         try:
