@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -70,6 +71,7 @@ def leave(context: click.Context, now: bool, as_json: bool) -> None:
     It finishes what it holds and hands on its share of the step first; with --now it goes at once, and the others do
     its share again.
     """
-    reply = ask(context, "leave", now=now, silence_s=LEAVE_SILENCE_S)
+    shown = (lambda text: click.echo(text, err=True)) if sys.stderr.isatty() else None
+    reply = ask(context, "leave", now=now, silence_s=LEAVE_SILENCE_S, on_progress=shown)
     if not is_printed(reply, as_json):
         click.echo(f"the daemon of {chosen_home(context).folder} left the swarm")

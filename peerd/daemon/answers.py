@@ -173,8 +173,16 @@ class Answers:
             await self._peer.membership.changed(min(left_s, 1.0))
 
     async def leave(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        await Teller(say, "finishing what it holds").through(self._departure.leave(bool(request.get("now", False))))
+        await Teller(say, look=self._left_to_do).through(self._departure.leave(bool(request.get("now", False))))
         return {"schema": SCHEMA}
+
+    def _left_to_do(self) -> str:
+        """What this peer does before it leaves, which takes as long as its microbatches and the step do."""
+        seat = self._peer.seat
+        held, step = seat.service.queue, seat.state.record.step
+        if held:
+            return f"finishing {held} microbatch{'es' if held > 1 else ''} of step {step}"
+        return f"handing on its share of step {step}"
 
     async def export(self, request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         folder = request.get("folder")

@@ -100,10 +100,21 @@ async def test_a_client_hears_that_a_drain_goes_on_however_long_it_takes(monkeyp
     """With long steps a drain takes longer than any client waits for a line."""
     monkeypatch.setattr(teller, "REPEAT_PERIOD_S", 0.01)
     told, departure = asyncio.Queue[str](), Leaving()
-    parts = {"governor": None, "place": SimpleNamespace(signed=None), "membership": None, "network": SimpleNamespace(path_to=None)}
+    seat = SimpleNamespace(service=SimpleNamespace(queue=2), state=SimpleNamespace(record=member("me", step=7)))
+    parts = {
+        "governor": None,
+        "place": SimpleNamespace(signed=None),
+        "membership": None,
+        "network": SimpleNamespace(path_to=None),
+        "seat": seat,
+    }
     answers = Answers(cast(Peer, SimpleNamespace(**parts)), departure, "")
     leaving = asyncio.ensure_future(answers.leave({}, told.put_nowait))
-    assert {await told.get() for _ in range(3)} == {"finishing what it holds"}
+    assert {await told.get() for _ in range(3)} == {"finishing 2 microbatches of step 7"}
+    seat.service.queue = 0
+    async with asyncio.timeout(5):
+        while await told.get() != "handing on its share of step 7":
+            pass
     departure._gone.set()
     assert await leaving == {"schema": SCHEMA}
 

@@ -51,7 +51,7 @@ QUESTION = (
     (("Shall your daemon leave the swarm?", Ink.STRONG),),
     (),
     (("It takes nothing new, finishes what it holds, hands on its share", Ink.PLAIN),),
-    (("of the step and ends. That takes up to a minute; no work is lost.", Ink.PLAIN),),
+    (("of the step and ends. That takes up to a step; no work is lost.", Ink.PLAIN),),
     (),
     (("y", Ink.STRONG), ("  leave       ", Ink.PLAIN), ("n", Ink.STRONG), ("  stay", Ink.PLAIN)),
 )
