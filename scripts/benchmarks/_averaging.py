@@ -21,10 +21,9 @@ from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_process import DemoDaemon
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.daemon.seat import AVERAGING_SHARE_OF_TTL
 from peerd.errors import PeerdError, TimedOutError
 from peerd.models.stages import initial_parameter_spec
-from peerd.table.view import TTL_PERIODS
+from peerd.policy.round.needs import averaging_s
 from scripts.benchmarks._disturbed import far_from_reference
 from scripts.benchmarks._equality import apart
 from scripts.benchmarks._home_scenarios import BROKEN_S, DOWN_MBIT, MOST_RATIO, ROUND_TRIP_MS, Scenario
@@ -242,7 +241,7 @@ def try_scenario(scenario: Scenario, megabytes: float, num_steps: int) -> Row:
         _fill(row, scenario, num_bytes, watched.exchanges(num_steps))
         row.rounds_failed, row.replayed = (watched.total(name) - before for name, before in counters.items())
         network.change(FAST)
-        row.missed = _missed(row, scenario, num_steps, AVERAGING_TIMES * averaging_s(manifest))
+        row.missed = _missed(row, scenario, num_steps, AVERAGING_TIMES * averaging_s(manifest.swarm.announce_period_s))
         if scenario.liar:
             swarm.daemons[-1].kill()
         _compare(row, watched, began)
@@ -255,11 +254,6 @@ def _fill(row: Row, scenario: Scenario, num_bytes: int, exchanges: Sequence[Exch
         bounds_s = [bound_of(scenario, exchange, num_bytes) for exchange in exchanges]
         row.seconds, row.bound_s = statistics.median(row.each_s), statistics.median(bounds_s)
         row.exchange_ratio = statistics.median(took_s(each) / bound_s for each, bound_s in zip(exchanges, bounds_s, strict=True))
-
-
-def averaging_s(manifest: Manifest) -> float:
-    """The time within which something of a round has to move (TAVG)."""
-    return AVERAGING_SHARE_OF_TTL * TTL_PERIODS * manifest.swarm.announce_period_s
 
 
 def _missed(row: Row, scenario: Scenario, num_steps: int, without_s: float) -> list[str]:
