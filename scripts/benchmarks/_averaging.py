@@ -175,7 +175,7 @@ class Watched:
         return sum(int(each[counter]) for each in told)  # type: ignore[call-overload]
 
     def averages(self) -> tuple[int, dict[str, int]]:
-        """The step that all honest peers are at, and by honest peer the number of averages so far that have its gradients."""
+        """The step that all honest peers are at, and by peer the number of averages so far that have its gradients."""
         steps: set[int] = set()
 
         def at_one_step() -> bool:
@@ -190,8 +190,7 @@ class Watched:
             stages = self.swarm.daemons[0].client.request("contributions", silence_s=30.0)["stages"]
             self.look()
             if at_one_step() and steps == before and stages:
-                honest = {daemon.ready.peer for daemon in self.honest if daemon.ready is not None}
-                return min(steps), {row["peer"]: row["steps"] for row in stages[0]["peers"] if row["peer"] in honest}
+                return min(steps), {row["peer"]: row["steps"] for row in stages[0]["peers"]}
             time.sleep(REMEMBERED_S)
         raise TimedOutError("no daemon told who is in which averages")
 
@@ -274,6 +273,10 @@ def _compare(row: Row, watched: Watched, began: tuple[int, dict[str, int]]) -> N
     try:
         step, ended = watched.averages()
         counted = {peer: count - began[1].get(peer, 0) for peer, count in ended.items()}
+        honest = {daemon.ready.peer for daemon in watched.honest if daemon.ready is not None}
+        lied = max((count for peer, count in counted.items() if peer not in honest), default=0)
+        row.missed += [f"the liar is in {lied} averages: it did not lie"] if lied > 1 else []  # it may be in the one under way
+        counted = {peer: count for peer, count in counted.items() if peer in honest}
         row.left_out = sum(step - began[0] - count for count in counted.values())
         if row.left_out:
             row.missed.append(f"of {step - began[0]} averages the peers are in {', '.join(map(str, sorted(counted.values())))}")

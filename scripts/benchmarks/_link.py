@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from peerd.cli.render_trace import timelines_of
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
@@ -55,6 +55,12 @@ class LinkScenario:
     is_judged: bool = True
     """Whether `LEAST_RATIO` and `MOST_WIRE` have to hold: they cannot where a link does not carry even the smallest codec."""
 
+    def stretched(self, times: float) -> LinkScenario:
+        """The links on which everything takes so many times as long."""
+        up, down = (tuple(rate / times for rate in rates) for rates in (self.up_mbit, self.down_mbit))
+        delays = tuple(delay * times for delay in self.one_way_ms)
+        return replace(self, up_mbit=up, down_mbit=down, one_way_ms=delays, jitter_ms=self.jitter_ms * times)
+
     def links(self, addresses: Sequence[str]) -> Links:
         rates = {address: Rates(up=_of(self.up_mbit, peer), down=_of(self.down_mbit, peer)) for peer, address in enumerate(addresses)}
         ways = [
@@ -88,6 +94,16 @@ LINK_SCENARIOS = (
     LinkScenario(name="unlike", up_mbit=(20.0, 40.0, 20.0, 10.0, 20.0, 40.0), one_way_ms=(30.0, 10.0, 60.0, 30.0), is_judged=False),
     LinkScenario(name="rough", loss=0.005, jitter_ms=20.0, is_judged=False),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    rounds: int
+    """Each has one turn over the links and one without limits."""
+    steps: int
+    """Steps of a turn that count."""
+    stretch: float = 1.0
+    """How many times as long computing and the links take. A busy machine then has that much more time for what is not stood in for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +148,7 @@ def manifest_of(codec: str, microbatches: int) -> Manifest:
     )
 
 
-def try_links(scenario: LinkScenario, codec: str, microbatches: int | None, rounds: int, num_steps: int) -> Row:
+def try_links(scenario: LinkScenario, codec: str, microbatches: int | None, turns: Turns) -> Row:
     boundary_bytes = manifest_of(codec, 1).boundary_bytes
     microbatches = microbatches or scenario.microbatches(boundary_bytes)
     manifest = manifest_of(codec, microbatches)
@@ -140,14 +156,14 @@ def try_links(scenario: LinkScenario, codec: str, microbatches: int | None, roun
     free: list[Turn] = []
     with (
         Network(NUM_PEERS, SLOW_START, offload=not scenario.loss) as network,  # else packets of 64 KB would be lost whole
-        Peers(manifest, observed=False, per_stage=PER_STAGE, stand_in_ms=STAND_IN_MS, place=observed_in(network)) as team,
+        Peers(manifest, observed=False, per_stage=PER_STAGE, stand_in_ms=turns.stretch * STAND_IN_MS, place=observed_in(network)) as team,
     ):
         team.start()
-        links = scenario.links([network.address(peer) for peer in range(NUM_PEERS)])
-        for number in range(rounds):
+        links = scenario.stretched(turns.stretch).links([network.address(peer) for peer in range(NUM_PEERS)])
+        for number in range(turns.rounds):
             for found, those in ((limited, links), (free, UNLIMITED)):
                 network.change(those)
-                found.append(turn(team, num_steps))
+                found.append(turn(team, turns.steps))
                 told = found[-1]
                 where = "without limits" if found is free else scenario.name
                 progress(
@@ -212,25 +228,25 @@ def _told(shares: Shares) -> str:
     return ", ".join(f"{name} {share:.1%}" for name, share in asdict(shares).items())
 
 
-def over_links(names: Sequence[str], codecs: Sequence[str], microbatches: int | None, turns: tuple[int, int], as_json: bool) -> int:
-    """Try each codec over the links of these scenarios, and print a row for each. `turns`: rounds, and steps of a turn. Returns the exit
-    code."""
+def over_links(names: Sequence[str], codecs: Sequence[str], microbatches: int | None, turns: Turns, as_json: bool) -> int:
+    """Try each codec over the links of these scenarios, and print a row for each. Returns the exit code."""
     rows = []
     for scenario in (each for each in LINK_SCENARIOS if each.name in names):
-        rows += [try_links(scenario, codec, microbatches, *turns) for codec in codecs]
+        rows += [try_links(scenario, codec, microbatches, turns) for codec in codecs]
     if as_json:
         load = [round(value, 2) for value in os.getloadavg()]
-        print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) for row in rows], "compute_stand_in_ms": STAND_IN_MS, "load": load}))
+        print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) for row in rows], "turns": asdict(turns), "load": load}))
     else:
-        print_table(rows)
+        print_table(rows, turns.stretch)
     for row in rows:
         for reason in row.missed:
             print(f"{row.scenario}, {row.codec}: {reason}", file=sys.stderr)
     return 1 if any(row.missed for row in rows) else 0
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    print(f"{NUM_STAGES} stages of {PER_STAGE} peers, {STAND_IN_MS:g} ms a microbatch; a stand-in sleeps in place of work")
+def print_table(rows: Sequence[Row], stretch: float) -> None:
+    slower = f", everything {stretch:g} times as slow" if stretch != 1 else ""
+    print(f"{NUM_STAGES} stages of {PER_STAGE} peers, {STAND_IN_MS:g} ms a microbatch{slower}; a stand-in sleeps in place of work")
     print("links   codec     microbatches  seconds  unlimited  ratio   wire   wait  step end  codecs at each boundary")
     for row in rows:
         print(

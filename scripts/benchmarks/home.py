@@ -36,7 +36,7 @@ from peerd.config.codec import CODECS
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
 from scripts.benchmarks._averaging import averaging
 from scripts.benchmarks._home_scenarios import SCENARIOS, chosen
-from scripts.benchmarks._link import LINK_SCENARIOS, over_links
+from scripts.benchmarks._link import LINK_SCENARIOS, Turns, over_links
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._switch import Links
@@ -205,6 +205,8 @@ def parse() -> argparse.Namespace:
     links = parser.add_argument_group(LINK)
     links.add_argument("--links", nargs="+", choices=[each.name for each in LINK_SCENARIOS], default=["even"], help="default even")
     links.add_argument("--codec", nargs="+", choices=COMPARED, default=["auto"], help="default auto")
+    longer = "how many times as slow computing and links are, for a machine that is busy with other things (default 1)"
+    links.add_argument("--stretch", type=float, default=1.0, metavar="X", help=longer)
     averages = parser.add_argument_group(AVERAGING)
     names = list(dict.fromkeys(scenario.name for scenario in SCENARIOS))
     averages.add_argument("--scenario", nargs="+", choices=names, default=names, help="default all")
@@ -216,6 +218,8 @@ def parse() -> argparse.Namespace:
         given.microbatches = MICROBATCHES.get(given.part)
     if min(given.rounds, given.steps, 1 if given.microbatches is None else given.microbatches) < 1 or not 1 <= given.megabytes <= 2000:
         parser.error("--rounds, --steps and --microbatches must be at least 1, --megabytes between 1 and 2000")
+    if not 0.1 <= given.stretch <= 100:
+        parser.error("--stretch must be between 0.1 and 100")
     if given.part == AVERAGING and not chosen(given.scenario, given.peers):
         parser.error("no such scenario has so many peers")
     return given
@@ -227,7 +231,8 @@ def main() -> int:
     if given.part == AVERAGING:
         return averaging(chosen(given.scenario, given.peers), given.megabytes, given.steps, given.json)
     if given.part == LINK:
-        return over_links(given.links, given.codec, given.microbatches, (given.rounds, given.steps), given.json)
+        turns = Turns(rounds=given.rounds, steps=given.steps, stretch=given.stretch)
+        return over_links(given.links, given.codec, given.microbatches, turns, given.json)
     plan = Plan(part=given.part, rounds=given.rounds, steps=given.steps, microbatches=given.microbatches, as_json=given.json)
     with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
         measure = {"1f1b": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]

@@ -43,6 +43,14 @@ def test_each_pair_has_a_way_in_both_directions_and_each_peer_its_own_rates(scen
     assert {way.loss for way in links.ways} == {scenario.loss}
 
 
+@pytest.mark.parametrize("scenario", LINK_SCENARIOS, ids=lambda scenario: scenario.name)
+def test_stretched_links_take_so_many_times_as_long_for_the_same_bytes(scenario: LinkScenario) -> None:
+    links, longer = scenario.links(ADDRESSES), scenario.stretched(3).links(ADDRESSES)
+    assert [3 * rates.up for rates in longer.rates.values()] == pytest.approx([rates.up for rates in links.rates.values()])
+    assert [way.delay_ms / 3 for way in longer.ways] == pytest.approx([way.delay_ms for way in links.ways])
+    assert [way.loss for way in longer.ways] == [way.loss for way in links.ways]
+
+
 def test_a_row_says_how_many_links_of_each_boundary_use_which_codec() -> None:
     links = [(0, "activations", "int8"), (0, "activations", "int8"), (1, "activation_gradients", "int6"), (0, "activations", "none")]
     assert codecs_of(links) == ["0>1 int8 x2, none x1", "0<1 fixed", "1>2 fixed", "1<2 int6 x1"]
