@@ -45,11 +45,13 @@ def test_no_ten_seconds_hold_more_than_the_cap_on_the_wire_and_the_cap_is_used()
         while seen[-1][0] - seen[0][0] < WATCHED_S:
             time.sleep(LOOK_S)
             seen.append((time.monotonic(), network.sent_bytes(0)))
-        counters = first.request("status")["counters"]
+        status = first.request("status")
     windows = []
     for at_s, sent in seen:
         later = [(then_s, total) for then_s, total in seen if then_s - at_s >= WINDOW_S]
         windows += [8e-6 * (total - sent) / (then_s - at_s) for then_s, total in later[:1]]
     assert max(windows) <= MOST_ON_THE_WIRE_MBIT
     assert max(windows) >= 0.8 * CAP_MBIT, "the cap is what it can have, not less"
+    counters, cap = status["counters"], CAP_MBIT * 1e6 / 8
+    assert 0.7 * cap <= status["peer"]["up"] <= cap, "its record tells others what it can send"
     assert (counters["duplicate_microbatches"], counters["lost_microbatches"]) == (0, 0)

@@ -57,6 +57,8 @@ class LineMeter:
 
     def __init__(self) -> None:
         self._slots: dict[int, _Slot] = {}
+        self._known: float | None = None
+        self._is_known = True
 
     def passed(self, num_bytes: float, began_s: float, ended_s: float) -> None:
         """Bytes that were under way from `began_s` to `ended_s`.
@@ -65,6 +67,7 @@ class LineMeter:
         """
         if not ended_s > began_s:
             return
+        self._is_known = False
         rate, last = num_bytes / (ended_s - began_s), math.floor(ended_s / SLOT_S)
         for number in range(max(math.floor(began_s / SLOT_S), last - KEPT_SLOTS), last + 1):
             first_s, until_s = max(began_s, number * SLOT_S), min(ended_s, (number + 1) * SLOT_S)
@@ -76,7 +79,9 @@ class LineMeter:
     @property
     def rate(self) -> float | None:
         """Bytes per second; None while too little is known."""
-        return _percentile([slot.sample for slot in self._slots.values()])
+        if not self._is_known:
+            self._known, self._is_known = _percentile([slot.sample for slot in self._slots.values()]), True
+        return self._known
 
 
 class RateSamples:
