@@ -1,6 +1,6 @@
 """The links of `scripts/bench home --part averaging`, and the least time that a round takes over them.
 
-The bound counts bytes alone, no delay and no header: slices by uplink (`peerd/policy/step/slices.py`), chosen by the rates at the
+The bound counts bytes alone, no delay and no header: slices by uplink (`peerd/policy/round/slices.py`), chosen by the rates at the
 beginning, over the rates that the links had meanwhile.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from peerd.policy.step.slices import bytes_each_way, shares_by_rate
+from peerd.policy.round.slices import bytes_each_way, shares_by_rate
 from scripts.benchmarks._switch import Links, Rates, Way
 
 ROUND_TRIP_MS, DOWN_MBIT, SLOWED_MBIT = 60.0, 100.0, 5.0

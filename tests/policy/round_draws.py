@@ -8,7 +8,7 @@ from random import Random
 from peerd.policy.round.chunks import num_chunks
 from peerd.policy.round.links import HomeLink, RoundLinks
 from peerd.policy.round.simulated import RoundPlan
-from peerd.policy.step.slices import exchange_s, shares_by_rate
+from peerd.policy.round.slices import exchange_s, shares_by_rate
 
 AVERAGING_S = 9.0
 MBIT = 1e6 / 8

@@ -16,7 +16,7 @@ from peerd.policy.round.chunks import num_chunks
 from peerd.policy.round.debts import AtFault, Debts, Edge
 from peerd.policy.round.links import HomeLink, LinkBreak, RateChange, RoundLinks
 from peerd.policy.round.simulated import RoundEnd, RoundPlan, simulate
-from peerd.policy.step.slices import bytes_each_way, least_exchange_s, shares_by_rate
+from peerd.policy.round.slices import bytes_each_way, least_exchange_s, shares_by_rate
 from tests.policy.round_draws import AVERAGING_S, MBIT, Drawn, draw
 
 EASY = (0.03,)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.slices import bytes_each_way, exchange_s, least_exchange_s, shares_by_rate
+from peerd.policy.round.slices import bytes_each_way, exchange_s, least_exchange_s, shares_by_rate
 
 MBIT = 1e6 / 8
 rates = st.lists(st.floats(0.1, 1000.0), min_size=2, max_size=12)

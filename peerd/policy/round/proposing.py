@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peerd.policy.step.slices import least_exchange_s, shares_by_rate
+from peerd.policy.round.slices import least_exchange_s, shares_by_rate
 
 TURN = 2.0
 """Averaging times after which the next member in turn proposes, where those before it are mute."""
@@ -18,6 +18,11 @@ TURN = 2.0
 def turn_after_s(rank: int, averaging_s: float) -> float:
     """Rule 7 (propose): how long nothing is missing, and no round is open, before the member of this rank proposes."""
     return TURN * rank * averaging_s
+
+
+def num_in_turn(waited_s: float, averaging_s: float) -> int:
+    """Rule 7 (propose): how many members may propose once nothing has been missing for `waited_s` seconds, with no round open."""
+    return 1 + int(waited_s / turn_after_s(1, averaging_s))
 
 
 def most_s(averaging_s: float, round_share: float, compute_s: float) -> float:
