@@ -120,9 +120,9 @@ ALLOWED: dict[str, dict[str, str]] = {
 WITHIN_POLICY: dict[str, set[str]] = {
     "hashing": set(),
     "owner": set(),
-    "step": {"hashing"},
+    "round": set(),
+    "step": {"hashing", "round"},
     "route": {"hashing", "step"},
-    "round": {"step"},
     "swarm": {"hashing", "owner", "round", "step"},
 }
 

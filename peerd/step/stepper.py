@@ -14,10 +14,10 @@ from peerd.background import INTERNAL_ERRORS
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
-from peerd.policy.step.recovery import Beginning, holds_later, plan, step_to_go_back_to
-from peerd.policy.step.roster import Roster, is_complete
+from peerd.policy.step.clocks import StepClocks
+from peerd.policy.step.recovery import Beginning, plan
+from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
-from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide, looks_lost
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
@@ -90,11 +90,7 @@ class Stepper:
         """Set at the next commit, and then replaced by a new event."""
         self._retiring = asyncio.Event()
         self._retired = asyncio.Event()
-        self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
-        """The checkpoint to load, the step that rule 14 (step back) names, and whether the run has outlived this peer's state, or this
-        joiner holds later checkpoints than its stage serves."""
-        self._complete = Steady()
-        """The step whose round rule 7 (propose) waits for."""
+        self._clocks = StepClocks()
         self._beginning = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
@@ -138,8 +134,7 @@ class Stepper:
     @property
     def _is_pressed(self) -> bool:
         """Whether time alone may change the decision; every other change wakes the stepper."""
-        waits = self._lost_since_s is not None or self._going_back.holds or self._outlived.holds or self._complete.holds
-        if waits or self._state.record.phase is not Phase.ACCUMULATING:
+        if self._lost_since_s is not None or self._clocks.run or self._state.record.phase is not Phase.ACCUMULATING:
             return True
         return self._fetching.remembers or self._propose_after_s + TICK_S > clock_s()
 
@@ -166,7 +161,7 @@ class Stepper:
         return OwnState(
             record=record,
             round_roster=roster if roster is not None and self._rounds.runs(roster.average_id) else None,
-            round_since_s=current.progress_s if current else clock_s(),
+            round_still_s=clock_s() - current.progress_s if current else 0.0,
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,
             last_in_turn=self._rounds.absences.sidelining.last_in_turn(record.step),
@@ -195,29 +190,11 @@ class Stepper:
             self._lost_since_s = None
         elif self._lost_since_s is None:
             self._lost_since_s = now.now_s
-        back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now.now_s)
-        outlived_since_s = self._outlived.since_s(live.is_outlived(own.record) or None, now.now_s)
-        complete = own.record.step if is_complete(own.record, live, self._rules.num_microbatches) else None
+        own = self._clocks.noted(replace(own, lost_since_s=self._lost_since_s), live, self._rules, now.now_s)
         at_start = own.record.step <= self._beginning.step
-        if own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage):
-            return self._once_settled(self._recover(now), now)
-        own = replace(
-            own,
-            lost_since_s=self._lost_since_s,
-            complete_since_s=self._complete.since_s(complete, now.now_s),
-            back_since_s=back_since_s,
-            outlived_since_s=outlived_since_s,
-            later_since_s=self._later.since_s(holds_later(own.record, live) or None, now.now_s),
-        )
-        return self._once_settled(decide(replace(now, own=own)), now)
-
-    def _once_settled(self, act: Act, now: Situation) -> Act:
-        """Wait with a checkpoint until it has been the one to load for a while: the dead are believed to live for one life of a record."""
-        if not isinstance(act, acts.LoadCheckpoint):
-            return act
-        since_s = self._resumable.since_s(act, now.now_s)
-        wait_s = now.rules.ttl_s if act.is_lossless else now.rules.lost_wait_s
-        return act if since_s is not None and now.now_s - since_s >= wait_s else acts.Wait(act.reason)
+        resumes = own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage)
+        act = self._recover(now) if resumes else decide(replace(now, own=own))
+        return self._clocks.once_settled(act, now.rules, now.now_s)
 
     def _recover(self, now: Situation) -> Act:
         """The act of a joiner that holds no more than the run's start, while nobody serves its stage: policy/step/recovery.py."""
@@ -267,8 +244,7 @@ class Stepper:
     async def _apply_fence(self) -> None:
         incarnation, self._fence_to = self._fence_to, 0
         self._lost_since_s = None
-        self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
-        self._complete = Steady()
+        self._clocks.restart()
         await self._executor.run(Priority.LEDGER, lambda: self._state.fence(incarnation))
         await self._rounds.close_present("fenced")
         self._rounds.absences.sidelining.forget()
@@ -326,6 +302,7 @@ class Stepper:
             held = await self._trials.update(lambda: self._state.commit(norm, tied_sum))
         except WrongStateError:
             return
+        self._clocks.committed(clock_s())
         self._rounds.applied(held)
         self._count(held.roster)
         self._fetching.forget()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peerd.policy.round.chunks import AFTER_OWN, WINDOW, Flow, chunk_bytes, next_flow, num_chunks
 from peerd.policy.round.debts import Debts, Edge
-from peerd.policy.round.edges import PastEdges, mate_for, whom_to_leave_out
+from peerd.policy.round.edges import PastEdges, mate_for, named_by, whom_to_leave_out
 from peerd.policy.round.links import Line, LinkBreak
 from peerd.policy.round.proposing import believed, fit, most_s, turn_after_s
 from peerd.table.record import PeerId
@@ -156,6 +156,12 @@ def test_no_word_of_one_member_alone_puts_out_another_one(others: frozenset[Edge
     honest = frozenset(edge for edge in others if victim not in edge and liar not in edge)
     for edge in (Edge(victim, liar), Edge(liar, victim)):
         assert whom_to_leave_out([edge], honest | {edge}, [liar]) == liar
+
+
+def test_a_judge_names_anybody_but_itself_and_of_two_the_other_one() -> None:
+    assert [named_by(0, worst, 2, 3) for worst in range(3)] == [None, 1, 2]
+    assert [named_by(0, worst, 1, 2) for worst in range(2)] == [1, 1]
+    assert named_by(0, 1, 0, 2) is None, "it is at fault itself: the other one judges"
 
 
 def test_edges_of_the_last_ten_steps_count() -> None:

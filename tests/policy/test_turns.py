@@ -18,14 +18,14 @@ def decided(mine: PeerRecord, *others: PeerRecord, complete_since_s: float | Non
     return decide(Situation(OwnState(record=mine, complete_since_s=complete_since_s), view_of(mine, *others), 100.0, RULES))
 
 
-def test_hole_33_where_the_leader_is_mute_the_next_member_proposes_after_one_averaging_time_and_the_third_after_two() -> None:
+def test_hole_33_where_the_leader_is_mute_the_next_member_proposes_after_two_averaging_times_and_the_third_after_four() -> None:
     members = [member("p0", done=FULL), member("p1"), member("p2")]
     by_turn = [next(m for m in members if m.peer == name) for name in turns(members)]
     for rank, mine in enumerate(by_turn):
         others = [m for m in members if m is not mine]
-        for waited_s in (0.0, 1.4, 1.6, 2.9, 3.1):
+        for waited_s in (0.0, 2.9, 3.1, 5.9, 6.1):
             act = decided(mine, *others, complete_since_s=100.0 - waited_s)
-            assert isinstance(act, Propose) == (waited_s >= rank * RULES.averaging_s)
+            assert isinstance(act, Propose) == (waited_s >= 2 * rank * RULES.averaging_s)
         assert is_complete(mine, view_of(mine, *others), NUM_MICROBATCHES)
         assert isinstance(decided(mine, *others), Propose) == (rank == 0)
     mine, other, third = members

@@ -46,6 +46,18 @@ def whom_to_leave_out(owed: Collection[Edge], edges: Collection[Edge], told_by: 
     return tellers[0] if len(tellers) == 1 else next(iter(sources), worst[0])
 
 
+def named_by(judge: int, worst: int, faulty: int, num_members: int) -> int | None:
+    """The member that a judge names where `faulty` is at fault and `worst` is the end to leave out; None: it leaves that to the next judge.
+
+    A judge does not leave out itself. Of two members nobody else could judge, so it names the other one.
+    """
+    if faulty == judge:
+        return None
+    if worst != judge:
+        return worst
+    return faulty if num_members == 2 else None
+
+
 def _num_partners(member: int, edges: Collection[Edge]) -> int:
     return len({end for edge in edges if member in edge for end in edge if end != member})
 

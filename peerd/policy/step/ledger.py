@@ -105,18 +105,29 @@ def work_step(live: LiveView, num_stages: int) -> int | None:
     return min(known) if len(known) == num_stages else None
 
 
-def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
-    """Why some member of a stage lacks the average of this step; empty if all have it or are past it: rule 10 (commit), holes 4 and 5.
+def why_no_average(live: LiveView, stage: int, step: int) -> str:
+    """Why nobody of a stage has the average of this step, nor is past it; empty if somebody is: rule 10 (commit), hole 5."""
+    members, mine = live.members(stage, step), live.mine
+    holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # even if voided
+    is_held = any(m.phase is Phase.AVERAGED for m in holders) or (stage_step(live, stage) or 0) > step
+    return "" if is_held else f"stage {stage} has not averaged yet"
+
+
+def on_their_way(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
+    """The members of a stage that lack the average of this step, and stay: rule 10 (commit), hole 4.
 
     A member that can call nobody who has it is not waited for: hole 22 (one way to a mate).
     """
-    members, mine = live.members(stage, step), live.mine
-    holders = (*members, *([mine] if mine is not None and (mine.stage, mine.step) == (stage, step) else ()))  # even if voided
-    if not any(m.phase is Phase.AVERAGED for m in holders) and (stage_step(live, stage) or 0) <= step:
-        return f"stage {stage} has not averaged yet"
     able = {m.peer for m in live.serving(stage) if m.step > step or (m.step == step and m.phase is Phase.AVERAGED)}
-    waiting = [m for m in members if m.phase is not Phase.AVERAGED and not m.leaving and not (able and able <= set(m.unreached))]
-    return f"{waiting[0].peer} of stage {stage} is still {waiting[0].phase.name.lower()}" if waiting else ""
+    waiting = [m for m in live.members(stage, step) if m.phase is not Phase.AVERAGED and not m.leaving]
+    return [m for m in waiting if not (able and able <= set(m.unreached))]
+
+
+def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
+    """Why some member of a stage lacks the average of this step; empty if all have it or are past it."""
+    late = on_their_way(live, stage, step)
+    behind = f"{late[0].peer} of stage {stage} is still {late[0].phase.name.lower()}" if late else ""
+    return why_no_average(live, stage, step) or behind
 
 
 def is_averaged(live: LiveView, num_stages: int, step: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from peerd.policy.step.judging import NUM_JUDGES
 from peerd.policy.step.roster import Roster
 from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase
 
@@ -17,8 +18,8 @@ TIMES_ITS_COST = 8
 """A member is left out for so many times as long as it has cost since it last completed a round: of the run's time it costs no ninth."""
 MOST_DOUBLED = 8
 """A ban leaves its peer out for twice as long as the last one, so many times."""
-PATIENCE = 3
-"""A member may be in a round without this peer for so many averaging times. A round that stands still is closed after two."""
+PATIENCE = NUM_JUDGES + 2
+"""A member may be in a round without this peer for so many averaging times: one that hears nothing of it ends it before."""
 REMEMBERED = 64
 """Number of members that rounds have waited for in vain. The first go first."""
 
@@ -51,16 +52,27 @@ class Sidelining:
         self.peers: tuple[PeerId, ...] = ()
         """Those that this peer leaves out of the present step, for its record."""
 
+    def closed(self, roster: Roster, judge: PeerId, named: PeerId, lasted_s: float, now_s: float) -> None:
+        """Note that `judge` closed a round after `lasted_s` and named a member. Of this peer itself it says nothing new."""
+        self.gave_up(roster)
+        if named != self._me:
+            self._waited_for.append(named)
+            self._count(named, judge, lasted_s, now_s)
+
     def failed(self, roster: Roster, absent: Collection[PeerId], lasted_s: float, now_s: float) -> None:
         """Note a round that failed after `lasted_s`, and the members of which nothing came (`absent_from`)."""
         if not absent:
             return
-        if roster.step != self._step:
-            self._step, self._led, self._waited_for = roster.step, [], []
-        self._led.append(roster.leader)
+        self.gave_up(roster)
         self._waited_for += absent
         for peer in absent:
             self._count(peer, roster.leader, lasted_s, now_s)
+
+    def gave_up(self, roster: Roster) -> None:
+        """Note a round that led to nothing. Nobody is blamed, but another member leads the next one."""
+        if roster.step != self._step:
+            self._step, self._led, self._waited_for = roster.step, [], []
+        self._led.append(roster.leader)
 
     def _count(self, peer: PeerId, leader: PeerId, cost_s: float, now_s: float) -> None:
         known = self._absent.setdefault(peer, _Absent())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,9 @@ from peerd.policy.step.roster import Roster
 from peerd.policy.step.tied import WantedSum, other_end, sum_of_step
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+
+LATE_SHARE = 0.25
+"""The share of a step's time for which members that lack the average are waited for, where that is longer than the averaging time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +53,10 @@ class OwnState:
     record: PeerRecord
     round_roster: Roster | None = None
     """The round that this peer is AVERAGING in, if a task of this peer runs it."""
-    round_since_s: float = 0.0
-    """When the open round began or last made progress."""
+    round_still_s: float = 0.0
+    """Seconds since the open round began, or this peer was last told of progress of any member in it, its own included."""
+    judge_silent_s: float = math.inf
+    """Seconds since a judge of the open round, other than this peer, last said anything; infinite where none says anything."""
     propose_after_s: float = 0.0
     """The earliest time of the next proposal, after a round that this peer led has failed."""
     attempt: int = 0
@@ -58,6 +64,11 @@ class OwnState:
     """Members that propose after all others, because rounds that they led, or were in, have failed (`Sidelining`)."""
     complete_since_s: float | None = None
     """The time since which the stage has been complete, and in no round of this step, at every look (`is_complete`); None: it is not."""
+    averaged_since_s: float | None = None
+    """The time since which every stage has had the average of this peer's step, or been past it, at every look; None: this peer or a stage
+    has none."""
+    step_s: float | None = None
+    """How long a step takes, as this peer has measured it; None: it has finished too few."""
     lost_since_s: float | None = None
     """The time since which the stage has looked lost at every look, without a fence or an added gradient; None: it does not look lost."""
     back_since_s: float | None = None
@@ -96,8 +107,14 @@ class Situation:
 
     @property
     def round_is_slow(self) -> bool:
-        """Whether this peer's round has made no progress for one averaging time."""
-        return self.mine.phase is Phase.AVERAGING and self.now_s - self.own.round_since_s > self.rules.averaging_s
+        """Whether nobody has made progress in this peer's round for one averaging time, as far as this peer was told."""
+        return self.mine.phase is Phase.AVERAGING and self.own.round_still_s > self.rules.averaging_s
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the average of this step has stood for so long that nobody waits any more for members that lack it."""
+        since_s, step_s = self.own.averaged_since_s, self.own.step_s or 0.0
+        return since_s is not None and self.now_s - since_s >= max(self.rules.averaging_s, LATE_SHARE * step_s)
 
     @property
     def may_take_average(self) -> bool:

@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from peerd.policy.hashing import turn_of
+from peerd.policy.round.proposing import num_in_turn
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
-from peerd.policy.step.ledger import stage_step, why_not_averaged
+from peerd.policy.step.judging import given_up_after_s
+from peerd.policy.step.ledger import stage_step, why_no_average, why_not_averaged
 from peerd.policy.step.recovery import (
     checkpoint_to_bring,
     holds_later,
@@ -153,17 +155,17 @@ def _reload(now: Situation) -> Act | None:
 
 
 def _close_round(now: Situation) -> Act | None:
-    """Rule 4 (close): a round that makes no progress, or that has lost a member, cannot finish. Closing is always safe.
+    """Rule 4 (close): a round that has lost a member, or of whose judges nothing is heard, cannot finish. Closing is always safe.
 
-    A round that no task of this peer runs would stay open for ever (hole 21).
+    Where a judge closes it, the exchange does so at once. A round that no task of this peer runs would stay open for ever (hole 21).
     """
     mine, roster = now.mine, now.own.round_roster
     if mine.phase is not Phase.AVERAGING:
         return None
     if roster is None:
         return acts.CloseRound("nothing at this peer would end the round")
-    if now.now_s - now.own.round_since_s > 2 * now.rules.averaging_s:
-        return acts.CloseRound("the round made no progress for too long")
+    if min(now.own.round_still_s, now.own.judge_silent_s) > given_up_after_s(len(roster.entries), now.rules.averaging_s):
+        return acts.CloseRound("nobody makes progress, and no judge says anything")
     present = {(r.peer, r.incarnation) for r in now.live.records} | {(mine.peer, mine.incarnation)}
     gone = [entry.peer for entry in roster.entries if (entry.peer, entry.incarnation) not in present]
     cut = [(one, other) for one, other in dead_links(now.live, mine.stage) if one in roster.peers and other in roster.reducers]
@@ -195,7 +197,7 @@ def _propose(now: Situation) -> Act | None:
     if now.mine.phase is not Phase.ACCUMULATING or now.now_s < now.own.propose_after_s:
         return None
     since_s = now.own.complete_since_s
-    ranks = 1 if since_s is None else 1 + int((now.now_s - since_s) / now.rules.averaging_s)
+    ranks = 1 if since_s is None else num_in_turn(now.now_s - since_s, now.rules.averaging_s)
     roster = compose(now.mine, now.live, now.rules.num_microbatches, now.own.attempt, ranks, now.own.last_in_turn)
     return acts.Propose("every microbatch is held exactly once", roster) if roster else None
 
@@ -226,7 +228,7 @@ def _fetch_tied(now: Situation) -> Act | None:
 
 
 def _commit(now: Situation) -> Act | None:
-    """Rule 10 (commit): every stage has averaged, and no member still lacks the average (holes 4 and 5)."""
+    """Rule 10 (commit): every stage has averaged, and no member still lacks the average, or it has had its time (holes 4, 5 and 39)."""
     is_due = now.mine.phase is Phase.AVERAGED and not _why_uncommitted(now)
     return _committing(now, "every stage has averaged") if is_due else None
 
@@ -292,10 +294,10 @@ def _committing(now: Situation, reason: str) -> acts.Commit:
 
 def _why_uncommitted(now: Situation) -> str:
     """Why rule 10 (commit) does not hold yet; empty if it holds."""
-    for stage in range(now.rules.num_stages):
-        reason = why_not_averaged(now.live, stage, now.mine.step)
-        if reason:
-            return reason
+    step, find = now.mine.step, why_no_average if now.is_late else why_not_averaged
+    reason = next(filter(None, (find(now.live, stage, step) for stage in range(now.rules.num_stages))), "")
+    if reason:
+        return reason
     if now.lacks_norm():
         return "the gradient norm of this step is not known"
     return "the tied weight's gradients are not summed over both stages yet" if now.lacks_tied() else ""

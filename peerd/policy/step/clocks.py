@@ -1,0 +1,74 @@
+"""The clocks of one peer's step rules: since when what a rule waits for has held at every look, and how long a step takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from peerd.policy.step.acts import Act, LoadCheckpoint, Wait
+from peerd.policy.step.ledger import why_no_average
+from peerd.policy.step.recovery import holds_later, step_to_go_back_to
+from peerd.policy.step.roster import is_complete
+from peerd.policy.step.situation import OwnState, StepRules
+from peerd.policy.step.steady import Steady
+from peerd.table.record import Phase
+from peerd.table.view import LiveView
+
+STEPS_TIMED = 2
+
+
+class StepClocks:
+    """What one peer remembers from look to look. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """T3 (fence): a peer that slept has not looked meanwhile."""
+        self._complete, self._averaged = Steady(), Steady()
+        self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
+        self._committed_s: float | None = None
+        self._durations_s: tuple[float, ...] = ()
+
+    def committed(self, now_s: float) -> None:
+        """Note that this peer finished a step."""
+        if self._committed_s is not None:
+            self._durations_s = (*self._durations_s, now_s - self._committed_s)[-STEPS_TIMED:]
+        self._committed_s = now_s
+
+    @property
+    def step_s(self) -> float | None:
+        """How long a step takes: the shorter of the last two, as one may have waited for a peer to come back. None: none was timed."""
+        return min(self._durations_s, default=None)
+
+    @property
+    def run(self) -> bool:
+        """Whether time alone may change what a peer does that accumulates."""
+        return self._going_back.holds or self._outlived.holds or self._complete.holds
+
+    def noted(self, own: OwnState, live: LiveView, rules: StepRules, now_s: float) -> OwnState:
+        """Look once. Returns the state with the times of the rules 7 (propose), 10 (commit), 14 (step back), 15 (follow) and J1 (join)."""
+        mine = own.record
+        complete = mine.step if is_complete(mine, live, rules.num_microbatches) else None
+        averaged = mine.step if mine.phase is Phase.AVERAGED and _is_averaged(live, rules, mine.step) else None
+        return replace(
+            own,
+            complete_since_s=self._complete.since_s(complete, now_s),
+            averaged_since_s=self._averaged.since_s(averaged, now_s),
+            step_s=self.step_s,
+            back_since_s=self._going_back.since_s(step_to_go_back_to(mine, live, rules), now_s),
+            outlived_since_s=self._outlived.since_s(live.is_outlived(mine) or None, now_s),
+            later_since_s=self._later.since_s(holds_later(mine, live) or None, now_s),
+        )
+
+    def once_settled(self, act: Act, rules: StepRules, now_s: float) -> Act:
+        """Wait with a checkpoint until it has been the one to load for a while: the dead are believed to live for one life of a record."""
+        if not isinstance(act, LoadCheckpoint):
+            return act
+        since_s = self._resumable.since_s(act, now_s)
+        wait_s = rules.ttl_s if act.is_lossless else rules.lost_wait_s
+        return act if since_s is not None and now_s - since_s >= wait_s else Wait(act.reason)
+
+
+def _is_averaged(live: LiveView, rules: StepRules, step: int) -> bool:
+    """Whether every stage has the average of this step, or is past it."""
+    return not any(why_no_average(live, stage, step) for stage in range(rules.num_stages))

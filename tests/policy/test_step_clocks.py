@@ -1,0 +1,63 @@
+"""Since when what the rules wait for has held, and how long a step takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peerd.policy.step.acts import Act, Commit, Wait
+from peerd.policy.step.clocks import StepClocks
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import decide
+from peerd.table.record import AverageId, PeerRecord, Phase
+from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
+
+RULES = StepRules(num_stages=2, num_microbatches=NUM_MICROBATCHES, ttl_s=3.0, averaging_s=1.5)
+
+
+def averaged(name: str, stage: int = 0) -> PeerRecord:
+    return member(name, stage=stage, phase=Phase.AVERAGED, average_id=AverageId(b"m"), done=FULL)
+
+
+def looked(clocks: StepClocks, now_s: float, mine: PeerRecord, *others: PeerRecord) -> OwnState:
+    return clocks.noted(OwnState(record=mine), view_of(mine, *others), RULES, now_s)
+
+
+def test_a_step_takes_as_long_as_the_shorter_of_the_last_two() -> None:
+    clocks = StepClocks()
+    assert clocks.step_s is None
+    for now_s, step_s in ((10.0, None), (14.0, 4.0), (1000.0, 4.0), (1006.0, 6.0), (1011.0, 5.0)):
+        clocks.committed(now_s)
+        assert clocks.step_s == step_s
+    clocks.restart()
+    clocks.committed(2000.0)
+    assert clocks.step_s is None
+
+
+def test_the_average_stands_since_the_last_stage_has_it_and_a_member_that_lacks_it_changes_nothing() -> None:
+    clocks, mine, behind, elsewhere = StepClocks(), averaged("p1"), member("p2"), averaged("p3", stage=1)
+    assert looked(clocks, 1.0, mine, behind, replace(elsewhere, phase=Phase.ACCUMULATING)).averaged_since_s is None
+    assert looked(clocks, 2.0, mine, behind, elsewhere).averaged_since_s == 2.0
+    assert looked(clocks, 3.0, mine, elsewhere).averaged_since_s == 2.0
+    assert looked(clocks, 4.0, mine, behind, replace(elsewhere, step=1, phase=Phase.ACCUMULATING)).averaged_since_s == 2.0
+    assert looked(clocks, 5.0, behind, mine, elsewhere).averaged_since_s is None
+    assert looked(clocks, 6.0, mine, behind, elsewhere).averaged_since_s == 6.0
+    clocks.restart()
+    assert looked(clocks, 7.0, mine, behind, elsewhere).averaged_since_s == 7.0
+
+
+def decided(own: OwnState, now_s: float, *others: PeerRecord) -> Act:
+    return decide(Situation(own, view_of(own.record, *others), now_s, RULES))
+
+
+@pytest.mark.parametrize(("step_s", "waits_s"), [(None, 1.5), (4.0, 1.5), (80.0, 20.0)])
+def test_hole_39_members_that_lack_the_average_are_waited_for_an_averaging_time_or_a_quarter_of_a_step(
+    step_s: float | None, waits_s: float
+) -> None:
+    mine, elsewhere, behind = averaged("p1"), averaged("p3", stage=1), member("p2")
+    own = OwnState(record=mine, step_s=step_s, averaged_since_s=100.0)
+    assert isinstance(decided(own, 99.9 + waits_s, elsewhere, behind), Wait)
+    assert isinstance(decided(own, 100.0 + waits_s, elsewhere, behind), Commit)
+    alone = replace(elsewhere, phase=Phase.ACCUMULATING)
+    assert isinstance(decided(own, 1e6, alone, behind), Wait), "a stage has no average any more"
