@@ -40,6 +40,10 @@ class Kind(enum.Enum):
     """For a while a peer's handlers of proposals are cancelled, between any two of their awaits."""
     SLOW = "slow"
     """A peer computes ten times slower for a while."""
+    THIN = "thin"
+    """For a while the averages that a peer fetches from mates take long to arrive."""
+    DRIP = "drip"
+    """For a while a peer's uplink is so slow that its part of an average takes several averaging times."""
     OVERFLOW = "overflow"
     """For a while what a peer computes is not finite."""
     BOAST = "boast"
@@ -52,8 +56,18 @@ class Kind(enum.Enum):
     """For a while a peer does its share, answers no proposal and proposes nothing."""
     ABSORBED = "absorbed"
     """For a while a peer does its share, joins no round, and says that it is in one."""
+    LAG = "lag"
+    """For a while a peer that has the average of the step says that it is still on its way."""
     FRAME = "frame"
     """For a while a peer says that all others are to be left out, and where it leads it never asks one of them."""
+    STINGY = "stingy"
+    """For a while a peer joins rounds, tells of what it gets, and sends no chunk."""
+    TRICKLE = "trickle"
+    """For a while a peer sends at a hundredth of the rate that it tells."""
+    TEAR = "tear"
+    """For a while each chunk that a peer sends breaks at its end."""
+    MISJUDGE = "misjudge"
+    """For a while a peer closes each round that it may judge, and names a member that is at no fault."""
     WITHHOLD = "withhold"
     """For a while a trainer launches nothing of what it owns."""
     GHOSTS = "ghosts"
@@ -68,7 +82,9 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
-LIES = frozenset({Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.WITHHOLD, Kind.GHOSTS})
+_LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
+_LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}
+LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS)
 HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.table.forms import MAX_COUNT
-from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, PeerId, PeerRecord, Phase, Suspicion
 from tests.policy.model_faults import Kind
 
 if TYPE_CHECKING:
@@ -43,10 +43,33 @@ class Lies:
             record = replace(record, done=everything if listener < peer.name else 0, asides=())
         if self._tells(Kind.ABSORBED) and record.phase is Phase.ACCUMULATING:
             record = replace(record, phase=Phase.AVERAGING)
+        if self._tells(Kind.LAG) and record.phase is Phase.AVERAGED:
+            record = replace(record, phase=Phase.ACCUMULATING, average_id=NO_AVERAGE, gradient_norm=None, tied_sum=NO_AVERAGE)
         if self._tells(Kind.FRAME):
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, sidelined=tuple(others[:MAX_SIDELINED]))
         return record
+
+    @property
+    def sends_nothing(self) -> bool:
+        return self._tells(Kind.STINGY)
+
+    @property
+    def trickles(self) -> bool:
+        return self._tells(Kind.TRICKLE)
+
+    @property
+    def tears(self) -> bool:
+        return self._tells(Kind.TEAR)
+
+    @property
+    def misjudges(self) -> bool:
+        return self._tells(Kind.MISJUDGE)
+
+    def holds_back(self) -> bool:
+        """Whether it does not commit, though it could: nobody of its stage has yet."""
+        mine = self._peer.record
+        return self._tells(Kind.LAG) and not any(mate.step > mine.step for mate in self._peer.live().serving(mine.stage))
 
     def ghosts(self) -> tuple[PeerRecord, ...]:
         """Records of peers that are not there. They rise each period, as if these peers announced themselves."""

@@ -49,6 +49,6 @@ class DeadLinks:
         """What pushes to the others tell."""
         peer = self._peer
         for record in peer.live().records:
-            if peer.world.has_dead_link(peer.name, record.peer):
+            if peer.world.network.has_dead_link(peer.name, record.peer):
                 self.fails(record.peer)
-        self._pairs = {callee: pair for callee, pair in self._pairs.items() if peer.world.has_dead_link(peer.name, callee)}
+        self._pairs = {callee: pair for callee, pair in self._pairs.items() if peer.world.network.has_dead_link(peer.name, callee)}

@@ -19,12 +19,14 @@ from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecor
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 from tests.policy.model_calls import Calls
+from tests.policy.model_exchange import FAST, SUM_BYTES, judge_silent_s
 from tests.policy.model_hearing import Hearing
 from tests.policy.model_kept import Held, Kept
 from tests.policy.model_lies import Lies
 from tests.policy.model_links import DeadLinks
 from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds
+from tests.policy.model_states import States
 from tests.policy.model_theta import Average, Gradient, ThetaId
 from tests.policy.model_tied import Sum, Tied
 
@@ -48,7 +50,8 @@ class ModelPeer:
         self.name = name
         self.alive = True
         self.awake_at = 0.0
-        self.slow_until = self.cancelled_until = self.overflows_until = 0.0
+        self.slow_until = self.cancelled_until = self.overflows_until = self.thin_until = self.drips_until = 0.0
+        self._drip = FAST
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
         self.view = SwarmView(me=name, ttl_s=TTL_S)
@@ -77,6 +80,7 @@ class ModelPeer:
         self._poked = False
         self._to_stage: int | None = None
         self.rounds = Rounds(self)
+        self.states = States(self)
         self.calls = Calls(self)
         self.recovery = Recovery(self)
         self.tied = Tied(self)
@@ -92,6 +96,19 @@ class ModelPeer:
 
     def live(self) -> LiveView:
         return self.view.live(self.now)
+
+    def drip(self, until: float) -> None:
+        """From now on an accumulator takes seconds to send."""
+        self.drips_until, self._drip = until, SUM_BYTES / self.world.rng.uniform(1.0, 8.0)
+
+    @property
+    def told_up(self) -> float:
+        """Bytes per second that this peer's uplink carries, by its own word."""
+        return self._drip if self.world.now < self.drips_until else FAST
+
+    @property
+    def up(self) -> float:
+        return self.told_up / (100.0 if self.lies.trickles else 1.0)
 
     # life
 
@@ -208,7 +225,7 @@ class ModelPeer:
         self.rounds.drop()
         self.calls.drop()
         self.lost_since_s = None
-        self.recovery.restart_clocks()
+        self.recovery.clocks.restart()
         self.links.forget()
         self.rounds.sidelining.forget()
         self.change(incarnation=self._next_incarnation(), phase=phase, suspects=(), unreached=(), sidelined=())
@@ -249,7 +266,8 @@ class ModelPeer:
         return OwnState(
             record=self.record,
             round_roster=current.roster if current else None,
-            round_since_s=current.moved_at_s if current else self.now,
+            round_still_s=self.now - current.moved_at_s if current else 0.0,
+            judge_silent_s=judge_silent_s(current, self.now) if current and "give up" not in self.world.scenario.off else 0.0,
             propose_after_s=self.rounds.propose_after_s,
             attempt=self.rounds.attempt,
             last_in_turn=self.rounds.sidelining.last_in_turn(self.record.step),
@@ -265,7 +283,7 @@ class ModelPeer:
         match act:
             case acts.Propose(roster=roster):
                 self.rounds.propose(roster)
-            case acts.Commit(norm=norm):
+            case acts.Commit(norm=norm) if not self.lies.holds_back():
                 self.commit(norm)
             case acts.FetchAverage(peer=peer, step=step) if "adopt" not in off and not self.fetching:
                 self.rounds.fetch_average(peer, step)
@@ -312,6 +330,7 @@ class ModelPeer:
         held = self.tied.held if self.tied.exists else None
         self.kept.add(Held(self.record.step, self.record.average_id, self.average, self.record.lineage, held, norm))
         self.world.counts["commits"] += 1
+        self.recovery.clocks.committed(self.now)
         rounding = (self.record.average_id if self.world.scenario.rounding else b"") + (repr(held.shares).encode() if held else b"")
         self.world.check_norm(self, norm)
         theta = self.world.thetas.after(self.theta, self.average, rounding, norm)

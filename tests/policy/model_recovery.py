@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
 from peerd.policy.step.acts import Act, LoadCheckpoint, Reload, Wait
-from peerd.policy.step.recovery import Beginning, holds_later, plan, step_to_go_back_to
-from peerd.policy.step.roster import is_complete
+from peerd.policy.step.clocks import StepClocks
+from peerd.policy.step.recovery import Beginning, plan
 from peerd.policy.step.situation import OwnState, Situation, StepRules
-from peerd.policy.step.steady import Steady
 from peerd.policy.step.stepping import decide
 from peerd.table.record import NO_AVERAGE, Lineage, PeerId, Phase
-from tests.policy.model_rounds import Snapshot
+from tests.policy.model_states import Snapshot
 
 if TYPE_CHECKING:
     from peerd.table.view import LiveView
@@ -25,11 +24,7 @@ class Recovery:
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
-        self.restart_clocks()
-
-    def restart_clocks(self) -> None:
-        self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
-        self._complete = Steady()
+        self.clocks = StepClocks()
 
     @property
     def _rules(self) -> StepRules:
@@ -47,11 +42,8 @@ class Recovery:
             act: Act = plan(mine, now.live, rules, beginning=Beginning(founder=False), newest_seen=max(seen, default=0))
         else:
             act = decide(now)
-        if not isinstance(act, LoadCheckpoint):
-            return act
-        since_s = self._resumable.since_s(act, peer.now)
-        settled = since_s is not None and peer.now - since_s >= (rules.ttl_s if act.is_lossless else rules.lost_wait_s)
-        return act if settled and "bring" not in peer.world.scenario.off else Wait(act.reason)
+        settled = self.clocks.once_settled(act, rules, peer.now)
+        return Wait(act.reason) if isinstance(settled, LoadCheckpoint) and "bring" in peer.world.scenario.off else settled
 
     def load(self, step: int) -> None:
         peer = self._peer
@@ -62,19 +54,11 @@ class Recovery:
         peer.tied.take_over(kept.copy)
 
     def noted(self, own: OwnState, live: LiveView) -> OwnState:
-        """With the times since which the rules 7 (propose), 14 (step back), 15 (follow) and J1 (join) have said the same."""
-        now_s = self._peer.now
-        back_since_s = self._going_back.since_s(step_to_go_back_to(own.record, live, self._rules), now_s)
-        outlived_since_s = self._outlived.since_s(live.is_outlived(own.record) or None, now_s)
-        later_since_s = self._later.since_s(holds_later(own.record, live) or None, now_s)
-        complete = is_complete(own.record, live, self._rules.num_microbatches) and "take turns" not in self._peer.world.scenario.off
-        return replace(
-            own,
-            complete_since_s=self._complete.since_s(own.record.step if complete else None, now_s),
-            back_since_s=back_since_s,
-            outlived_since_s=outlived_since_s,
-            later_since_s=later_since_s,
-        )
+        """With the times that the rules wait for."""
+        off = self._peer.world.scenario.off
+        noted = self.clocks.noted(own, live, self._rules, self._peer.now)
+        noted = replace(noted, complete_since_s=None) if "take turns" in off else noted
+        return replace(noted, averaged_since_s=None) if "wait for the late" in off else noted
 
     def step_back(self) -> None:
         """Rule 14 (step back): hold nothing any more, and offer what is on the disk."""
@@ -108,7 +92,7 @@ class Recovery:
             if (now.incarnation, now.step, now.phase) == (mine.incarnation, mine.step, mine.phase):
                 peer.become_joiner()
 
-        peer.rounds.ask(donor, lambda mate: mate.rounds.give(peer.name, 0.0), answered)
+        peer.rounds.ask(donor, lambda mate: mate.states.give(peer.name, 0.0), answered)
 
     def download(self, tried: frozenset[PeerId]) -> None:
         """A mate's state, from the first that gives it."""
@@ -134,4 +118,4 @@ class Recovery:
                 peer.change(step=snapshot.step, lineage=snapshot.lineage, norms=snapshot.norms)
                 peer.tied.take_over(snapshot.copy)
 
-        peer.rounds.fetch_state(donor, arrived)
+        peer.states.fetch(donor, arrived)

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from peerd.policy.round.debts import Edge
+from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.asides import all_merged
-from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void, why_not_adopt, why_refuse
-from peerd.policy.step.sidelining import Sidelining, absent_from
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm
+from peerd.policy.step.judging import void_of, why_unheeded
+from peerd.policy.step.roster import Roster, why_not_adopt, why_refuse
+from peerd.policy.step.sidelining import Sidelining
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
+from tests.policy.model_exchange import BROKE_S, FAST, Chunk, Exchange, Row, plan_of
 from tests.policy.model_kept import Held
-from tests.policy.model_theta import Average, ThetaId
-from tests.policy.model_tied import Copy
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
 ANSWER_S = 1.0
 CALL_FAILS_S = 0.3
-
-
-@dataclass(slots=True)
-class Round:
-    roster: Roster
-    opened_at_s: float
-    moved_at_s: float
-    parts: dict[PeerId, Average] = field(default_factory=dict)
-    slices: dict[int, Average] = field(default_factory=dict)
-    refused_by: PeerId | None = None
-    silent: PeerId | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -41,58 +31,88 @@ class Join:
     cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    stage: int
-    step: int
-    lineage: Lineage
-    theta: ThetaId
-    previous: ThetaId | None
-    norms: tuple[StepNorm, ...]
-    copy: Copy
-    """Of a tied weight."""
-
-
 class Rounds:
     """A peer's open round, if any, and its requests to mates."""
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
-        self.current: Round | None = None
+        self.current: Exchange | None = None
+        self.lingering: Exchange | None = None
+        """The last round whose average this peer has. Others may still need its chunks."""
         self.attempt = 0
-        self.missed: Counter[PeerId] = Counter()
         self.sidelining = Sidelining(peer.name)
+        self.past_edges = PastEdges()
+        self._edges: set[tuple[PeerId, PeerId]] = set()
         self.propose_after_s = float("-inf")
-        self._early: list[tuple[AverageId, float, Callable[[], None]]] = []
+        self._dead: set[AverageId] = set()
+        self._early: list[tuple[AverageId, float, Callable[[Exchange], None]]] = []
         self._joins: list[Join] = []
         self.is_opening = False
         """This peer waits until its own state has opened the round that it leads; it decides nothing meanwhile."""
 
     def drop(self) -> None:
-        self.current = None
+        if self.current is not None:
+            self.current.is_over = True
+            self._dead.add(self.current.roster.average_id)
+            self.current = None
 
     def close(self, reason: str) -> None:
-        """Back to accumulating, the ledger kept; what still comes for this round is dead."""
-        peer = self._peer
+        """End this peer's part in its round, and tell the others, which cannot finish it without this peer. Nobody is blamed."""
         if self.current is not None:
-            self._note_absent(self.current)
-        if self.current is not None and self.current.roster.leader == peer.name:
-            self._count_missed(self.current)
+            self._tell_closed(self.current, None)
+        self._closed(reason)
+
+    def _closed(self, reason: str, author: PeerId | None = None, named: PeerId | None = None) -> None:
+        """Back to accumulating, the ledger kept; what still comes for this round is dead."""
+        peer, current = self._peer, self.current
+        if current is not None:
+            lasted_s = peer.now - current.opened_at_s
+            if author is not None and named is not None and "sideline" not in peer.world.scenario.off:
+                self.sidelining.closed(current.roster, author, named, lasted_s, peer.now)
+                self._tell_sidelined()
+            elif lasted_s > peer.world.rules.averaging_s:
+                self.sidelining.gave_up(current.roster)
+            self._remember_edges(current)
         peer.world.counts["failed rounds"] += 1
         peer.world.note(f"{peer.name} round fails: {reason}")
-        self.current = None
+        self.drop()
         self.attempt += 1
         self.propose_after_s = peer.now + peer.world.rng.uniform(0.1, 0.5)
         if peer.record.phase is Phase.AVERAGING:
             peer.change(phase=Phase.ACCUMULATING)
 
-    def _note_absent(self, current: Round) -> None:
-        peer, lasted_s = self._peer, self._peer.now - current.opened_at_s
-        if "sideline" in peer.world.scenario.off:
+    def _tell_closed(self, current: Exchange, named: PeerId | None) -> None:
+        peer, average_id = self._peer, current.roster.average_id
+        for member in current.names:
+            if member != peer.name:
+                peer.world.stream(peer, member, lambda mate: mate.rounds.closed_by(average_id, peer.name, named))
+
+    def _remember_edges(self, current: Exchange) -> None:
+        edges = current.judge.edges if current.judge is not None else ()
+        self._edges.update((current.names[edge.source], current.names[edge.target]) for edge in edges)
+
+    def close_as_judge(self, named: PeerId, reason: str) -> None:
+        """Leave the named member out of the step, and tell all."""
+        peer, current = self._peer, self.current
+        assert current is not None
+        void = void_of(current.roster, named)
+        self._tell_closed(current, named)
+        self._closed(f"{named} is left out: {reason}", peer.name, named)
+        if void is not None and "void" not in peer.world.scenario.off:
+            peer.world.counts.update(("voids", f"voids of {named}"))
+            peer.change(voids=(*peer.record.voids, void))
+
+    def closed_by(self, average_id: AverageId, author: PeerId, named: PeerId | None) -> None:
+        peer, current = self._peer, self.current
+        if current is None or current.roster.average_id != average_id or "tell of closes" in peer.world.scenario.off:
             return
-        absent = absent_from(current.roster, peer.name, current.parts, lasted_s, peer.world.rules.averaging_s)
-        self.sidelining.failed(current.roster, absent, lasted_s, peer.now)
-        self._tell_sidelined()
+        lasted_s = peer.now - current.opened_at_s
+        if not why_unheeded(current.roster, author, named, lasted_s, peer.world.rules.averaging_s):
+            self._closed(f"{author} closes it without {named}" if named else f"{author} left it", author, named)
+
+    def exchange_of(self, average_id: AverageId) -> Exchange | None:
+        found = (each for each in (self.current, self.lingering) if each is not None and not each.is_over)
+        return next((each for each in found if each.roster.average_id == average_id), None)
 
     def look(self, members: Sequence[PeerRecord]) -> None:
         if "sideline" not in self._peer.world.scenario.off:
@@ -100,6 +120,8 @@ class Rounds:
             self._tell_sidelined()
 
     def begin_step(self) -> None:
+        self.past_edges.end_step(self._edges)
+        self._edges = set()
         self.sidelining.begin_step(self._peer.now)
         self._tell_sidelined()
 
@@ -111,21 +133,6 @@ class Rounds:
         if found != peer.record.sidelined:
             peer.change(sidelined=found)
 
-    def _count_missed(self, current: Round) -> None:
-        """The leader remembers who was missing, and after some rounds leaves one of them out of the step."""
-        peer = self._peer
-        if current.refused_by is not None:
-            return
-        absent = {name for number, name in enumerate(current.roster.reducers) if number not in current.slices}
-        if peer.name in current.roster.reducers and "go around" not in peer.world.scenario.off:
-            absent |= {name for name in current.roster.peers if name not in current.parts}
-        self.missed.update([current.silent] if current.silent else absent)
-        void = whom_to_void(current.roster, self.missed)
-        if void is not None and "void" not in peer.world.scenario.off:
-            peer.world.counts["voids"] += 1
-            self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
-            peer.change(voids=(*peer.record.voids, void))
-
     # rule 8 (exchange)
 
     def propose(self, roster: Roster) -> None:
@@ -133,6 +140,9 @@ class Rounds:
         if self._peer.lies.is_silent:
             return
         self.is_opening = True
+        found = (self._peer.world.peers.get(member) for member in roster.peers)
+        told = [member.told_up if member is not None else FAST for member in found]  # one may be a ghost
+        self._peer.world.plans[roster.average_id] = plan_of(told, self._peer.world.rules.averaging_s)
 
         def opened(joined: object) -> None:
             self.is_opening = False
@@ -146,16 +156,28 @@ class Rounds:
             if member == self._peer.lies.never_asked(roster):
                 continue
 
-            def answered(joined: object, member: PeerId = member) -> None:
-                if joined is not True and self.current is not None and self.current.roster.average_id == roster.average_id:
-                    self.current.refused_by = member if joined is False else None
-                    self.current.silent = member if joined is None else None
-                    if joined is None and self._peer.world.has_dead_link(self._peer.name, member):
-                        self._peer.links.fails(member)
-                    self.close(f"{member} refuses")
-                    self._withdraw(roster)
+            self._propose_to(member, roster)
 
-            self._call(member, lambda mate, reply: mate.rounds.serve(roster, reply), answered)
+    def _propose_to(self, member: PeerId, roster: Roster) -> None:
+        """A refusal ends the round. Without an answer the member is asked again, until a judge has seen that nothing comes of it."""
+        peer = self._peer
+
+        def answered(joined: object) -> None:
+            if joined is True or self.current is None or self.current.roster.average_id != roster.average_id:
+                return
+            if joined is False:
+                self.close(f"{member} refuses")
+                self._withdraw(roster)
+                return
+            if peer.world.network.has_dead_link(peer.name, member):
+                peer.links.fails(member)
+            peer.after(BROKE_S, lambda: self._propose_again(member, roster))
+
+        self._call(member, lambda mate, reply: mate.rounds.serve(roster, reply), answered)
+
+    def _propose_again(self, member: PeerId, roster: Roster) -> None:
+        if self.current is not None and self.current.roster.average_id == roster.average_id:
+            self._propose_to(member, roster)
 
     def _withdraw(self, roster: Roster) -> None:
         """End the calls and abort the round: a handler that is still at work is cancelled, and who has joined leaves."""
@@ -170,6 +192,12 @@ class Rounds:
         if leader is None or leader.record.stage != peer.record.stage:
             reply(False)
             return
+        if self.exchange_of(roster.average_id) is not None:
+            reply(True)  # it was asked before, and its answer was lost
+            return
+        if roster.average_id in self._dead:
+            reply(False)
+            return
         self._joins.append(join)
         if peer.world.now < peer.cancelled_until:
             peer.after(peer.world.rng.uniform(0.0, peer.world.scenario.copy_s + 0.05), lambda: self.cancel(roster))
@@ -178,7 +206,7 @@ class Rounds:
     def abort(self, roster: Roster) -> None:
         self.cancel(roster)
         if self.current is not None and self.current.roster == roster:
-            self.close("its leader aborts it")
+            self._closed("its leader aborts it")
 
     def cancel(self, roster: Roster) -> None:
         for join in self._joins:
@@ -214,59 +242,53 @@ class Rounds:
         if join.cancelled and peer.world.rng.random() < 0.5:  # else a task of its own goes on
             peer.world.counts["joins that broke"] += 1
             return False
-        self.current = Round(roster, opened_at_s=peer.now, moved_at_s=peer.now)
-        for member in roster.reducers:
-            self._send_part(member, roster, tuple(peer.accumulator), peer.record.done)
+        if self.lingering is not None:
+            self.lingering.is_over = True
+        self.current = current = Exchange(peer, roster, peer.world.plans[roster.average_id])
+        current.begin()
         waiting = [act for average_id, until, act in self._early if average_id == roster.average_id and peer.now < until]
         self._early = [early for early in self._early if peer.now < early[1] and early[0] != roster.average_id]
         for act in waiting:
-            act()
+            act(current)
         return True
 
-    def _send_part(self, member: PeerId, roster: Roster, part: Average, done: int) -> None:
-        sender = self._peer.name
-        self._deliver(member, lambda mate: mate.rounds.take_part(roster.average_id, sender, part, done))
-        if self._peer.world.has_dead_link(sender, member):
-            self._peer.after(CALL_FAILS_S, lambda: self._part_failed(member, roster))
+    def _in_round(self, average_id: AverageId, act: Callable[[Exchange], None]) -> None:
+        """What comes before its proposal waits."""
+        found = self.exchange_of(average_id)
+        if found is not None:
+            act(found)
+        elif average_id not in self._dead:
+            self._early.append((average_id, self._peer.now + 3 * self._peer.world.rules.averaging_s, act))
 
-    def _part_failed(self, member: PeerId, roster: Roster) -> None:
-        self._peer.links.fails(member)
-        if self.current is not None and self.current.roster == roster:
-            self.close(f"{member} does not answer")
+    def take_chunk(self, average_id: AverageId, chunk: Chunk) -> None:
+        self._in_round(average_id, lambda found: found.take(chunk))
 
-    def take_part(self, average_id: AverageId, sender: PeerId, part: Average, done: int) -> None:
-        peer, current = self._peer, self.current
-        if current is None or current.roster.average_id != average_id:
-            self._early.append(
-                (average_id, peer.now + peer.world.rules.averaging_s, lambda: self.take_part(average_id, sender, part, done))
-            )
-            return
-        entry = current.roster.entry_of(sender)
-        if entry is None or (entry.done != done and "roster content" not in peer.world.scenario.off):
-            return
-        current.parts[sender] = part
-        current.moved_at_s = peer.now
-        if len(current.parts) < len(current.roster.entries):
-            return
-        total = tuple(sorted(gradient for part in current.parts.values() for gradient in part))
-        number = current.roster.reducers.index(peer.name)
-        for member in current.roster.peers:
-            self._deliver(member, lambda mate: mate.rounds.take_slice(average_id, number, total), reply=True)
+    def window_opens(self, average_id: AverageId, reducer: int, summed: int) -> None:
+        self._in_round(average_id, lambda found: found.window_opens(reducer, summed))
 
-    def take_slice(self, average_id: AverageId, number: int, total: Average) -> None:
-        peer, current = self._peer, self.current
-        if current is None or current.roster.average_id != average_id:
-            self._early.append((average_id, peer.now + peer.world.rules.averaging_s, lambda: self.take_slice(average_id, number, total)))
+    def told(self, average_id: AverageId, author: int, rows: list[Row]) -> None:
+        found = self.exchange_of(average_id)
+        if found is not None:
+            found.told(author, rows)
+
+    def carry(self, average_id: AverageId, edge: Edge, mate: int) -> None:
+        found = self.exchange_of(average_id)
+        if found is not None:
+            found.carry(edge, mate)
+
+    def came_together(self, current: Exchange) -> None:
+        """The average is complete at this peer. What others lack of it still goes out."""
+        peer = self._peer
+        if current is not self.current:
             return
-        current.slices[number] = total
-        current.moved_at_s = peer.now
-        if len(current.slices) < len(current.roster.reducers):
-            return
-        if len(set(current.slices.values())) > 1:
+        totals = list(current.totals.values())
+        if len(set(totals)) > 1:
             peer.world.violations.append(f"I1 at {peer.name}: the slices of one average were summed over different parts")
         peer.world.counts["averages"] += 1
+        self._remember_edges(current)
         self.sidelining.came_together(current.roster)
-        peer.adopt(current.roster.step, average_id, total)
+        self.lingering, self.current = current, None
+        peer.adopt(current.roster.step, current.roster.average_id, totals[0])
 
     # GET_AVERAGE, GET_STATE
 
@@ -288,7 +310,9 @@ class Rounds:
                 peer.world.counts["adopted"] += 1
                 peer.adopt(step, found.average_id, found.average, found.norm, found.tied)
 
-        self.ask(mate, lambda peer: peer.rounds.average_of(step), answered)
+        takes_s = peer.world.rng.uniform(3.0, 15.0) if peer.world.now < peer.thin_until else 0.0
+        arrived = (lambda found: peer.after(takes_s, lambda: answered(found))) if takes_s else answered
+        self.ask(mate, lambda peer: peer.rounds.average_of(step), arrived)
 
     def _is_useless(self, found: Held) -> bool:
         peer, rules = self._peer, self._peer.world.rules
@@ -301,38 +325,6 @@ class Rounds:
         if peer.record.step == step and peer.record.phase is Phase.AVERAGED and peer.average is not None:
             return Held(step, peer.record.average_id, peer.average, peer.record.lineage)
         return peer.kept.of_step(step) or "refused"
-
-    def fetch_state(self, donor: PeerId, arrived: Callable[[Snapshot | None], None]) -> None:
-        """A long download of a snapshot that does not change; it fails when the donor dies under it."""
-        peer = self._peer
-        whole_s = peer.world.rng.lognormvariate(peer.world.scenario.download, 0.8)
-        peer.world.counts["downloads"] += 1
-
-        def answered(found: object) -> None:
-            if not isinstance(found, Snapshot):
-                arrived(None)
-                return
-            source = peer.world.peers[donor]
-            peer.after(whole_s, lambda: arrived(self._whole(source, found) if source.alive else None))
-
-        self.ask(donor, lambda mate: mate.rounds.give(peer.name, whole_s), answered)
-
-    def give(self, joiner: PeerId, lasts_s: float) -> Snapshot | None:
-        peer = self._peer
-        if peer.record.phase is Phase.JOINING:
-            return None
-        peer.kept.give_state(joiner, lasts_s)
-        return self.state()
-
-    def state(self) -> Snapshot:
-        peer, record = self._peer, self._peer.record
-        return Snapshot(record.stage, record.step, record.lineage, peer.theta, peer.previous, record.norms, peer.tied.now)
-
-    def _whole(self, donor: ModelPeer, found: Snapshot) -> Snapshot:
-        if "snapshot" not in donor.world.scenario.off:
-            return found
-        torn = donor.world.thetas.torn(found.theta, donor.theta)
-        return replace(found, theta=torn)
 
     # messages
 

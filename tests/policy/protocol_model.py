@@ -1,8 +1,9 @@
 """A seeded discrete-event model of the whole step protocol, driving the very functions that the daemon calls.
 
 The world: virtual time, a network that delays, loses and cuts, a directory that answers late, peers that die, sleep,
-come back and join (`model_faults`). A peer's table and step rules are in `model_peer`, calls and trainers in
-`model_calls`, rounds and downloads in `model_rounds`, deaths of many at once in `model_outages`, parameters as symbols in `model_theta`.
+come back and join (`model_faults`). A peer's table and step rules are in `model_peer`, calls and trainers in `model_calls`, rounds in
+`model_rounds`, `model_exchange` and `model_judge`, downloads in `model_states`, deaths of many at once in `model_outages`, parameters as
+symbols in `model_theta`.
 
 Checked, by the invariants of docs/protocol.md:
   I1  every applied average of a step counts each microbatch once, computed with that step's parameters
@@ -25,12 +26,14 @@ from dataclasses import dataclass
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import sum_told
-from peerd.table.record import Lineage, PeerId, Phase
+from peerd.table.record import AverageId, Lineage, PeerId, Phase
 from tests.policy.model_directory import Directory
+from tests.policy.model_exchange import Plan
 from tests.policy.model_faults import LIES, OUTAGES, TAKES_AWAY, Fault, Kind, Scenario, Survivor
+from tests.policy.model_network import Network
 from tests.policy.model_outages import Outages
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
-from tests.policy.model_rounds import Snapshot
+from tests.policy.model_states import Snapshot
 from tests.policy.model_theta import Average, ThetaId, Thetas, why_wrong
 from tests.policy.model_tied import Share
 
@@ -71,6 +74,8 @@ class World:
         self.peers: dict[PeerId, ModelPeer] = {}
         self.directory = Directory()
         self.disk: dict[PeerId, int] = {}
+        self.plans: dict[AverageId, Plan] = {}
+        """What each roster says of its exchange."""
         self.checkpoints: dict[PeerId, list[Snapshot]] = {}
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
@@ -86,10 +91,8 @@ class World:
         )
         self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
         self._sequence = 0
-        self._lossy_until = -1.0
-        self._cuts: dict[tuple[PeerId, PeerId], float] = {}
-        """Until when nothing gets from the one to the other; in `_deaf`: nothing but replies."""
-        self._deaf: dict[tuple[PeerId, PeerId], float] = {}
+        self.network = Network(self)
+        self.send, self.stream = self.network.send, self.network.stream
         self._histories: dict[tuple[int, int, Lineage], ThetaId] = {}
         self._norms: dict[int, float] = {}
         self._copies: dict[tuple[int, Lineage], ThetaId] = {}
@@ -106,47 +109,6 @@ class World:
         """Run `act` after a delay, unless its peer is dead by then; a sleeping peer runs it when it wakes."""
         self._sequence += 1
         heapq.heappush(self._events, (self.now + delay_s, self._sequence, peer, act))
-
-    def send(
-        self,
-        source: ModelPeer,
-        target: PeerId,
-        act: Callable[[ModelPeer], None],
-        unreachable: Callable[[], None] | None = None,
-        reply: bool = False,
-    ) -> None:
-        """Deliver `act` to the peer, with recent records on its back; it may be late, lost, or find nobody."""
-        if self._lost(source.name, target) or (not reply and self._deaf.get((source.name, target), -1.0) > self.now):
-            return
-        records = source.hearing.recent_records(target)
-
-        def arrive() -> None:
-            peer = self.peers.get(target)
-            if peer is None or not peer.alive:
-                if unreachable is not None and self.rng.random() < 0.8:
-                    self.at(self._delay(), source, unreachable)
-            elif self.now < peer.awake_at:
-                self.at(peer.awake_at - self.now + self.rng.uniform(0, 0.2), peer, lambda: deliver(peer))
-            else:
-                deliver(peer)
-
-        def deliver(peer: ModelPeer) -> None:
-            peer.hearing.receive(records, source.name)
-            act(peer)
-
-        self.at(self._delay(), None, arrive)
-
-    def _delay(self) -> float:
-        return min(self.rng.lognormvariate(self.scenario.delay, 0.8), 1.0)
-
-    def has_dead_link(self, caller: PeerId, callee: PeerId) -> bool:
-        until = max(self._cuts.get(way, -1.0) for way in ((caller, callee), (callee, caller)))
-        return max(until, self._deaf.get((caller, callee), -1.0)) > self.now
-
-    def _lost(self, source: PeerId, target: PeerId) -> bool:
-        if self._cuts.get((source, target), -1.0) > self.now:
-            return True
-        return self.now < self._lossy_until and self.rng.random() < 0.2
 
     # the run
 
@@ -308,16 +270,20 @@ class World:
                 if target is not other and self.now >= target.awake_at:
                     target.suspect(other.name)
             case Kind.LOSS:
-                self._lossy_until = max(self._lossy_until, self.now + fault.lasts_s)
+                self.network.lossy_until = max(self.network.lossy_until, self.now + fault.lasts_s)
             case Kind.CUT | Kind.ONE_WAY:
                 ways = [(target.name, other.name), (other.name, target.name)]
-                self._cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
+                self.network.cuts |= dict.fromkeys(ways[:1] if fault.kind is Kind.ONE_WAY else ways, self.now + fault.lasts_s)
             case Kind.NO_CALLS:
-                self._deaf[target.name, other.name] = self.now + fault.lasts_s
+                self.network.deaf[target.name, other.name] = self.now + fault.lasts_s
             case kind if kind in LIES:
                 target.lies.tell(fault.kind, fault.lasts_s)
             case Kind.CANCELLED:
                 target.cancelled_until = self.now + fault.lasts_s
+            case Kind.DRIP:
+                target.drip(self.now + fault.lasts_s)
+            case Kind.THIN:
+                target.thin_until = self.now + fault.lasts_s
             case Kind.SLOW:
                 target.slow_until = self.now + fault.lasts_s
 
@@ -347,7 +313,7 @@ class World:
         """Put a peer's state on its disk."""
         record = peer.record
         kept = [found for found in self.checkpoints.get(peer.name, []) if found.stage == record.stage and found.step < record.step]
-        self.checkpoints[peer.name] = [*kept, peer.rounds.state()][-CHECKPOINTS_KEPT:]
+        self.checkpoints[peer.name] = [*kept, peer.states.now()][-CHECKPOINTS_KEPT:]
 
     def wake(self, name: PeerId) -> None:
         """End a peer's sleep before its time: what it had put off until then comes now."""

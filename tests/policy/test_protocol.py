@@ -95,7 +95,9 @@ def test_a_tenth_of_a_day_of_virtual_time_has_no_stuck_run(block: int) -> None:
 @pytest.mark.parametrize("rule", RULES_OFF)
 def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
     """I1, I2 or a stall, within a few dozen runs of which none has a problem with the rule on."""
-    kinds = tuple(kind for kind in Kind if kind is not Kind.STAGE_WIPED)  # of which a run recovers in more time than the limit
+    rounds = {Kind.DRIP, Kind.THIN, Kind.LAG, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}  # no rule here is about these
+    left_out = {Kind.STAGE_WIPED, *rounds}  # of the first a run recovers in more time than the limit
+    kinds = tuple(kind for kind in Kind if kind not in left_out)
     for seed in range(300, 420):
         scenario = dataclasses.replace(draw(seed, kinds, off=frozenset({rule})), limit_s=100.0, download=0.0)
         if run(scenario).problems:
@@ -344,7 +346,7 @@ def test_hole_25_a_peer_that_slept_while_the_run_went_back_follows_it() -> None:
 def stale_mates(off: frozenset[str] = frozenset()) -> Counter[str]:
     """Two runs in which peers pause after their mates have slept."""
     counts: Counter[str] = Counter()
-    for seed in (53, 62):
+    for seed in (5, 7):
         counts += run(draw(seed, (Kind.STALE_MATES,), off=off)).counts
     return counts
 

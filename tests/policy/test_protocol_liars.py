@@ -12,6 +12,7 @@ from tests.policy.model_peer import AVERAGING_S
 from tests.policy.protocol_model import Outcome, World
 
 FOR_S = 60.0
+ROUND_LIARS = (Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.LAG)
 
 
 def lied_to(kind: Kind, seed: int, num_stages: int = 2, for_s: float = FOR_S, off: frozenset[str] = frozenset()) -> Outcome:
@@ -112,7 +113,7 @@ def test_hole_36_a_member_that_joins_no_round_costs_a_few_rounds_and_not_some_in
         assert outcome.problems == ()
         assert outcome.counts["inexact"] == 0
         assert outcome.counts["sidelined"] >= 2
-        assert outcome.ended_at_s < 1.5 * honest.ended_at_s + 6 * AVERAGING_S
+        assert outcome.ended_at_s < 1.5 * honest.ended_at_s + 10 * AVERAGING_S
     assert silenced(0, num_stages, frozenset({"sideline"})).ended_at_s > 2 * outcome.ended_at_s
 
 
@@ -127,13 +128,13 @@ def test_hole_36_a_member_that_says_for_ever_that_it_is_in_a_round_does_not_stop
 
 
 def test_hole_36_a_member_that_joins_rounds_again_after_a_while_comes_back() -> None:
-    """As one does whose link was bad for some seconds, in which nothing that it sent arrived."""
-    world = World(Scenario(seed=1, peers_per_stage=3, last_step=10_000, faults=(Fault(1.0, Kind.SILENT, name="p1", lasts_s=10.0),)))
+    """As one does whose link was bad for a while, in which nothing that it sent arrived."""
+    world = World(Scenario(seed=1, peers_per_stage=3, last_step=10_000, faults=(Fault(1.0, Kind.SILENT, name="p1", lasts_s=20.0),)))
     absent, *mates = (world.peers[PeerId(name)] for name in ("p1", "p3", "p5"))
     world.run(until=lambda: all(mate.live().sidelined(1) == {absent.name} for mate in mates))
-    assert world.now < 11.0
-    world.run(until=lambda: world.now > 11.0 and absent.record.phase is Phase.AVERAGING)
-    assert world.now < 60.0
+    assert world.now < 21.0
+    world.run(until=lambda: world.now > 21.0 and absent.record.phase is Phase.AVERAGING)
+    assert world.now < 120.0
     joined = world.counts["averages"]
     world.run(until=lambda: world.counts["averages"] > joined + 60)
     assert not any(mate.record.sidelined for mate in mates)
@@ -150,8 +151,60 @@ def test_hole_36_a_liar_that_asks_all_but_one_and_leaves_all_others_out_makes_no
         assert outcome.counts["sidelined"] == outcome.counts["p1 sidelines"]
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("kind", [Kind.SILENT, Kind.ABSORBED, Kind.FRAME])
+@pytest.mark.parametrize("kind", [Kind.STINGY, Kind.TRICKLE, Kind.TEAR])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_hole_40_a_member_that_sends_next_to_nothing_in_rounds_is_left_out_and_nobody_else_is(kind: Kind, num_stages: int) -> None:
+    for seed in range(2):
+        honest, outcome = (lied_to(kind, seed, num_stages, for_s=for_s) for for_s in (0.0, 1e3))
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.counts["voids"] == outcome.counts["voids of p1"]
+        assert outcome.counts["sidelined"] >= 2
+        assert outcome.ended_at_s < 1.5 * honest.ended_at_s + 12 * AVERAGING_S
+
+
+@pytest.mark.parametrize("kind", [Kind.STINGY, Kind.TEAR])
+def test_hole_40_where_nobody_judges_such_a_member_stops_its_stage(kind: Kind) -> None:
+    assert lied_to(kind, 0, 1, for_s=1e3, off=frozenset({"judge"})).stalled
+
+
+def slow_rounds(kind: Kind, num: int, seed: int, for_s: float = 1e3, off: frozenset[str] = frozenset()) -> Outcome:
+    """A run of one stage whose peers need seconds to send an accumulator, so that each judge's turn comes."""
+    drips = [Fault(0.5, Kind.DRIP, name=f"p{number}", lasts_s=1e4) for number in range(num)]
+    faults = (*drips, Fault(1.0, kind, name="p1", lasts_s=for_s))
+    return World(Scenario(seed=seed, num_stages=1, peers_per_stage=num, last_step=8, limit_s=600.0, faults=faults, off=off)).run()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num", [2, 3, 5])
+def test_rounds_that_take_several_averaging_times_come_together_and_nobody_is_left_out(num: int, seed: int) -> None:
+    outcome = slow_rounds(Kind.STINGY, num, seed, for_s=0.0)
+    assert outcome.problems == ()
+    assert outcome.counts["voids"] == outcome.counts["sidelined"] == outcome.counts["inexact"] == 0
+    assert outcome.ended_at_s > 8 * AVERAGING_S
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("num", [3, 5])
+def test_hole_40_a_judge_that_closes_every_round_that_it_may_does_not_stop_its_stage(num: int, seed: int) -> None:
+    """It leaves others out of each step that it may judge, and hardly anybody else leaves any out of further ones."""
+    honest, outcome = (slow_rounds(Kind.MISJUDGE, num, seed, for_s) for for_s in (0.0, 1e3))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["voids"] > 0
+    assert outcome.counts["sidelined"] <= outcome.counts["p1 sidelines"] + 1
+    assert outcome.ended_at_s < 4 * honest.ended_at_s
+
+
+def test_hole_42_members_that_never_hear_that_their_round_is_closed_end_it_themselves() -> None:
+    """No word of a close gets through, and the three judges are not all members."""
+    lost = frozenset({"tell of closes"})
+    assert slow_rounds(Kind.STINGY, 6, 1, off=lost).problems == ()
+    assert slow_rounds(Kind.STINGY, 6, 1, off=lost | {"give up"}).stalled
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ROUND_LIARS)
 def test_runs_with_a_liar_in_their_rounds_survive_all_kinds_of_faults_exactly(kind: Kind, seed: int) -> None:
     assert disturbed(kind, seed).problems == ()
 
@@ -161,7 +214,7 @@ def test_runs_with_a_liar_in_their_rounds_survive_all_kinds_of_faults_exactly(ki
 @pytest.mark.parametrize("block", range(4))
 def test_two_hundred_runs_with_a_liar_in_their_rounds_are_exact(block: int) -> None:
     for seed in range(100 * block, 100 * (block + 1)):
-        assert disturbed((Kind.SILENT, Kind.ABSORBED, Kind.FRAME)[seed % 3], 5000 + seed).problems == (), seed
+        assert disturbed(ROUND_LIARS[seed % len(ROUND_LIARS)], 5000 + seed).problems == (), seed
 
 
 def disturbed(kind: Kind, seed: int) -> Outcome:
@@ -169,6 +222,16 @@ def disturbed(kind: Kind, seed: int) -> Outcome:
     drawn = draw(seed, HONEST, delayed=seed % 3 == 0)
     lie = Fault(1.0, kind, name=f"p{seed % 4}", lasts_s=20.0 + 20.0 * (seed % 2))
     return World(replace(drawn, faults=(*drawn.faults, lie), peers_per_stage=3)).run()
+
+
+def test_hole_39_a_member_that_says_for_ever_that_it_lacks_the_average_costs_each_step_an_averaging_time() -> None:
+    """Or a quarter of a step's time, where that is longer."""
+    for num_stages in (1, 2):
+        honest, outcome = (lied_to(Kind.LAG, 0, num_stages, for_s=for_s) for for_s in (0.0, 1e3))
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.ended_at_s < 1.5 * honest.ended_at_s + 12 * AVERAGING_S
+    assert lied_to(Kind.LAG, 0, for_s=1e3, off=frozenset({"wait for the late"})).stalled
 
 
 def withheld(for_s: float = 1e3, off: frozenset[str] = frozenset()) -> float:

@@ -1,6 +1,6 @@
 """Which line a run needs: what a peer has to upload and download to take part in its stage's averages, and to pass microbatches on.
 
-A member that reduces no slice sends its gradients once in a round, and receives the sum once (`policy/step/slices.py`): that is the least.
+A member that reduces no slice sends its gradients once in a round, and receives the sum once (`policy/round/slices.py`): that is the least.
 One that cannot do so within the time that a round may take is left out, and its work counts for nothing. Boundaries need no such
 rate: a peer whose line is slower gets fewer microbatches. Rates are bytes per second.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peerd.policy.round.proposing import most_s
-from peerd.policy.step.slices import bytes_each_way
+from peerd.policy.round.slices import bytes_each_way
 from peerd.table.view import TTL_PERIODS
 
 AVERAGING_SHARE_OF_TTL = 0.6
