@@ -100,8 +100,8 @@ class Seat:
         self._chosen_s = clock_s()
         self.join_took_s = 0.0
         """Measured time from the choice of the stage to serving it."""
-        self.unaveraged = self._accumulated = 0
-        """In how many steps in a row its gradients were in no average; the microbatches that it had accumulated at the last average."""
+        self._unaveraged = self._accumulated = self._reloads = 0
+        """In how many steps in a row its gradients were in no average; microbatches and reloads when the last average was applied."""
         self._saving: asyncio.Task[None] | None = None
         self.commits = Commits()
         averaging_s = averaging_s_of(manifest.swarm.announce_period_s)
@@ -134,6 +134,16 @@ class Seat:
     @property
     def trainer(self) -> Trainer | None:
         return self.training.trainer
+
+    @property
+    def _had_work(self) -> bool:
+        """Whether it has added microbatches since it last applied an average."""
+        return self.service.counters.accumulated > self._accumulated
+
+    @property
+    def unaveraged(self) -> int:
+        """In how many steps in a row it had work, and its gradients were in no average. A reload loses those of at least one step."""
+        return self._unaveraged + (self.stepper.reloads - self._reloads if self._had_work or self._unaveraged else 0)
 
     @property
     def served_s(self) -> float:
@@ -263,9 +273,9 @@ class Seat:
         return self._followers.needed_from(self.peer.membership.live(), self.state.record, clock_s())
 
     def applied(self, roster: Roster) -> None:
-        had_work = self.service.counters.accumulated > self._accumulated
-        self.unaveraged = unaveraged_after(self.unaveraged, roster, self.state.record.peer, had_work=had_work)
-        self._accumulated = self.service.counters.accumulated
+        if self.state.record.phase is not Phase.JOINING:  # else it catches up with steps that it had no part in
+            self._unaveraged = unaveraged_after(self.unaveraged, roster, self.state.record.peer, had_work=self._had_work)
+            self._accumulated, self._reloads = self.service.counters.accumulated, self.stepper.reloads
         self._watcher.applied(roster)
 
     def load_checkpoint(self, step: int) -> Downloaded | None:

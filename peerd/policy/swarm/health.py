@@ -246,7 +246,7 @@ def _sidelined(facts: Facts) -> HealthNote | None:
 
 def unaveraged_for(record: PeerRecord, why: str = "") -> str:
     """In one sentence without its subject, that a peer works for nothing, and why; empty if it does not."""
-    if record.unaveraged < UNAVERAGED_STEPS or record.phase is Phase.JOINING:
+    if record.unaveraged < UNAVERAGED_STEPS:
         return ""
     return f"gradients have not been in an average for {record.unaveraged} steps" + (f": {why}" if why else "")
 
