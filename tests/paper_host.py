@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+
+from blake3 import blake3
 
 from peerd.averaging.absences import Absences
 from peerd.errors import StageError, WrongStateError
@@ -41,7 +44,12 @@ class PaperHost:
     failed: list[PeerId] = field(default_factory=list)
     strangers: set[PeerId] = field(default_factory=set)
     """Peers that are not known to serve this stage."""
+    rates: dict[PeerId, tuple[float | None, float | None]] = field(default_factory=dict)
+    gone: set[PeerId] = field(default_factory=set)
+    """Peers whose records do not rise any more."""
     record: RawRecord = NO_RECORD
+    key: bytes = b""
+    """Signs; the peer's id, where others are to believe it."""
     is_committing: bool = False
     needed_from: Callable[[], int | None] = lambda: None
     """What `averages_needed_from` returns."""
@@ -56,6 +64,23 @@ class PaperHost:
 
     def is_mate(self, peer: PeerId) -> bool:
         return peer not in self.strangers
+
+    def sign(self, message: bytes) -> bytes:
+        return blake3(self.key + message).digest()
+
+    def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        return signature == blake3(peer.encode() + message).digest()
+
+    def pass_s(self) -> float:
+        return 0.0
+
+    def rose_s(self, peer: PeerId) -> float:
+        return -math.inf if peer in self.gone else math.inf
+
+    def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
+        return self.rates.get(peer, (None, None))
+
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None: ...
 
     def report_failure(self, peer: PeerId) -> None:
         self.failed.append(peer)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 
 import structlog
 
-from peerd.averaging.exchange import Round
+from peerd.averaging.open_round import OpenRound
+from peerd.policy.step.judging import void_of
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
-from peerd.policy.step.sidelining import Sidelining, absent_from
+from peerd.policy.step.sidelining import Sidelining
 from peerd.table.record import PeerId, PeerRecord, Void
 from peerd.table.view import LiveView
 
@@ -26,24 +27,30 @@ class Absences:
         self.missed: Counter[PeerId] = Counter()
         """Number of rounds of this step, led by this peer, that failed because the member was missing."""
 
-    def count(self, current: Round, now_s: float) -> Void | None:
-        """Note a round that has failed. Returns whom its leader leaves out of this step, if anybody."""
+    def count(self, current: OpenRound, judge: PeerId | None, named: PeerId | None, now_s: float) -> Void | None:
+        """Note a round that has failed, and the member that its judge names. Returns whom this peer leaves out of the step.
+
+        A judge leaves out whom it names, at once; a leader those that gave up in enough rounds (hole 19).
+        """
         roster, lasted_s, before = current.roster, now_s - current.opened_s, self.sidelining.peers
-        absent = absent_from(roster, self._me, current.heard, lasted_s, self._averaging_s)
-        self.sidelining.failed(roster, absent, lasted_s, now_s)
+        silent = PeerId(current.waited_in_vain_for if roster.leader == self._me else "")
+        if judge is not None and named is not None:
+            self.sidelining.closed(roster, judge, named, lasted_s, now_s)
+        elif silent:
+            self.sidelining.closed(roster, self._me, silent, lasted_s, now_s)
+        elif lasted_s > self._averaging_s:
+            self.sidelining.gave_up(roster)
         for peer in set(self.sidelining.peers).difference(before):
             LOG.warning("member left out of the next steps: rounds waited for it in vain", member=peer, step=roster.step)
+        if named is not None and judge == self._me:
+            return void_of(roster, named)
         return None if current.refused or roster.leader != self._me else self._count_missed(current)
 
-    def _count_missed(self, current: Round) -> Void | None:
-        """Count the members that a failed round missed. One missed in enough rounds is left out of this step (hole 19)."""
-        absent = {peer for number, peer in enumerate(current.roster.reducers) if number not in current.slices}
-        if current.mine >= 0 and not current.complete:
-            absent |= {peer for peer in current.roster.peers if peer not in current.parts}  # they cannot call this peer: hole 22
-        self.missed.update(current.silent or absent - {current.roster.leader})
+    def _count_missed(self, current: OpenRound) -> Void | None:
+        self.missed.update(current.silent)
         void = whom_to_void(current.roster, self.missed)
         if void is not None:
-            LOG.warning("member left out of this step's rounds: it cannot reach another member", member=void.peer, step=void.step)
+            LOG.warning("member left out of this step's rounds: it leaves them", member=void.peer, step=void.step)
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
         return void
 

@@ -1,8 +1,8 @@
-"""Compression of the accumulator's slices, with error feedback: each round's quantization error is added to the next round's values.
+"""Compression of the accumulator's chunks, with error feedback: each round's quantization error is added to the next round's values.
 
 A reducer uses the decoded form of its own sum, as all other members do, so all members end with the same bits. The last elements of
 the accumulator are no gradients (the sum of losses, the number of overflows) and are always sent exactly. Where the run allows no
-codec, slices travel raw and no error is kept. Where each round's leader chooses the codec (`auto`), the error of one codec is made up
+codec, chunks travel raw and no error is kept. Where each round's leader chooses the codec (`auto`), the error of one codec is made up
 for with the next one, whichever that is.
 """
 
@@ -20,24 +20,24 @@ from peerd.averaging.lowrank import Block, Matrices
 from peerd.config.codec import Allowed, Codec, parse_codec
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
-from peerd.stage.accumulator import all_finite, split_evenly
+from peerd.stage.accumulator import all_finite
 from peerd.table.record import AverageId
 from peerd.wire import codecs
 from peerd.wire.tensors import decode_flat, decode_into, views_of_flat
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """A part of the accumulator: the elements from `start` up to `end`."""
+class Elements:
+    """A piece of the accumulator that one member sends: the elements from `start` up to `end`."""
 
     start: int
     end: int
     num_exact: int
     """The number of elements at its end that are no gradients and lose no digit."""
     codec: Codec
-    """The codec of this round."""
+    """The codec of what this member sends."""
     blocks: tuple[Block, ...] = ()
-    """The matrices in the slice that travel as PowerSGD factors."""
+    """The matrices in the piece that travel as PowerSGD factors."""
 
     @property
     def num_compressed(self) -> int:
@@ -56,12 +56,12 @@ class Residual:
     left_out: Tensor | None = None
     bases: dict[int, Tensor] = field(default_factory=dict)
     """The basis from which PowerSGD's next power iteration starts, by parameter."""
-    pending: dict[AverageId, list[tuple[Slice, Tensor, dict[int, Tensor]]]] = field(default_factory=lambda: defaultdict(list))
+    pending: dict[AverageId, list[tuple[Elements, Tensor, dict[int, Tensor]]]] = field(default_factory=lambda: defaultdict(list))
 
-    def added_to(self, values: Tensor, where: Slice) -> Tensor:
+    def added_to(self, values: Tensor, where: Elements) -> Tensor:
         return values if self.left_out is None else values + self.left_out[where.start : where.end]
 
-    def note(self, average_id: AverageId, where: Slice, rest: Tensor, bases: dict[int, Tensor]) -> None:
+    def note(self, average_id: AverageId, where: Elements, rest: Tensor, bases: dict[int, Tensor]) -> None:
         self.pending[average_id].append((where, rest, bases))
 
     def applied(self, average_id: AverageId, length: int) -> None:
@@ -74,7 +74,7 @@ class Residual:
 
 
 class Compression:
-    """Encodes and decodes the slices of one stage. All methods but `count` run on one thread, the one that computes the sums."""
+    """Encodes and decodes the chunks of one stage. All methods but `count` run on one thread, the one that computes the sums."""
 
     def __init__(self, allowed: Allowed, dtype: torch.dtype, shapes: Sequence[Sequence[int]] = (), num_exact: int = 1) -> None:
         """`shapes`: the shapes of the parameters, in the accumulator's order, which ends with `num_exact` elements that are none."""
@@ -84,7 +84,7 @@ class Compression:
         self._matrices = Matrices(shapes)
         self.parts, self.sums = Residual(), Residual()
         self.traffic: Counter[tuple[str, str]] = Counter()
-        """Bytes of parts and slices, by codec and direction (sent or received)."""
+        """Bytes of parts and sums, by codec and direction (sent or received)."""
 
     def codec_of(self, named: str) -> Codec | None:
         """Return the codec of a round whose leader named `named` (empty: the run's own); None where the run does not allow it."""
@@ -93,25 +93,27 @@ class Compression:
         codec = parse_codec(named) if named else self.allowed.most_exact
         return codec if self.allowed.permits(codec) else None
 
-    def slices(self, length: int, num_members: int, codec: Codec) -> list[Slice]:
-        """Return the slice that each member of a round reduces, by its index in the roster."""
+    def piece(self, length: int, start: int, end: int, codec: Codec) -> Elements:
+        """Return these elements of an accumulator of so many."""
         border = length - self._num_exact
-        return [
-            Slice(start, end, end - min(end, max(start, border)), codec, self._matrices.blocks(start, end, codec.rank))
-            for start, end in split_evenly(length, num_members)
-        ]
+        return Elements(start, end, end - min(end, max(start, border)), codec, self._matrices.blocks(start, end, codec.rank))
 
-    def count(self, codec: Codec, size: int) -> None:
-        """Count `size` bytes in each direction: a part and the slice that answers it have the same size."""
-        self.traffic.update({(str(codec), "sent"): size, (str(codec), "received"): size})
+    @property
+    def borders(self) -> Sequence[int]:
+        """Where parameters end in the accumulator."""
+        return self._matrices.borders
 
-    def num_bytes(self, where: Slice) -> int:
-        """Return the encoded size of the slice."""
+    def count(self, codec: Codec, direction: str, num_bytes: int) -> None:
+        """Count the bytes of a chunk (direction: sent or received)."""
+        self.traffic[str(codec), direction] += num_bytes
+
+    def num_bytes(self, where: Elements) -> int:
+        """Return the encoded size of the piece."""
         if not self.allowed.is_lossy:
             return (where.end - where.start) * self._dtype.itemsize
         return where.compressed_bytes + where.num_exact * self._dtype.itemsize
 
-    def kept(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> Tensor:
+    def kept(self, residual: Residual, average_id: AverageId, where: Elements, values: Tensor) -> Tensor:
         """Return the values, with the past error added, that stay at this peer: without a codec they have no new error."""
         if not self.allowed.is_lossy:
             return values
@@ -119,7 +121,7 @@ class Compression:
         residual.note(average_id, where, torch.zeros_like(whole), {})
         return whole
 
-    def sent(self, residual: Residual, average_id: AverageId, where: Slice, values: Tensor) -> tuple[Tensor, tuple[memoryview, ...]]:
+    def sent(self, residual: Residual, average_id: AverageId, where: Elements, values: Tensor) -> tuple[Tensor, tuple[memoryview, ...]]:
         """Return what the receivers will decode, and the encoded bytes; without compression both are `values` itself, uncopied."""
         if not self.allowed.is_lossy:
             return values, views_of_flat(values)
@@ -135,18 +137,18 @@ class Compression:
         residual.note(average_id, where, rest, bases)
         return told, chunks
 
-    def received(self, chunks: Sequence[Bytes], where: Slice, into: Tensor | None = None) -> Tensor:
-        """Decode `num_bytes` bytes of a slice, into `into` where possible. Raises BadMessageError for values that are not finite."""
+    def received(self, chunks: Sequence[Bytes], where: Elements, into: Tensor | None = None) -> Tensor:
+        """Decode `num_bytes` bytes of a piece, into `into` where possible. Raises BadMessageError for values that are not finite."""
         if self.allowed.is_lossy:
             values = self._decoded(chunks, where)
         else:
             values = into if into is not None else torch.empty(where.end - where.start, dtype=self._dtype)
             decode_into(values, chunks)
         if not all_finite([values]):
-            raise BadMessageError("a part or slice that is not finite")
+            raise BadMessageError("a part or sum that is not finite")
         return values
 
-    def _decoded(self, chunks: Sequence[Bytes], where: Slice) -> Tensor:
+    def _decoded(self, chunks: Sequence[Bytes], where: Elements) -> Tensor:
         data = b"".join(chunks)
         border = where.compressed_bytes
         if where.codec.rank:

@@ -1,146 +1,226 @@
-"""The data of one open round at one member: which elements each member reduces, the received parts, and their sum."""
+"""The data of one round at one member: which chunks of parts and sums are here, and their arithmetic.
+
+Members are numbered by their places in the roster. A part is added as soon as every member's part of that chunk is there, so a reducer
+keeps no more than a window of chunks of each. Sums are written over this member's own part of the same elements: the reducer has that
+part by then.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from blake3 import blake3
 from torch import Tensor
 
-from peerd.averaging.compression import Compression, Slice
-from peerd.errors import BusyError
-from peerd.link.links import CHUNK_BYTES
+from peerd.averaging.compression import Compression
+from peerd.averaging.layout import RoundLayout
+from peerd.errors import BadMessageError
+from peerd.link.links import Bytes
+from peerd.policy.round.chunks import part_limit
 from peerd.policy.step.roster import Roster
+from peerd.stage.executor import Executor, Priority
 from peerd.table.record import PeerId
+from peerd.wire.messages import Frame
+from peerd.wire.tensors import views_of_flat
+
+Encoded = tuple[Bytes, ...]
+DOMAIN = b"peerd chunk of a round\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Reduced:
-    """The sum of a slice, and the encoded bytes that the other members receive."""
+class Signatures:
+    """Signs this peer's chunks, and checks those of others."""
 
-    total: Tensor
-    chunks: tuple[memoryview, ...]
+    me: PeerId
+    sign: Callable[[bytes], bytes]
+    is_of: Callable[[PeerId, bytes, bytes], bool]
+    """Whether a message has this peer's signature."""
 
 
-@dataclass(slots=True)
-class Round:
-    """One open round at this member."""
+class Exchange:
+    """`accumulator` is this round's own copy. In the end it is the average."""
 
-    roster: Roster
-    mine: int
-    """The number of the slice that this peer reduces; -1: none."""
-    accumulator: Tensor
-    """This round's own copy. In the end its slices are overwritten with their averages."""
-    slices_of: list[Slice]
-    """The elements that each reducer of the roster reduces."""
-    ledger: int = 0
-    """This peer's ledger as the roster names it."""
-    parts: dict[PeerId, Tensor] = field(default_factory=dict)
-    complete: bool = False
-    """True once every member's part has arrived. Used only by the thread that computes the sums."""
-    slices: dict[int, Tensor] = field(default_factory=dict)
-    silent: list[PeerId] = field(default_factory=list)
-    """Members that did not answer the proposal."""
-    refused: bool = False
-    reduced: asyncio.Future[Reduced] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    opened_s: float = 0.0
-    progress_s: float = 0.0
-    """When something of the round last moved: a chunk that arrived here or at a reducer, or a whole part."""
-    arrived: int = 0
-    """Bytes of the parts of this peer's slice that have arrived."""
-    _begun: set[PeerId] = field(default_factory=set)
-
-    @property
-    def heard(self) -> Set[PeerId]:
-        """Members whose parts have arrived, or arrive now."""
-        return self._begun
-
-    @contextlib.contextmanager
-    def takes_part_of(self, peer: PeerId) -> Iterator[None]:
-        """A part is taken once in the block, and may be sent again if that fails. Raises BusyError if it came before."""
-        if peer in self._begun:
-            raise BusyError("this part came before")
-        self._begun.add(peer)
-        try:
-            yield
-        except BaseException:
-            self._begun.discard(peer)
-            raise
+    def __init__(
+        self, roster: Roster, accumulator: Tensor, compression: Compression, layout: RoundLayout, executor: Executor, signatures: Signatures
+    ) -> None:
+        self.roster = roster
+        self.me = roster.peers.index(signatures.me)
+        self.accumulator = accumulator
+        self.layout = layout
+        self._compression = compression
+        self._executor = executor
+        self._signatures = signatures
+        self.parts_here = [0] * layout.num_members
+        """By author: chunks of its part of this member's slice that have arrived."""
+        self.sums_here = [0] * layout.num_members
+        """By reducer: chunks of its sum that are here."""
+        self.done = asyncio.Event()
+        """Set once every sum is here."""
+        self._parts: dict[int, dict[int, Tensor]] = {}
+        """By chunk and author, parts of this member's slice that wait for others. Used by the thread that computes."""
+        self._num_added = 0
+        self._sums: list[Encoded] = []
+        """The sums of this member's slice as they are sent; kept until the round is dead."""
+        self._signed: dict[tuple[int, int, int], bytes] = {}
+        """By slice, author and chunk, the signatures of what may be sent on: this member's chunks, and the sums of others."""
+        self._received: dict[tuple[int, int], Encoded] = {}
+        """By slice and chunk, the sums of others as they came, where they cannot be had from the accumulator: mates may need them."""
+        self._encoded: dict[tuple[int, int], Encoded] = {}
+        """By slice and chunk, parts as they are sent, until their sum is here: a chunk that is sent again is the same bytes."""
 
     @property
-    def num_streams(self) -> int:
-        """How many streams share a member's uplink: a part for each other member, and each of them its slice."""
-        return 2 * len(self.roster.entries)
+    def summed(self) -> int:
+        """Chunks of this member's slice that are summed."""
+        return self.sums_here[self.me]
 
-    def hears(self, num_bytes: int, size: int, now_s: float) -> None:
-        """Count bytes of a part of this `size` as progress, and of those that are sent again no more than there can be."""
-        before = self.arrived
-        self.arrived = min(before + num_bytes, size * len(self.roster.entries))
-        if self.arrived > before:
-            self.progress_s = now_s
+    @property
+    def is_done(self) -> bool:
+        return all(here >= self.layout.chunks_of(k) for k, here in enumerate(self.sums_here))
 
-    def made(self, reduced: Reduced) -> None:
-        """Publish the sum of this peer's slice, unless the round was closed meanwhile."""
-        if not self.reduced.done():
-            self.reduced.set_result(reduced)
+    def look_whether_done(self) -> None:
+        if self.is_done:
+            self.done.set()
 
+    async def begin(self) -> None:
+        """Sum what takes nobody else: everything, where this member is alone."""
+        if self.layout.num_members == 1:
+            self.sums_here[0] = await self._executor.run(Priority.CONTROL, self._sum_alone)
+        self.look_whether_done()
 
-@dataclass(slots=True)
-class Moving:
-    """What one reducer says of an exchange with it. It counts as progress for whole chunks, and up to what there is to move."""
+    def _sum_alone(self) -> int:
+        for number in range(self.layout.num_chunks):
+            where, average_id = self.layout.piece(0, number, 0), self.roster.average_id
+            place = self.accumulator[where.start : where.end]
+            for residual in (self._compression.parts, self._compression.sums):
+                whole = self._compression.kept(residual, average_id, where, place)
+                if whole is not place:
+                    place.copy_(whole)
+        return self.layout.num_chunks
 
-    current: Round
-    size: int
-    clock: Callable[[], float]
-    _known: int = 0
+    def count(self, frame: Frame, direction: str) -> None:
+        """Count the bytes of a chunk that was sent or received."""
+        self._compression.count(self.layout.codecs[frame.author], direction, frame.num_bytes)
 
-    def told(self, num_bytes: int) -> None:
-        most = self.size * (len(self.current.roster.entries) + 1)
-        if self._known < num_bytes <= most and (num_bytes - self._known >= CHUNK_BYTES or num_bytes == most):
-            self._known, self.current.progress_s = num_bytes, self.clock()
+    # What this member sends
 
+    async def frame(self, slice_number: int, author: int, number: int, to: int) -> Frame:
+        """Return a chunk of this member's part, of its sum, or of another's sum that is here."""
+        chunks = self._sum_chunk(slice_number, number) if author == slice_number else await self.part(slice_number, number)
+        frame = Frame(slice_number, author, number, to, chunks=chunks)
+        if self.layout.num_members < 3:
+            return frame  # nobody could carry it
+        signature = self._signed.get((slice_number, author, number))
+        if signature is None:
+            signature = await self._executor.run(Priority.CONTROL, lambda: self._signatures.sign(self._text_of(frame)))
+            self._signed[slice_number, author, number] = signature
+        return replace(frame, signature=signature)
 
-def elements_of(current: Round, number: int) -> tuple[Slice, Tensor]:
-    where = current.slices_of[number]
-    return where, current.accumulator[where.start : where.end]
+    def _sum_chunk(self, slice_number: int, number: int) -> Encoded:
+        if slice_number == self.me:
+            return self._sums[number]
+        if self._compression.allowed.is_lossy:
+            return self._received[slice_number, number]
+        where = self.layout.piece(slice_number, number, slice_number)
+        return views_of_flat(self.accumulator[where.start : where.end])
 
+    async def part(self, slice_number: int, number: int) -> Encoded:
+        """Return a chunk of this member's part, as it is sent."""
+        if not self._compression.allowed.is_lossy:
+            return self._part_for(slice_number, number)  # straight from memory
+        known = self._encoded.get((slice_number, number))
+        if known is None:
+            known = await self._executor.run(Priority.CONTROL, lambda: self._part_for(slice_number, number))
+            self._encoded[slice_number, number] = known
+        return known
 
-def whole_of(current: Round) -> Tensor:
-    """Return the averaged slices as one vector; slices that lie elsewhere in memory are copied into it."""
-    for number, values in current.slices.items():
-        _, place = elements_of(current, number)
-        if values.data_ptr() != place.data_ptr():
-            place.copy_(values)
-            current.slices[number] = place
-    return current.accumulator
+    def _text_of(self, frame: Frame) -> bytes:
+        """What the author of a chunk signs."""
+        hasher = blake3()
+        for chunk in frame.chunks:
+            hasher.update(chunk)
+        place = b"".join(each.to_bytes(4) for each in (frame.slice, frame.author, frame.number))
+        return DOMAIN + self.roster.average_id + place + hasher.digest()
 
+    async def check_signature(self, frame: Frame) -> None:
+        """Raises BadMessageError if a chunk that a mate carried is not as its author signed it."""
+        author = self.roster.peers[frame.author]
+        if not await self._executor.run(Priority.CONTROL, lambda: self._signatures.is_of(author, self._text_of(frame), frame.signature)):
+            raise BadMessageError("a chunk that its author has not signed")
 
-def sum_in_order(current: Round) -> Tensor:
-    """Add the parts in the roster's order, so that the bits do not depend on the order of arrival. Overwrites the first part."""
-    total, *rest = (current.parts[peer] for peer in current.roster.peers)
-    for part in rest:
-        total += part
-    current.parts.clear()
-    return total
+    def _part_for(self, slice_number: int, number: int) -> Encoded:
+        where = self.layout.piece(slice_number, number, self.me)
+        values = self.accumulator[where.start : where.end]
+        return self._compression.sent(self._compression.parts, self.roster.average_id, where, values)[1]
 
+    # What arrives
 
-def own_part(current: Round, compression: Compression) -> Tensor:
-    """Return this peer's part of the slice that it reduces."""
-    where, values = elements_of(current, current.mine)
-    return compression.kept(compression.parts, current.roster.average_id, where, values)
+    def check(self, frame: Frame) -> bool:
+        """Whether a chunk for this member is the next one; False if it came before. Raises BadMessageError if it is not due."""
+        if frame.is_sum:
+            here = self.sums_here[frame.slice]
+        elif frame.number < part_limit(self.layout.chunks_of(self.me), self.summed):
+            here = self.parts_here[frame.author]
+        else:
+            raise BadMessageError("a chunk of a part that is not due yet")
+        if frame.number > here or frame.author == self.me:
+            raise BadMessageError("a chunk that leaves out the one before it, or is this member's own")
+        return frame.number == here
 
+    async def take(self, frame: Frame) -> None:
+        """Add the next chunk of a member's part and sum what is complete, or write the next chunk of a sum into its place."""
+        if frame.is_sum:
+            await self._take_sum(frame)
+        else:
+            await self.take_part(frame)
+        self.look_whether_done()
 
-def part_for(current: Round, number: int, compression: Compression) -> tuple[memoryview, ...]:
-    """Return this peer's part of another member's slice, encoded."""
-    where, values = elements_of(current, number)
-    return compression.sent(compression.parts, current.roster.average_id, where, values)[1]
+    async def take_part(self, frame: Frame) -> None:
+        author, number = frame.author, frame.number
+        summed = await self._executor.run(Priority.CONTROL, lambda: self._add(author, number, frame.chunks))
+        self.parts_here[author] = max(self.parts_here[author], number + 1)
+        self.sums_here[self.me] = max(self.summed, summed)
 
+    async def _take_sum(self, frame: Frame) -> None:
+        reducer, number = frame.slice, frame.number
+        where = self.layout.piece(reducer, number, reducer)
+        place = self.accumulator[where.start : where.end]
 
-def reduce(current: Round, compression: Compression) -> Reduced:
-    """Sum this peer's slice. Every part of it must have arrived."""
-    where, average_id, total = current.slices_of[current.mine], current.roster.average_id, sum_in_order(current)
-    if len(current.roster.entries) == 1:
-        return Reduced(compression.kept(compression.sums, average_id, where, total), ())
-    return Reduced(*compression.sent(compression.sums, average_id, where, total))
+        def write() -> None:
+            values = self._compression.received(frame.chunks, where, into=place)
+            if values.data_ptr() != place.data_ptr():
+                place.copy_(values)
+
+        await self._executor.run(Priority.CONTROL, write)
+        if self.layout.num_members > 2:
+            self._signed[reducer, reducer, number] = frame.signature
+            if self._compression.allowed.is_lossy:
+                self._received[reducer, number] = tuple(frame.chunks)
+        self.sums_here[reducer] = max(self.sums_here[reducer], number + 1)
+        self._encoded.pop((reducer, number), None)
+
+    def _add(self, author: int, number: int, chunks: Sequence[Bytes]) -> int:
+        """Returns how many chunks are summed. One job, because each hand-over to the thread costs as much as a small chunk."""
+        if number >= self._num_added:
+            where = self.layout.piece(self.me, number, author)
+            self._parts.setdefault(number, {})[author] = self._compression.received(chunks, where)
+        while len(self._parts.get(self._num_added, ())) == self.layout.num_members - 1:
+            self._sum(self._num_added)
+            self._num_added += 1
+        return self._num_added
+
+    def _sum(self, number: int) -> None:
+        """Add the parts in the roster's order, so that the bits do not depend on the order of arrival."""
+        where, average_id = self.layout.piece(self.me, number, self.me), self.roster.average_id
+        place, parts = self.accumulator[where.start : where.end], self._parts.pop(number)
+        parts[self.me] = self._compression.kept(self._compression.parts, average_id, where, place)
+        total, *rest = (parts[author] for author in sorted(parts))
+        for part in rest:
+            total += part
+        if total.data_ptr() != place.data_ptr():
+            place.copy_(total)
+        told, chunks = self._compression.sent(self._compression.sums, average_id, where, place)
+        if told is not place:
+            place.copy_(told)
+        self._sums.append(chunks)

@@ -14,11 +14,29 @@ class RoundHost(Protocol):
     def own_record(self) -> RawRecord:
         """Return this peer's record as it is; a new version only if something in it has changed."""
 
+    def sign(self, message: bytes) -> bytes:
+        """Return this peer's signature of a message."""
+
+    def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        """Return whether a message has this peer's signature."""
+
     def learn(self, record: RawRecord) -> None:
         """Take the record of a member that did not join, because the leader's copy of it was out of date."""
 
     def is_mate(self, peer: PeerId) -> bool:
         """Whether the table knows `peer` as one of this stage."""
+
+    def pass_s(self) -> float:
+        """Return how many seconds a microbatch takes in all stages, at the slowest peer of each; 0 while that is not known."""
+
+    def rose_s(self, peer: PeerId) -> float:
+        """Return when the record of a peer last rose, on the clock of the rounds; minus infinity if it has none."""
+
+    def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
+        """Return the bytes per second up and down that are believed of a peer; None where nothing is known."""
+
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None:
+        """Note that a peer has verified so many bytes, `took_s` seconds after the first of them was sent."""
 
     def report_failure(self, peer: PeerId) -> None:
         """Note that a call to `peer` failed."""

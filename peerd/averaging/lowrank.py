@@ -51,6 +51,11 @@ class Matrices:
         self._sizes = [as_matrix(shape) for shape in shapes]
         self._starts = list(accumulate((rows * columns for rows, columns in self._sizes), initial=0))
 
+    @property
+    def borders(self) -> Sequence[int]:
+        """Offsets in the accumulator at which a parameter ends and the next begins."""
+        return self._starts[1:]
+
     def blocks(self, start: int, end: int, rank: int) -> tuple[Block, ...]:
         """Return the blocks between two elements whose factors have fewer values than the block. Rows that a bound cuts are in no block."""
         found = []

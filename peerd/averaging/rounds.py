@@ -1,46 +1,50 @@
 """Rounds of butterfly all-reduce over a roster: rules 7 (propose) and 8 (exchange) of docs/protocol.md.
 
-The accumulators are cut into one slice for each member that reduces (all but the spared ones). It receives every member's part of its
-slice, adds the parts in roster order and answers each with the sum, so all members end with the same bits. Every part carries
-the average id of the round. A part whose ledger is not the one in the roster is refused.
+The accumulators are cut into one slice for each member that reduces, and each slice into chunks. A reducer receives every member's part of
+its slice, adds the parts in roster order and gives the sum to each, chunk by chunk, so all members end with the same bits. A round lasts
+for as long as its links need; it ends without a member that could send something and does not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
 import structlog
 from torch import Tensor
 
 from peerd.averaging.absences import Absences
-from peerd.averaging.codec_choice import RoundCodec
+from peerd.averaging.asking import Asking, first_refusal
 from peerd.averaging.compression import Compression
-from peerd.averaging.early_parts import EarlyParts
-from peerd.averaging.exchange import Moving, Round, elements_of, own_part, part_for, reduce, whole_of
+from peerd.averaging.early_calls import EarlyCalls
+from peerd.averaging.exchange import Exchange, Signatures
 from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
+from peerd.averaging.judging import Ruling
 from peerd.averaging.kept import KeptAverages
 from peerd.averaging.known_rounds import KnownRounds
+from peerd.averaging.layout import RoundLayout
 from peerd.averaging.log import AverageLog
+from peerd.averaging.open_round import BEATS, OpenRound, Surroundings
+from peerd.averaging.proposing import Proposing
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
-from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, RemoteError, WrongStateError
 from peerd.link.few_each import FewEach
+from peerd.policy.round.edges import PastEdges
+from peerd.policy.step.judging import why_unheeded
 from peerd.policy.step.roster import Roster, why_never
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
-from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord
-from peerd.timeline.spans import SpanKind, SpanRing
+from peerd.table.record import AverageId, PeerId
+from peerd.timeline.spans import SpanRing
 from peerd.wire.clients import AveragingClient
-from peerd.wire.handlers import ReceivePart
-from peerd.wire.messages import Part
+from peerd.wire.handlers import Frames, Tell
+from peerd.wire.messages import Beat, Frame, ProposalAnswer, Verified
 
-ABORT_TIMEOUT_S = 2.0
 MOST_JOINING = 2
 """Rounds of one leader that this member joins at once. Each waits for the torch thread, maybe longer than its leader does."""
 MOST_OWN_ERRORS = 3
@@ -66,26 +70,32 @@ class Rounds:
         self._executor = executor
         # Where steps overlap, sums have a thread of their own: on the torch thread each would wait for a pass of the next step.
         self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
-        self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans or SpanRing(0))
+        spans = spans or SpanRing(0)
+        self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans)
         self.kept = KeptAverages(state, executor, self._arithmetic, log, host)
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
         sums = state.accumulator
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
-        self._round_codec = RoundCodec(state.weight_codecs)
+        self._proposing = Proposing(state.weight_codecs, averaging_s, host.rates_of, clock())
         self._joining = FewEach()
-        self._early = EarlyParts(averaging_s, host.is_mate)
+        self._early = EarlyCalls(averaging_s, host.is_mate)
         self._tasks = Tasks()
+        self._opening: dict[AverageId, asyncio.Task[str]] = {}
+        """The rounds of others that this peer joins now, or has joined since its leader last asked."""
         self._known = KnownRounds(self._tasks)
         self._own_errors: list[Exception] = []
         """Bugs that ended rounds at this member since the last average was applied."""
-        self.open: Round | None = None
+        self.open: OpenRound | None = None
+        self._last: OpenRound | None = None
+        """The round that was opened last. It goes on giving sums to others after it is done here."""
         self.failed = 0
         self.num_applied = 0
         self.absences = Absences(state.record.peer, averaging_s)
+        signatures = Signatures(state.record.peer, host.sign, host.has_signed)
+        self._around = Surroundings(signatures, self._arithmetic, client, host, clock, averaging_s, spans, PastEdges())
         self._host = host
-        self._spans = spans or SpanRing(0)
 
     # As leader
 
@@ -97,68 +107,79 @@ class Rounds:
         """
         if len(self._own_errors) >= MOST_OWN_ERRORS:
             raise self._own_errors[-1]
-        roster = replace(roster, codec=self._round_codec.codec(self._state.accumulator.flat.numel()))
-        others = [peer for peer in roster.peers if peer != self._state.record.peer]
-        proposals = [start(self._propose_to(peer, roster)) for peer in others]
+        roster = self._proposing.planned(roster, self.compression, self._state.average_length(roster.step), self._clock())
+        asked = {peer: Asking(self._around, peer, roster) for peer in roster.peers if peer != self._state.record.peer}
+        proposals = [start(self._propose_to(peer, asking)) for peer, asking in asked.items()]
         try:
             reason = await self._known.start(roster, self._join(roster))
-            answers = [reason] if reason else await asyncio.gather(*proposals)
+            for asking in asked.values():
+                asking.opened = self.open
+            reason = reason or await first_refusal(proposals, self._over_of(roster))
         except Exception as error:
-            self._spread_abort(roster)
+            self._tell_closed(roster)
             await self.close(roster.average_id, f"internal error: {error!r}")
             raise
         finally:
             for proposal in proposals:
                 proposal.cancel()
-        refusals = [answer for answer in answers if answer]
-        if refusals:
-            self._spread_abort(roster)
-            await self.close(roster.average_id, refusals[0])
-            return refusals[0]
-        return ""
+        if reason:
+            current = self.open if self.open is not None and self.open.roster is roster else None
+            await self.leave(roster.average_id, reason, current.waited_in_vain_for if current is not None else "")
+        return reason
 
-    async def _propose_to(self, peer: PeerId, roster: Roster) -> str:
-        try:
-            joined, reason, record = await self._client.propose(peer, roster, self._averaging_s)
-        except RemoteError as error:
-            self._host.report_failure(peer)
-            if self.open is not None and self.open.roster is roster:
-                self.open.silent.append(peer)
-            return f"{peer}: {error.message}"
-        if joined:
-            return ""
+    async def _over_of(self, roster: Roster) -> str:
+        """Wait until the round of this roster is over."""
         if self.open is not None and self.open.roster is roster:
-            self.open.refused = True
-        self._host.learn(record)
-        return f"{peer}: {reason}"
+            await self.open.over.wait()
+        return "the round is over" if self._known.is_dead(roster.average_id) else ""
 
-    def _spread_abort(self, roster: Roster) -> None:
-        """Send ABORT to all members if this peer leads; otherwise to the leader, which tells the others."""
-        me = self._state.record.peer
-        for peer in roster.peers if roster.leader == me else (roster.leader,):
-            if peer != me:
-                self._tasks.start(self._abort_at(peer, roster.average_id))
-
-    async def _abort_at(self, peer: PeerId, average_id: AverageId) -> None:
+    async def _propose_to(self, peer: PeerId, asking: Asking) -> str:
         try:
-            await self._client.abort(peer, average_id, ABORT_TIMEOUT_S)
+            answer = await asking.answer()
+        except RemoteError as error:
+            return f"{peer}: {error.message}"
+        if answer.joined:
+            return ""
+        if asking.opened is not None:
+            asking.opened.refused = True
+        self._host.learn(answer.record)
+        return f"{peer}: {answer.reason}"
+
+    def _tell_closed(self, roster: Roster, named: str = "", reason: str = "") -> None:
+        """Tell the other members that this one has left the round, and whom a judge names."""
+        for peer in roster.peers:
+            if peer != self._state.record.peer:
+                self._tasks.start(self._abort_at(peer, roster.average_id, (named, reason)))
+
+    async def _abort_at(self, peer: PeerId, average_id: AverageId, verdict: tuple[str, str] = ("", "")) -> None:
+        try:
+            await self._client.abort(peer, average_id, *verdict, self._averaging_s / 4)
         except RemoteError:
-            return  # the member's own timer closes the round there
+            return  # the member hears from the judges that the round is closed, or gives it up itself
 
     # As member
 
-    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]:
-        """Join a round that `caller` leads. Returns whether this peer joined; if not, also the reason and its present record."""
+    async def propose(self, caller: PeerId, roster: Roster) -> ProposalAnswer:
+        """Join a round that `caller` leads, or say why this peer does not. What takes long goes on, and the leader asks again."""
         if caller != roster.leader:
             raise BadMessageError("a roster is proposed by its leader")
         if not self._host.is_mate(caller):
-            return False, "no record here says that the proposer serves this stage", self._host.own_record()
-        if self._known.is_dead(roster.average_id) or self.runs(roster.average_id):
-            return False, "this round is closed", self._host.own_record()  # or was proposed before
-        # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
-        reason = why_never(self._state.record, roster, self._state.num_microbatches)
-        reason = reason or await asyncio.shield(self._known.start(roster, self._join_for(caller, roster)))
-        return (False, reason, self._host.own_record()) if reason else (True, "", NO_RECORD)
+            return ProposalAnswer(False, "no record here says that the proposer serves this stage", self._host.own_record())
+        average_id = roster.average_id
+        joining = self._opening.get(average_id)
+        if joining is None:
+            if self._known.is_dead(average_id) or self.runs(average_id):
+                return ProposalAnswer(False, "this round is closed", self._host.own_record())  # or was proposed before
+            if reason := why_never(self._state.record, roster, self._state.num_microbatches):
+                return ProposalAnswer(False, reason, self._host.own_record())
+            # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
+            joining = self._opening[average_id] = self._known.start(roster, self._join_for(caller, roster))
+        await asyncio.wait({joining}, timeout=self._averaging_s / BEATS)
+        if not joining.done():
+            return ProposalAnswer(False, preparing=True)
+        self._opening.pop(average_id, None)
+        reason = joining.result()
+        return ProposalAnswer(False, reason, self._host.own_record()) if reason else ProposalAnswer(True)
 
     async def _join_for(self, leader: PeerId, roster: Roster) -> str:
         """Join, unless as many rosters of this leader wait for it already. It may have given one up, and proposed the next."""
@@ -166,218 +187,213 @@ class Rounds:
             return await self._join(roster) if may_join else "other proposals of the same leader wait here"
 
     async def _join(self, roster: Roster) -> str:
-        codec = self.compression.codec_of(roster.codec)
-        if codec is None:
-            return f"this run does not allow the codec {roster.codec} for gradients"
+        codecs = [self.compression.codec_of(named) for named in roster.codecs or len(roster.entries) * ("",)]
+        allowed = [codec for codec in codecs if codec is not None]
+        if len(allowed) < len(codecs):
+            return "this run does not allow a codec of this roster for gradients"
         close = partial(self._state.close_round, roster.average_id)
         try:
             reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
-            reason = reason if accumulator is None else self._begin(roster, codec, accumulator)
+            reason = reason if accumulator is None else self._begin(roster, allowed, accumulator)
         except Exception:
+            self._known.kill(roster.average_id)
             await self._executor.run(Priority.CONTROL, close)
             raise
         if reason:
             await self._executor.run(Priority.CONTROL, close)
         return reason
 
-    def _begin(self, roster: Roster, codec: Codec, accumulator: Tensor) -> str:
+    def _begin(self, roster: Roster, codecs: Sequence[Codec], accumulator: Tensor) -> str:
         if self._known.is_dead(roster.average_id) or self._state.round is not roster:
             return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
-        me, reducers = self._state.record.peer, roster.reducers
-        mine = reducers.index(me) if me in reducers else -1
-        slices = self.compression.slices(accumulator.numel(), len(reducers), codec)
-        ledger, now_s = roster.entries[roster.peers.index(me)].done, self._clock()
-        self.open = Round(roster, mine, accumulator, slices, ledger, opened_s=now_s, progress_s=now_s)
+        layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs)
+        exchange = Exchange(roster, accumulator, self.compression, layout, self._arithmetic, self._around.signatures)
+        self._retire()
+        self.open = self._last = OpenRound(exchange, self._around, self)
         self._early.opened()
+        self._opening = {average_id: task for average_id, task in self._opening.items() if not self._known.is_dead(average_id)}
         self._known.start(roster, self._run(self.open))
         self._host.round_opened()
         return ""
+
+    def _retire(self) -> None:
+        """The last round is over for everybody, or dead."""
+        if self._last is not None:
+            self._last.end()
+            self._last = None
 
     def runs(self, average_id: AverageId) -> bool:
         """Whether a task of this peer will end this round. Rule 4 (close) ends any other (hole 21)."""
         return self._known.task_of(average_id) is not None
 
-    async def _run(self, current: Round) -> None:
-        """Exchange slices until the average is complete. A failed call closes the round at once; rule 4 (close) ends one that hangs."""
+    async def _run(self, current: OpenRound) -> None:
+        """Exchange chunks until the average is complete."""
         try:
-            await self._finish(current)
-        except RemoteError as error:
-            await self.close(current.roster.average_id, error.message)
+            await current.run()
+            if self.open is not current:
+                return
+            self.open = None
+            self._proposing.exchanged(current, self._clock() - current.opened_s)
+            await self._executor.run(Priority.CONTROL, lambda: self._take(current))
+            self._host.announce()
         except Exception as error:  # a bug
             await self._fail(current, error)
 
-    async def _finish(self, current: Round) -> None:
-        began_s = self._clock()
-        await self._fetch_slices(current)
-        if len(current.roster.entries) > 1:
-            self._round_codec.exchanged(current.slices_of[0].codec, self._clock() - began_s)
-        if self.open is not current:
-            return
-        self.open = None
-        if self._arithmetic is not self._executor:
-            await self._arithmetic.run(Priority.CONTROL, lambda: whole_of(current))
-        await self._executor.run(Priority.CONTROL, lambda: self._take(current))
-        self._host.announce()
-
-    def _take(self, current: Round) -> None:
+    def _take(self, current: OpenRound) -> None:
         if self._state.round is current.roster:  # else it was closed meanwhile
-            self._state.take_average(current.roster, whole_of(current))
+            self._state.take_average(current.roster, current.exchange.accumulator)
 
-    async def _fail(self, current: Round, error: Exception) -> None:
+    async def _fail(self, current: OpenRound, error: Exception) -> None:
         """End the round because of a bug at this member. No other member counts as missed."""
         roster = current.roster
         INTERNAL_ERRORS.report("averaging round", error, step=roster.step, leader=roster.leader)
         self._own_errors.append(error)
         current.refused = True
         if self.open is current:
-            self._spread_abort(roster)
+            self._tell_closed(roster)
         elif self.open is None and not self._known.is_dead(roster.average_id):
             self.open = current  # counts as failed: the exchange was done, but the state has not taken the average
         await self.close(roster.average_id, f"internal error: {error!r}")
 
-    async def _fetch_slices(self, current: Round) -> None:
-        """Fetch all slices concurrently; the first failure cancels the others."""
-        slices = [self._fetch_slice(current, number, peer) for number, peer in enumerate(current.roster.reducers)]
-        tasks = [start(work, expects=(RemoteError,)) for work in slices]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    # Streams that others open
 
-    async def _fetch_slice(self, current: Round, number: int, peer: PeerId) -> None:
-        if number == current.mine:
-            await self._add_part(current, peer, lambda: own_part(current, self.compression))
-            current.slices[number] = (await asyncio.shield(current.reduced)).total
-            return
-        encode = partial(part_for, current, number, self.compression)
-        encoded = self.compression.allowed.is_lossy  # otherwise the part is sent straight from memory
-        part = await self._arithmetic.run(Priority.CONTROL, encode) if encoded else encode()
-        size = sum(len(chunk) for chunk in part)
-        header = Part(current.roster.average_id, number, current.ledger, size)
-        began_s = time.monotonic()
+    async def give(self, caller: PeerId, average_id: AverageId, frames: Frames, tell: Tell) -> None:
+        """Take the chunks that a member sends, and tell it what has been verified."""
+        current = await self._early.find(caller, partial(self._round_with, caller, average_id))
         try:
-            told, patience_s = Moving(current, size, self._clock).told, 2 * self._averaging_s
-            chunks = await self._client.reduce(peer, header, part, patience_s, told, current.num_streams)
-        except RemoteError:
-            self._host.report_failure(peer)
-            raise
-        self._spans.add(SpanKind.EXCHANGE, began_s, current.roster.step, -1, peer, 2 * size)
-        current.progress_s = self._clock()
-        where, place = elements_of(current, number)
-        self.compression.count(where.codec, size)
-        current.slices[number] = await self._arithmetic.run(Priority.CONTROL, lambda: self.compression.received(chunks, where, into=place))
-
-    # As reducer
-
-    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]:
-        current = await self._early.find(caller, partial(self._open_round_of, part.average_id))
-        entry = current.roster.entry_of(caller)
-        where = current.slices_of[current.mine]
-        size = self.compression.num_bytes(where)
-        if entry is None or entry.done != part.ledger or part.slice_index != current.mine or part.num_bytes != size:
-            raise BadMessageError("this part is not what the roster says")
-        with current.takes_part_of(caller):
-            chunks = await receive(lambda num_bytes: current.hears(num_bytes, size, self._clock()), current.num_streams)
-        try:
-            await self._add_part(current, caller, lambda: self.compression.received(chunks, where))
+            await current.given(caller, frames, tell)
         except RemoteError:
             raise
         except Exception as error:  # a bug; handled in a task, which goes on if the caller ends this call
             self._tasks.start(self._fail(current, error))
-        while not current.reduced.done():
-            left_s = current.progress_s + 2 * self._averaging_s - self._clock()
-            if left_s <= 0:
-                raise PeerGoneError("the round did not come together")
-            await asyncio.wait({current.reduced}, timeout=left_s)
-        self.compression.count(where.codec, size)
-        return current.reduced.result().chunks
+            raise
 
-    def arrived(self, average_id: AverageId) -> int:
-        return self.open.arrived if self.open is not None and self.open.roster.average_id == average_id else 0
+    async def take(self, caller: PeerId, average_id: AverageId, words: AsyncGenerator[Verified]) -> AsyncGenerator[Frame]:
+        """Yield this member's chunks for a member that cannot be called."""
+        current = await self._early.find(caller, partial(self._round_with, caller, average_id))
+        try:
+            async with contextlib.aclosing(current.taken(caller, words)) as frames:
+                async for frame in frames:
+                    yield frame
+        except RemoteError:
+            raise
+        except Exception as error:
+            self._tasks.start(self._fail(current, error))
+            raise
 
-    async def _add_part(self, current: Round, peer: PeerId, made: Callable[[], Tensor]) -> None:
-        """Run `made` to get a part, and after the last part sum them: one job, because each hand-over costs as much as a small slice."""
+    def beat(self, caller: PeerId, beat: Beat) -> Beat:
+        """Take what a member says that it has, and tell what is here. Raises WrongStateError where there is no such round."""
+        current = self._last
+        if current is None or current.roster.average_id != beat.average_id or caller not in current.lines:
+            raise WrongStateError("no such round is open")
+        current.beat_of(caller, beat)
+        return current.own_beat()
 
-        loop = asyncio.get_running_loop()
-
-        def add() -> None:
-            if current.complete:  # a part sent twice must not be added twice
-                return
-            current.parts[peer] = made()
-            current.complete = len(current.parts) == len(current.roster.entries)
-            if current.complete:  # done here, as the sender of the last part may have given up and the others still need the sum
-                loop.call_soon_threadsafe(current.made, reduce(current, self.compression))
-
-        await self._arithmetic.run(Priority.CONTROL, add)
-        current.progress_s = self._clock()
-
-    def _open_round_of(self, average_id: AverageId) -> Round | None:
-        """The open round of this id. Raises WrongStateError if it is closed for ever."""
+    def _round_with(self, caller: PeerId, average_id: AverageId) -> OpenRound | None:
+        """The round of this id. Raises WrongStateError if it is closed for ever."""
         if self._known.is_dead(average_id):
             raise WrongStateError("this round is closed")
-        return self.open if self.open is not None and self.open.roster.average_id == average_id else None
+        if self._last is None or self._last.roster.average_id != average_id:
+            return None
+        if caller not in self._last.lines:
+            raise BadMessageError("the caller is no member of this round")
+        return self._last
+
+    # Judging
+
+    def judged(self, roster: Roster, verdict: Ruling) -> None:
+        """End a round that this member judges, without one of its members."""
+        member = roster.peers[verdict.member]
+        LOG.warning("a round goes on without a member", member=member, step=roster.step, reason=verdict.reason)
+        self._tell_closed(roster, member, verdict.reason)
+        self._tasks.start(self._end_without(roster.average_id, member, verdict.reason))
+
+    async def _end_without(self, average_id: AverageId, member: PeerId, reason: str) -> None:
+        if self.open is None and self._last is not None and self._last.roster.average_id == average_id:
+            self._retire()  # this member has the average, and others fetch it
+            self._known.kill(average_id)
+        await self.close(average_id, reason, self._state.record.peer, member)
+
+    def broken_by(self, roster: Roster, peer: PeerId, reason: str) -> None:
+        """Close a round of which a member has sent something that breaks the rules."""
+        if self.open is not None and self.open.roster is roster:
+            self.open.silent.append(peer)
+            self._tell_closed(roster, peer, reason)
+            self._tasks.start(self.close(roster.average_id, f"{peer}: {reason}"))
 
     # Closing, adopting
 
-    async def close(self, average_id: AverageId, reason: str = "the round was closed") -> None:
-        """Close the round of this id, if it is open, and refuse its parts for ever. The ledger is kept."""
+    async def leave(self, average_id: AverageId, reason: str, named: str = "") -> None:
+        """Close the round of this id, and tell the others: without this peer they cannot finish it."""
+        if self.open is not None and self.open.roster.average_id == average_id:
+            self._tell_closed(self.open.roster, named, reason)
+        await self.close(average_id, reason)
+
+    async def close(self, average_id: AverageId, reason: str = "", judge: PeerId | None = None, named: PeerId | None = None) -> None:
+        """Close the round of this id, if it is open, and refuse its calls for ever. The ledger is kept.
+
+        `named`: the member that `judge` ends it without.
+        """
         self._known.kill(average_id)
         current, void = self.open, None
         if current is not None and current.roster.average_id == average_id:
             self.open = None
             self.failed += 1
+            self._retire()
             LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
-            void = self.absences.count(current, self._clock())
-            if not current.reduced.done():
-                current.reduced.set_exception(PeerGoneError(reason))
-                current.reduced.exception()  # marks it as retrieved, in case nobody waits for it
+            void = self.absences.count(current, judge, named, self._clock())
             work = self._known.task_of(average_id)
             if work is not None and work is not asyncio.current_task():
                 work.cancel()
         elif self._state.round is None or self.runs(average_id):
-            return  # what still opens finds that its id is dead; what has every slice takes the average
+            return  # what still opens finds that its id is dead; what has every sum takes the average
         await self._executor.run(Priority.CONTROL, lambda: self._state.close_round(average_id, void))
         self._host.announce()
 
     async def close_present(self, reason: str) -> None:
         for roster in (self.open.roster if self.open is not None else None, self._state.round):
             if roster is not None:
-                await self.close(roster.average_id, reason)
+                await self.leave(roster.average_id, reason)
 
-    def abort(self, caller: PeerId, average_id: AverageId) -> None:
-        """Close a round early. Members obey their leader; the leader obeys any member, counts it as missed and tells the others.
-
-        The abort of a round that nobody here has opened is ignored: anybody may make up an id.
-        """
+    def abort(self, caller: PeerId, average_id: AverageId, left_out: PeerId, reason: str) -> None:
+        """Close a round: a member has left it, or a judge ends it without one. That of an id that nobody here has opened is ignored."""
         roster, current = self._known.roster_of(average_id), self.open
-        leads = roster is not None and roster.leader == self._state.record.peer and roster.entry_of(caller) is not None
-        if roster is None or not (leads or roster.leader == caller):
+        if roster is None or roster.entry_of(caller) is None:
             return
+        leads, named = roster.leader == self._state.record.peer, left_out or None
         if current is None or current.roster is not roster:
-            self._known.kill(average_id)  # it is still being opened, or has all slices
-        elif leads:
-            current.silent.append(caller)
-            self._spread_abort(roster)
-            self._tasks.start(self.close(average_id, f"{caller} gave the round up"))
-        else:
-            self._tasks.start(self.close(average_id))
+            if roster.leader in (caller, self._state.record.peer):
+                self._known.kill(average_id)  # it is still being opened, or has all sums
+            return
+        is_heeded = not why_unheeded(roster, caller, named, self._clock() - current.opened_s, self._averaging_s)
+        if leads and (not is_heeded or named is None):  # a member leaves, or accuses another: it does not judge
+            current.silent += [peer for peer in (caller, named) if peer in roster.peers and peer != roster.leader]
+            self._tell_closed(roster)
+            named = None
+        if leads or is_heeded:
+            self._tasks.start(self.close(average_id, reason or f"{caller} closed the round", caller, named))
 
     def applied(self, held: HeldAverage) -> None:
         """Record that an average was applied, and keep it for mates that missed it."""
         length = held.flat_sum.numel()
+        self._end_step(held.roster)
         self.absences.applied(held.roster, self._clock())
         self._own_errors.clear()
         self.num_applied += 1
-        self._round_codec.applied(self._clock())
+        self._proposing.applied(self._clock())
         if self.compression.allowed.is_lossy:  # queued on the thread of the sums, before any sum of the next round
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self._host.applied(held.roster)
         if self.kept.hold(held):
             self._tasks.start(self.kept.write(held))
 
+    def _end_step(self, roster: Roster) -> None:
+        """Every stage has averaged the step: nobody needs the chunks of its round any more."""
+        if self._last is not None and self._last.roster.step <= roster.step:
+            self._retire()
+
     def shut(self) -> None:
+        self._retire()
         self._tasks.cancel()
         if self._arithmetic is not self._executor:
             self._arithmetic.close()

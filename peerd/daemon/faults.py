@@ -25,6 +25,7 @@ from typing import Any
 
 import structlog
 
+from peerd.averaging.exchange import Exchange
 from peerd.averaging.rounds import Rounds
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say
@@ -37,7 +38,7 @@ from peerd.stage.calls import StageService
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
-from peerd.wire.clients import AveragingClient, StageClient
+from peerd.wire.clients import StageClient
 from peerd.wire.deliveries import Delivery
 from peerd.wire.messages import TensorBytes
 from peerd.wire.swarm_client import SwarmClient
@@ -67,9 +68,9 @@ class Point(enum.StrEnum):
     OPENED = "opened"
     """It has joined a round; its leader has not been told."""
     SENDER = "sender"
-    """About to send a part of its accumulator to a reducer."""
+    """About to send a chunk of a round."""
     REDUCER = "reducer"
-    """A part has arrived for the slice that it reduces."""
+    """A chunk of a part has arrived for the slice that it reduces."""
     AVERAGED = "averaged"
     """It holds the average; no peer has been told."""
     COMMIT = "commit"
@@ -100,8 +101,8 @@ FAULT_SITES = (
     FaultSite(StageState, "take_average", after=(Point.AVERAGED,)),
     FaultSite(StageState, "commit", before=(Point.COMMIT,), after=(Point.COMMITTED,)),
     FaultSite(StageState, "load", before=(Point.JOINER,)),
-    FaultSite(AveragingClient, "reduce", before=(Point.SENDER,)),
-    FaultSite(Rounds, "reduce", before=(Point.REDUCER,)),
+    FaultSite(Exchange, "frame", before=(Point.SENDER,)),
+    FaultSite(Exchange, "take_part", before=(Point.REDUCER,)),
     FaultSite(SnapshotServer, "snapshot", after=(Point.DONOR,)),
 )
 
@@ -127,14 +128,13 @@ class Faults:
             _wrap(site.owner, site.method, functools.partial(_reaching, self, site))
         _wrap(StageService, "backpropagate", functools.partial(_serving, self))
         _wrap(StageClient, "backpropagate", functools.partial(_sending, self))
-        _wrap(AveragingClient, "reduce", functools.partial(_sending_part, self))
+        _wrap(Exchange, "frame", functools.partial(_sending_chunk, self))
         for way in ("channel", "way_for_tensors", "quickest_channel"):
             _wrap(Links, way, functools.partial(_calling, self))
         _wrap(Rounds, "propose", functools.partial(_joining, self))
         _wrap(StageState, "open_round", functools.partial(_opening, self))
         for way in ("gossip", "tell"):
             _wrap(SwarmClient, way, functools.partial(_gossiping, self))
-        _wrap(Rounds, "reduce", functools.partial(_answering, self))
         _wrap(Delivery, "take", functools.partial(_delivering, self))
         for place, method in ((os, "fsync"), (DiskRoom, "writing"), (HistoryStore, "add")):
             _wrap(place, method, functools.partial(_writing, self))
@@ -289,15 +289,6 @@ def _sending(faults: Faults, method: Method, _is_async: bool) -> Method:
     return backpropagate
 
 
-def _sending_part(faults: Faults, method: Method, _is_async: bool) -> Method:
-    """Wrap a part of the accumulator sent to a reducer."""
-
-    async def reduce(self: Any, peer: Any, part: Any, chunks: Any, *rest: Any) -> Any:
-        return await method(self, peer, part, faults.broken(chunks) if faults.breaks_this_one else chunks, *rest)
-
-    return reduce
-
-
 def _calling(faults: Faults, method: Method, _is_async: bool) -> Method:
     """A call to a peer that this one cannot reach."""
 
@@ -348,14 +339,14 @@ def _gossiping(faults: Faults, method: Method, _is_async: bool) -> Method:
     return gossip
 
 
-def _answering(faults: Faults, method: Method, _is_async: bool) -> Method:
-    """Wrap answers that consist of chunks."""
+def _sending_chunk(faults: Faults, method: Method, _is_async: bool) -> Method:
+    """Wrap the chunks of a round that are sent."""
 
-    async def answer(self: Any, *arguments: Any) -> Any:
-        result = await method(self, *arguments)
-        return faults.broken(result) if faults.breaks_this_one else result
+    async def frame(self: Any, *arguments: Any) -> Any:
+        sent = await method(self, *arguments)
+        return replace(sent, chunks=faults.broken(sent.chunks)) if sent.chunks and faults.breaks_this_one else sent
 
-    return answer
+    return frame
 
 
 def _delivering(faults: Faults, method: Method, _is_async: bool) -> Method:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from peerd.errors import WrongStateError
@@ -12,8 +12,8 @@ from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.deliveries import Delivery
-from peerd.wire.handlers import Progress, Receive, ReceivePart
-from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
+from peerd.wire.handlers import Frames, Progress, Receive, Tell
+from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, Verified
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -54,20 +54,25 @@ class Reception:
         if self._seat is not None:
             self._seat.service.cancel(caller, call_id)
 
-    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]:
+    async def propose(self, caller: PeerId, roster: Roster) -> ProposalAnswer:
         with self._served() as seat:
             return await seat.rounds.propose(caller, roster)
 
-    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]:
+    async def give(self, caller: PeerId, average_id: AverageId, frames: Frames, tell: Tell) -> None:
         with self._served() as seat:
-            return await seat.rounds.reduce(caller, part, receive)
+            await seat.rounds.give(caller, average_id, frames, tell)
 
-    def arrived(self, average_id: AverageId) -> int:
-        return self._seat.rounds.arrived(average_id) if self._seat is not None else 0
+    async def take(self, caller: PeerId, average_id: AverageId, words: AsyncGenerator[Verified]) -> AsyncGenerator[Frame]:
+        async with contextlib.aclosing(self._present().rounds.take(caller, average_id, words)) as frames:
+            async for frame in frames:
+                yield frame
 
-    def abort(self, caller: PeerId, average_id: AverageId) -> None:
+    def beat(self, caller: PeerId, beat: Beat) -> Beat:
+        return self._present().rounds.beat(caller, beat)
+
+    def abort(self, caller: PeerId, average_id: AverageId, left_out: PeerId, reason: str) -> None:
         if self._seat is not None:
-            self._seat.rounds.abort(caller, average_id)
+            self._seat.rounds.abort(caller, average_id, left_out, reason)
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         with self._served() as seat:

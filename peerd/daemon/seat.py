@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from peerd.daemon.commits import Commits
 from peerd.daemon.device import has_own_memory
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, NotFiniteError, PeerdError
+from peerd.link.peer_keys import public_key_of, verify
 from peerd.models.stages import affordable_slots, largest_state_bytes
 from peerd.policy.owner.governor import Limits
 from peerd.policy.round.needs import averaging_s as averaging_s_of
@@ -27,6 +29,7 @@ from peerd.policy.step.following import Followers
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster
+from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.calls import StageService
@@ -262,9 +265,33 @@ class Seat:
     async def until_committed(self, timeout_s: float) -> None:
         await self.stepper.committed(timeout_s)
 
+    def sign(self, message: bytes) -> bytes:
+        return self.peer.membership.identity.sign(message)
+
+    def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        return verify(public_key_of(peer), message, signature)
+
+    def pass_s(self) -> float:
+        train = self.peer.place.manifest.train
+        return way_s(self.peer.membership.live(), train.num_stages, train.microbatch_size)
+
+    def rose_s(self, peer: PeerId) -> float:
+        known = self.peer.membership.view.sightings.get(peer)
+        return known.risen_at_s if known is not None else -math.inf
+
+    def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
+        record = self.peer.membership.find(peer)
+        if record is None:
+            return None, None
+        rates = self.peer.network.links.traffic.line.rates_of(record)
+        return rates.up, rates.down
+
     def is_mate(self, peer: PeerId) -> bool:
         known = self.peer.membership.view.sightings.get(peer)
         return known is not None and known.record.stage == self.stage and peer not in self.peer.membership.contradictory
+
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None:
+        self.peer.network.links.traffic.line.delivered_to(peer, num_bytes, took_s)
 
     def report_failure(self, peer: PeerId) -> None:
         self.peer.liveness.report_failure(peer)

@@ -57,21 +57,29 @@ class Roster(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     ENTRIES_FIELD_NUMBER: _builtins.int
-    SPARED_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    EXPECTED_S_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     step: _builtins.int
     attempt: _builtins.int
     leader: _builtins.str
-    codec: _builtins.str
-    """of parts and slices, where the run leaves that to the leader; empty: as the manifest says"""
+    num_chunks: _builtins.int
+    """of each slice"""
+    expected_s: _builtins.float
+    """how long the round takes at the rates that the leader believes"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterEntry]:
         """sorted by peer"""
 
     @_builtins.property
-    def spared(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """members that reduce no slice, since some member cannot call them"""
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of what each member sends, where the run leaves that to the leader; none: as the manifest says"""
+
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of 65,536, what each member reduces; none: all the same"""
 
     def __init__(
         self,
@@ -81,12 +89,14 @@ class Roster(_message.Message):
         attempt: _builtins.int = ...,
         leader: _builtins.str = ...,
         entries: _abc.Iterable[Global___RosterEntry] | None = ...,
-        spared: _abc.Iterable[_builtins.str] | None = ...,
-        codec: _builtins.str = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
+        shares: _abc.Iterable[_builtins.int] | None = ...,
+        num_chunks: _builtins.int = ...,
+        expected_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec", b"codec", "entries", b"entries", "leader", b"leader", "spared", b"spared", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codecs", b"codecs", "entries", b"entries", "expected_s", b"expected_s", "leader", b"leader", "num_chunks", b"num_chunks", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -120,9 +130,12 @@ class ProposalReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOINED_FIELD_NUMBER: _builtins.int
+    PREPARING_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     joined: _builtins.bool
+    preparing: _builtins.bool
+    """it joins once what it computes now is done: the caller asks again"""
     reason: _builtins.str
     @_builtins.property
     def record(self) -> _swarm_pb2.SignedRecord:
@@ -132,51 +145,61 @@ class ProposalReply(_message.Message):
         self,
         *,
         joined: _builtins.bool = ...,
+        preparing: _builtins.bool = ...,
         reason: _builtins.str = ...,
         record: _swarm_pb2.SignedRecord | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "reason", b"reason", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "preparing", b"preparing", "reason", b"reason", "record", b"record"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProposalReply: _TypeAlias = ProposalReply  # noqa: Y015
 
 @_typing.final
-class PartHeader(_message.Message):
+class ChunkHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AVERAGE_ID_FIELD_NUMBER: _builtins.int
     SLICE_FIELD_NUMBER: _builtins.int
-    LEDGER_FIELD_NUMBER: _builtins.int
-    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     average_id: _builtins.bytes
-    """16 bytes"""
+    """in the first message of a stream, which has no chunk; 16 bytes"""
     slice: _builtins.int
-    """index of the callee in the roster"""
-    ledger: _builtins.bytes
-    """the caller's ledger bitmap; must be the roster's"""
-    num_bytes: _builtins.int
+    """members are numbered by their places in the roster; this one reduces the slice"""
+    author: _builtins.int
+    """whose part it is; the reducer itself: the sum"""
+    number: _builtins.int
+    """of the chunk in its slice"""
+    to: _builtins.int
+    """for a chunk that a mate carries, the member that is to have it"""
+    signature: _builtins.bytes
+    """the author's, in rounds of three or more"""
     def __init__(
         self,
         *,
         average_id: _builtins.bytes = ...,
         slice: _builtins.int = ...,
-        ledger: _builtins.bytes = ...,
-        num_bytes: _builtins.int = ...,
+        author: _builtins.int = ...,
+        number: _builtins.int = ...,
+        to: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "ledger", b"ledger", "num_bytes", b"num_bytes", "slice", b"slice"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "average_id", b"average_id", "number", b"number", "signature", b"signature", "slice", b"slice", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PartHeader: _TypeAlias = PartHeader  # noqa: Y015
+Global___ChunkHeader: _TypeAlias = ChunkHeader  # noqa: Y015
 
 @_typing.final
-class PartMessage(_message.Message):
-    """The first one has the header, and the first chunk."""
+class ChunkMessage(_message.Message):
+    """The first message of a chunk has the header, and the first piece of up to 1 MB."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -184,11 +207,11 @@ class PartMessage(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     chunk: _builtins.bytes
     @_builtins.property
-    def header(self) -> Global___PartHeader: ...
+    def header(self) -> Global___ChunkHeader: ...
     def __init__(
         self,
         *,
-        header: Global___PartHeader | None = ...,
+        header: Global___ChunkHeader | None = ...,
         chunk: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
@@ -197,45 +220,188 @@ class PartMessage(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___PartMessage: _TypeAlias = PartMessage  # noqa: Y015
+Global___ChunkMessage: _TypeAlias = ChunkMessage  # noqa: Y015
 
 @_typing.final
-class SliceMessage(_message.Message):
+class Verified(_message.Message):
+    """How many chunks this member has verified."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    CHUNK_FIELD_NUMBER: _builtins.int
-    ARRIVED_FIELD_NUMBER: _builtins.int
-    chunk: _builtins.bytes
-    arrived: _builtins.int
-    """alone, now and then before the first chunk: bytes of all members' parts that the callee has by then"""
+    AVERAGE_ID_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    SUMMED_FIELD_NUMBER: _builtins.int
+    CARRIED_FIELD_NUMBER: _builtins.int
+    average_id: _builtins.bytes
+    """in the first message of a stream"""
+    part: _builtins.int
+    """of the other member's part of the slice that this one reduces"""
+    sum: _builtins.int
+    """of the sum that the other member reduces"""
+    summed: _builtins.int
+    """of its own slice: it has every member's part of them"""
+    @_builtins.property
+    def carried(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carried]: ...
     def __init__(
         self,
         *,
-        chunk: _builtins.bytes = ...,
-        arrived: _builtins.int = ...,
+        average_id: _builtins.bytes = ...,
+        part: _builtins.int = ...,
+        sum: _builtins.int = ...,
+        summed: _builtins.int = ...,
+        carried: _abc.Iterable[Global___Carried] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "chunk", b"chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "carried", b"carried", "part", b"part", "sum", b"sum", "summed", b"summed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SliceMessage: _TypeAlias = SliceMessage  # noqa: Y015
+Global___Verified: _TypeAlias = Verified  # noqa: Y015
+
+@_typing.final
+class Carried(_message.Message):
+    """How far what a mate carries over an edge has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    SUM_FIELD_NUMBER: _builtins.int
+    SUMMED_FIELD_NUMBER: _builtins.int
+    source: _builtins.int
+    target: _builtins.int
+    here: _builtins.int
+    """chunks of the source's part at the mate"""
+    part: _builtins.int
+    """of these, at the target"""
+    sum: _builtins.int
+    """chunks of the source's sum at the target"""
+    summed: _builtins.int
+    """of the target's slice"""
+    def __init__(
+        self,
+        *,
+        source: _builtins.int = ...,
+        target: _builtins.int = ...,
+        here: _builtins.int = ...,
+        part: _builtins.int = ...,
+        sum: _builtins.int = ...,
+        summed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "part", b"part", "source", b"source", "sum", b"sum", "summed", b"summed", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Carried: _TypeAlias = Carried  # noqa: Y015
+
+@_typing.final
+class RoundBeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AVERAGE_ID_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
+    STILL_MS_FIELD_NUMBER: _builtins.int
+    GIVEN_PARTS_FIELD_NUMBER: _builtins.int
+    GIVEN_SUMS_FIELD_NUMBER: _builtins.int
+    CARRYING_FIELD_NUMBER: _builtins.int
+    average_id: _builtins.bytes
+    still_ms: _builtins.int
+    """for how long nothing of the round has moved anywhere, as far as this member knows"""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by author: how many chunks of its part of this member's slice are here"""
+
+    @_builtins.property
+    def sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by reducer: how many chunks of its sum are here"""
+
+    @_builtins.property
+    def given_parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by reducer: how many chunks of this member's part it has, as far as it has told"""
+
+    @_builtins.property
+    def given_sums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by member: how many chunks of this member's sum it has"""
+
+    @_builtins.property
+    def carrying(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carrying]:
+        """the leader's: which mate carries what does not pass; a mate's: how many chunks are here"""
+
+    def __init__(
+        self,
+        *,
+        average_id: _builtins.bytes = ...,
+        parts: _abc.Iterable[_builtins.int] | None = ...,
+        sums: _abc.Iterable[_builtins.int] | None = ...,
+        still_ms: _builtins.int = ...,
+        given_parts: _abc.Iterable[_builtins.int] | None = ...,
+        given_sums: _abc.Iterable[_builtins.int] | None = ...,
+        carrying: _abc.Iterable[Global___Carrying] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "carrying", b"carrying", "given_parts", b"given_parts", "given_sums", b"given_sums", "parts", b"parts", "still_ms", b"still_ms", "sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundBeat: _TypeAlias = RoundBeat  # noqa: Y015
+
+@_typing.final
+class Carrying(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    MATE_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    source: _builtins.int
+    target: _builtins.int
+    mate: _builtins.int
+    here: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: _builtins.int = ...,
+        target: _builtins.int = ...,
+        mate: _builtins.int = ...,
+        here: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["here", b"here", "mate", b"mate", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Carrying: _TypeAlias = Carrying  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AVERAGE_ID_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     average_id: _builtins.bytes
+    left_out: _builtins.str
+    """a judge's: the member that the next round goes on without"""
+    reason: _builtins.str
     def __init__(
         self,
         *,
         average_id: _builtins.bytes = ...,
+        left_out: _builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "left_out", b"left_out", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

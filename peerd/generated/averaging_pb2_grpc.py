@@ -39,10 +39,20 @@ class AveragingStub:
                 request_serializer=peerd_dot_generated_dot_averaging__pb2.Proposal.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_averaging__pb2.ProposalReply.FromString,
                 _registered_method=True)
-        self.Reduce = channel.stream_stream(
-                '/peerd.Averaging/Reduce',
-                request_serializer=peerd_dot_generated_dot_averaging__pb2.PartMessage.SerializeToString,
-                response_deserializer=peerd_dot_generated_dot_averaging__pb2.SliceMessage.FromString,
+        self.Give = channel.stream_stream(
+                '/peerd.Averaging/Give',
+                request_serializer=peerd_dot_generated_dot_averaging__pb2.ChunkMessage.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_averaging__pb2.Verified.FromString,
+                _registered_method=True)
+        self.Take = channel.stream_stream(
+                '/peerd.Averaging/Take',
+                request_serializer=peerd_dot_generated_dot_averaging__pb2.Verified.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_averaging__pb2.ChunkMessage.FromString,
+                _registered_method=True)
+        self.Beat = channel.unary_unary(
+                '/peerd.Averaging/Beat',
+                request_serializer=peerd_dot_generated_dot_averaging__pb2.RoundBeat.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_averaging__pb2.RoundBeat.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/peerd.Averaging/Abort',
@@ -71,9 +81,22 @@ class AveragingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Reduce(self, request_iterator, context):
-        """The caller's part of the slice that the callee reduces goes up; the reduced slice comes back once every member's
-        part is there. One header, then chunks, both ways.
+    def Give(self, request_iterator, context):
+        """The caller's chunks of a round go up: of its parts, and of the sum that it reduces. The callee tells what it has verified.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Take(self, request_iterator, context):
+        """The same where the sender cannot call: the caller tells what it has verified, and the callee's chunks come down.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Beat(self, request, context):
+        """What each of two members of a round has, several times in an averaging time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,10 +131,20 @@ def add_AveragingServicer_to_server(servicer, server):
                     request_deserializer=peerd_dot_generated_dot_averaging__pb2.Proposal.FromString,
                     response_serializer=peerd_dot_generated_dot_averaging__pb2.ProposalReply.SerializeToString,
             ),
-            'Reduce': grpc.stream_stream_rpc_method_handler(
-                    servicer.Reduce,
-                    request_deserializer=peerd_dot_generated_dot_averaging__pb2.PartMessage.FromString,
-                    response_serializer=peerd_dot_generated_dot_averaging__pb2.SliceMessage.SerializeToString,
+            'Give': grpc.stream_stream_rpc_method_handler(
+                    servicer.Give,
+                    request_deserializer=peerd_dot_generated_dot_averaging__pb2.ChunkMessage.FromString,
+                    response_serializer=peerd_dot_generated_dot_averaging__pb2.Verified.SerializeToString,
+            ),
+            'Take': grpc.stream_stream_rpc_method_handler(
+                    servicer.Take,
+                    request_deserializer=peerd_dot_generated_dot_averaging__pb2.Verified.FromString,
+                    response_serializer=peerd_dot_generated_dot_averaging__pb2.ChunkMessage.SerializeToString,
+            ),
+            'Beat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Beat,
+                    request_deserializer=peerd_dot_generated_dot_averaging__pb2.RoundBeat.FromString,
+                    response_serializer=peerd_dot_generated_dot_averaging__pb2.RoundBeat.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -167,7 +200,7 @@ class Averaging:
             _registered_method=True)
 
     @staticmethod
-    def Reduce(request_iterator,
+    def Give(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -180,9 +213,63 @@ class Averaging:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/peerd.Averaging/Reduce',
-            peerd_dot_generated_dot_averaging__pb2.PartMessage.SerializeToString,
-            peerd_dot_generated_dot_averaging__pb2.SliceMessage.FromString,
+            '/peerd.Averaging/Give',
+            peerd_dot_generated_dot_averaging__pb2.ChunkMessage.SerializeToString,
+            peerd_dot_generated_dot_averaging__pb2.Verified.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Take(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/peerd.Averaging/Take',
+            peerd_dot_generated_dot_averaging__pb2.Verified.SerializeToString,
+            peerd_dot_generated_dot_averaging__pb2.ChunkMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Beat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peerd.Averaging/Beat',
+            peerd_dot_generated_dot_averaging__pb2.RoundBeat.SerializeToString,
+            peerd_dot_generated_dot_averaging__pb2.RoundBeat.FromString,
             options,
             channel_credentials,
             insecure,

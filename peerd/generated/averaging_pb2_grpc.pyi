@@ -33,10 +33,12 @@ class AveragingStub:
     def __new__(cls, channel: _aio.Channel) -> AveragingAsyncStub: ...
     Propose: _grpc.UnaryUnaryMultiCallable[_averaging_pb2.Proposal, _averaging_pb2.ProposalReply]
     """"Let this roster average": the callee joins if its own ledger is exactly the one listed and the roster is exact."""
-    Reduce: _grpc.StreamStreamMultiCallable[_averaging_pb2.PartMessage, _averaging_pb2.SliceMessage]
-    """The caller's part of the slice that the callee reduces goes up; the reduced slice comes back once every member's
-    part is there. One header, then chunks, both ways.
-    """
+    Give: _grpc.StreamStreamMultiCallable[_averaging_pb2.ChunkMessage, _averaging_pb2.Verified]
+    """The caller's chunks of a round go up: of its parts, and of the sum that it reduces. The callee tells what it has verified."""
+    Take: _grpc.StreamStreamMultiCallable[_averaging_pb2.Verified, _averaging_pb2.ChunkMessage]
+    """The same where the sender cannot call: the caller tells what it has verified, and the callee's chunks come down."""
+    Beat: _grpc.UnaryUnaryMultiCallable[_averaging_pb2.RoundBeat, _averaging_pb2.RoundBeat]
+    """What each of two members of a round has, several times in an averaging time."""
     Abort: _grpc.UnaryUnaryMultiCallable[_averaging_pb2.AbortRequest, _averaging_pb2.AbortReply]
     """This round will not finish. Closing a round is always safe."""
     GetAverage: _grpc.UnaryStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]
@@ -49,10 +51,12 @@ class AveragingAsyncStub(AveragingStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Propose: _aio.UnaryUnaryMultiCallable[_averaging_pb2.Proposal, _averaging_pb2.ProposalReply]  # type: ignore[assignment]
     """"Let this roster average": the callee joins if its own ledger is exactly the one listed and the roster is exact."""
-    Reduce: _aio.StreamStreamMultiCallable[_averaging_pb2.PartMessage, _averaging_pb2.SliceMessage]  # type: ignore[assignment]
-    """The caller's part of the slice that the callee reduces goes up; the reduced slice comes back once every member's
-    part is there. One header, then chunks, both ways.
-    """
+    Give: _aio.StreamStreamMultiCallable[_averaging_pb2.ChunkMessage, _averaging_pb2.Verified]  # type: ignore[assignment]
+    """The caller's chunks of a round go up: of its parts, and of the sum that it reduces. The callee tells what it has verified."""
+    Take: _aio.StreamStreamMultiCallable[_averaging_pb2.Verified, _averaging_pb2.ChunkMessage]  # type: ignore[assignment]
+    """The same where the sender cannot call: the caller tells what it has verified, and the callee's chunks come down."""
+    Beat: _aio.UnaryUnaryMultiCallable[_averaging_pb2.RoundBeat, _averaging_pb2.RoundBeat]  # type: ignore[assignment]
+    """What each of two members of a round has, several times in an averaging time."""
     Abort: _aio.UnaryUnaryMultiCallable[_averaging_pb2.AbortRequest, _averaging_pb2.AbortReply]  # type: ignore[assignment]
     """This round will not finish. Closing a round is always safe."""
     GetAverage: _aio.UnaryStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]  # type: ignore[assignment]
@@ -70,14 +74,28 @@ class AveragingServicer(metaclass=_abc_1.ABCMeta):
         """"Let this roster average": the callee joins if its own ledger is exactly the one listed and the roster is exact."""
 
     @_abc_1.abstractmethod
-    def Reduce(
+    def Give(
         self,
-        request_iterator: _MaybeAsyncIterator[_averaging_pb2.PartMessage],
+        request_iterator: _MaybeAsyncIterator[_averaging_pb2.ChunkMessage],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_averaging_pb2.SliceMessage], _abc.AsyncIterator[_averaging_pb2.SliceMessage]]:
-        """The caller's part of the slice that the callee reduces goes up; the reduced slice comes back once every member's
-        part is there. One header, then chunks, both ways.
-        """
+    ) -> _typing.Union[_abc.Iterator[_averaging_pb2.Verified], _abc.AsyncIterator[_averaging_pb2.Verified]]:
+        """The caller's chunks of a round go up: of its parts, and of the sum that it reduces. The callee tells what it has verified."""
+
+    @_abc_1.abstractmethod
+    def Take(
+        self,
+        request_iterator: _MaybeAsyncIterator[_averaging_pb2.Verified],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_averaging_pb2.ChunkMessage], _abc.AsyncIterator[_averaging_pb2.ChunkMessage]]:
+        """The same where the sender cannot call: the caller tells what it has verified, and the callee's chunks come down."""
+
+    @_abc_1.abstractmethod
+    def Beat(
+        self,
+        request: _averaging_pb2.RoundBeat,
+        context: _ServicerContext,
+    ) -> _typing.Union[_averaging_pb2.RoundBeat, _abc.Awaitable[_averaging_pb2.RoundBeat]]:
+        """What each of two members of a round has, several times in an averaging time."""
 
     @_abc_1.abstractmethod
     def Abort(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from dataclasses import replace
 from typing import Protocol
 
@@ -161,7 +162,8 @@ class Stepper:
         return OwnState(
             record=record,
             round_roster=roster if roster is not None and self._rounds.runs(roster.average_id) else None,
-            round_still_s=clock_s() - current.progress_s if current else 0.0,
+            round_still_s=current.still_s if current else 0.0,
+            judge_silent_s=current.judge_silent_s if current else math.inf,
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,
             last_in_turn=self._rounds.absences.sidelining.last_in_turn(record.step),

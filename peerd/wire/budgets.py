@@ -19,6 +19,8 @@ from peerd.link.few_each import FewEach, everybody
 from peerd.link.links import MAX_REQUEST_BYTES
 from peerd.table.record import PeerId
 
+MAX_BEAT_BYTES = 1 << 15
+"""Two counts for each of 1,024 members, and the edges that mates carry."""
 RETRY_S = 0.25
 SMALL_BYTES = 1024
 FEW_CALLS = 4
@@ -61,7 +63,8 @@ _ALLOWANCES = {
     "Converse": Allowance(8, MAX_REQUEST_BYTES),
     "Gossip": Allowance(16, MAX_REQUEST_BYTES),
     "Propose": Allowance(num_bytes=MAX_REQUEST_BYTES),
-    "Reduce": Allowance(8, MAX_REQUEST_BYTES),
+    "Give": Allowance(8, MAX_REQUEST_BYTES),
+    "Beat": Allowance(8, MAX_BEAT_BYTES),
     "Show": Allowance(num_bytes=MAX_CERTIFICATE_BYTES + SMALL_BYTES),
     "Sink": Allowance(num_bytes=MAX_REQUEST_BYTES),
 }

@@ -100,7 +100,7 @@ def opening(message: Any, kind: Any, words: str) -> tuple[Any, Bytes]:
     return message.header, chunk
 
 
-PARTS, SLICES = ChunkCoder(averaging_pb2.PartMessage), ChunkCoder(averaging_pb2.SliceMessage)
+ROUNDS = ChunkCoder(averaging_pb2.ChunkMessage)
 CALLS, REPLIES = ChunkCoder(stage_pb2.CallMessage), ChunkCoder(stage_pb2.ReplyMessage)
 
 

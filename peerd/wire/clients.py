@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
 from peerd.generated import (
     averaging_pb2,
@@ -21,16 +23,17 @@ from peerd.generated import (
     state_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
-from peerd.link.links import CHUNK_BYTES, Arrival, Links, answer_of, ending, read_within
+from peerd.link.links import CHUNK_BYTES, Arrival, Links, answer_of, ending, read_within, remote_errors
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, Headed, Pieces, collected, digest_of
-from peerd.wire.messages import Average, Call, CallResult, Part, Snapshot
+from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
+from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
+from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, Verified
 
-BACKPROPAGATE, REDUCE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Reduce"
+BACKPROPAGATE, GIVE, TAKE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Give", "/peerd.Averaging/Take"
 
 
 class Client:
@@ -118,57 +121,85 @@ class StageClient(Client):
 class AveragingClient(Client):
     stub_of = averaging_pb2_grpc.AveragingStub
 
-    async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
-        """Return whether the peer joined the round; if not, also its reason and its present record."""
+    async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> ProposalAnswer:
+        """Ask a member to join a round."""
         proposal = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
         reply = await self._ask(peer, "Propose", proposal, timeout_s)
-        return reply.joined, reply.reason[:200], (reply.record.body, reply.record.signature)
+        record = reply.record.body, reply.record.signature
+        return ProposalAnswer(reply.joined, reply.reason[:200], record, reply.preparing and not reply.joined)
 
-    async def reduce(
+    async def give(self, peer: PeerId, average_id: AverageId, frames: AsyncGenerator[Frame], told: Callable[[Verified], None]) -> None:
+        """Send chunks of a round, until there are no more. `told` hears what the peer has verified."""
+        channel, traffic = await self._links.channel_for_tensors(peer), self._links.traffic
+        call = channel.stream_stream(GIVE, request_serializer=ROUNDS.serialize, response_deserializer=averaging_pb2.Verified.FromString)
+
+        bugs: list[Exception] = []
+
+        async def messages() -> AsyncIterator[Any]:
+            yield opening_of_round(average_id)
+            try:
+                async with contextlib.aclosing(frames):
+                    async for frame in frames:
+                        for message in messages_of(frame):
+                            yield message
+                        count_sent(frame, traffic)
+            except Exception as error:
+                bugs.append(error)
+                raise
+
+        try:
+            with ending(call(messages())) as rpc, remote_errors():
+                async for message in rpc:
+                    traffic.hear(peer)
+                    told(convert.verified_from(message))
+        except PeerGoneError:
+            if bugs:  # gRPC ends the call and does not say why
+                raise bugs[0] from None
+            raise
+
+    async def take(
         self,
         peer: PeerId,
-        part: Part,
-        chunks: Sequence[memoryview],
-        patience_s: float,
-        told: Callable[[int], None],
-        num_streams: int = 1,
-    ) -> tuple[memoryview, ...]:
-        """Send this peer's part of the slice that `peer` reduces. Returns the reduced slice as chunks.
-
-        `told` hears how many bytes have moved: those of all parts that the peer says it has, and then those of the slice as well.
-        `num_streams` share the peer's uplink.
-        """
+        average_id: AverageId,
+        words: AsyncGenerator[Verified],
+        size_of: Callable[[Frame], int],
+        takes: Callable[[Frame], Awaitable[None]],
+    ) -> None:
+        """Ask for the chunks that the peer has for this member of a round, and tell it what has been verified. `takes` gets each chunk."""
         channel = await self._links.channel_for_tensors(peer)
-        call = channel.stream_stream(REDUCE, request_serializer=PARTS.serialize, response_deserializer=SLICES.deserialize)
+        call = channel.stream_stream(
+            TAKE, request_serializer=averaging_pb2.Verified.SerializeToString, response_deserializer=ROUNDS.deserialize
+        )
 
-        async def messages() -> AsyncIterator[Headed | memoryview]:
-            yield Headed(averaging_pb2.PartMessage(header=convert.part_to(part)), chunks[0] if chunks else b"")
-            for chunk in chunks[1:]:
-                yield chunk
+        word = LatestWord()
 
-        with ending(call(messages())) as rpc:
-            stream, arrived = rpc.__aiter__(), 0
-            arrival = Arrival(patience_s, num_streams)
+        async def hear() -> None:
+            async with contextlib.aclosing(words):
+                async for verified in words:
+                    word.tell(verified)
 
-            async def read(missing: int) -> Any:
-                nonlocal arrived, arrival
-                while True:
-                    message = await read_within(stream, arrival.left_s(missing))
-                    if message is None or message.chunk:
-                        size = len(message.chunk) if message is not None else 0
-                        arrival.came(size)
-                        told(arrived + part.num_bytes - missing + size)
-                        return message
-                    arrived, arrival = max(arrived, message.arrived), Arrival(patience_s, num_streams)
-                    told(arrived)
+        async def messages() -> AsyncIterator[averaging_pb2.Verified]:
+            while (verified := await word.next()) is not None:
+                yield convert.verified_to(verified, average_id)
 
-            slice_chunks = await collected(read, part.num_bytes)
-        self._links.traffic.sent_bytes += part.num_bytes
-        self._links.traffic.received_bytes += part.num_bytes
-        return slice_chunks
+        hearing = start(hear())
+        try:
+            with ending(call(messages())) as rpc, remote_errors():
+                stream = rpc.__aiter__()
+                async with contextlib.aclosing(frames_of(partial(anext, stream, None), size_of, self._links.traffic)) as frames:
+                    async for frame in frames:
+                        await takes(frame)
+        finally:
+            hearing.cancel()
+            word.end()  # gRPC does not end what it sends with the call
 
-    async def abort(self, peer: PeerId, average_id: AverageId, timeout_s: float) -> None:
-        await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id), timeout_s)
+    async def beat(self, peer: PeerId, beat: Beat, timeout_s: float) -> Beat:
+        """Tell a member what is here of a round. Returns what is there."""
+        return convert.beat_from(await self._ask(peer, "Beat", convert.beat_to(beat), timeout_s))
+
+    async def abort(self, peer: PeerId, average_id: AverageId, left_out: str, reason: str, timeout_s: float) -> None:
+        """Close a round. A judge names the member that it is ended without."""
+        await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id, left_out=left_out, reason=reason), timeout_s)
 
     async def get_average(
         self, peer: PeerId, stage: int, step: int, sizes: tuple[int, int], patience_s: float

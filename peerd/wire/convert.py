@@ -13,13 +13,14 @@ from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2, stage_pb2, state_pb2, swarm_pb2
 from peerd.link.links import CHUNK_BYTES, Bytes
+from peerd.policy.round.debts import Edge
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
 from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord
 from peerd.wire.chunks import Headed, Pieces
-from peerd.wire.messages import ITEM_BYTES, Average, Call, CallResult, Description, Part, Snapshot, TensorBytes
+from peerd.wire.messages import ITEM_BYTES, Average, Beat, Call, CallResult, Carried, Description, Frame, Snapshot, TensorBytes, Verified
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -30,11 +31,18 @@ MAX_PEER_CHARS = 64
 MAX_CHUNKS = 1 << 20
 MAX_LINEAGE_BYTES = 32
 """The most that fits a record. A joiner that took on a longer lineage could not announce itself."""
+MAX_SIGNATURE_BYTES = 1024
+MAX_STILL_S = 4e6
+"""Fits 32 bits as milliseconds."""
 ID_BYTES = 16
 TRACE_BYTES = 24
 # Fields that a message and the value for it have under the same names.
 _CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again")
 _TIMES = ("downstream_s", "queued_s", "held_s", "slots")
+_FRAME, _VERIFIED = ("slice", "author", "number", "to", "signature"), ("part", "sum", "summed")
+_COUNTED = ("parts", "sums", "given_parts", "given_sums")
+_BEAT = ("average_id", *_COUNTED)
+_CARRIED = ("source", "target", "here", "part", "sum", "summed")
 _RANGE, _COUNTS = ("stage", "first_step", "last_step", "steps"), ("peer", "steps", "microbatches", "tokens")
 Copied = TypeVar("Copied")
 MOST_WITH_HEADER = 16 * 1024
@@ -187,8 +195,10 @@ def roster_to(roster: Roster) -> averaging_pb2.Roster:
             averaging_pb2.RosterEntry(peer=e.peer, incarnation=e.incarnation, ledger_no=e.ledger_no, done=bitmap_to(e.done))
             for e in roster.entries
         ],
-        codec=roster.codec,
-        spared=roster.spared,
+        codecs=roster.codecs,
+        shares=roster.shares,
+        num_chunks=roster.num_chunks,
+        expected_s=roster.expected_s,
     )
 
 
@@ -196,20 +206,58 @@ def roster_from(message: averaging_pb2.Roster) -> Roster:
     if len(message.entries) > MAX_ROSTER:
         raise BadMessageError(f"a roster of {len(message.entries)} peers")
     entries = tuple(RosterEntry(PeerId(e.peer), e.incarnation, e.ledger_no, bitmap_from(e.done)) for e in message.entries)
-    codec, spared = _known_codec(message.codec), tuple(PeerId(peer) for peer in message.spared[: len(entries)])
-    return Roster(message.stage, message.step, message.attempt, PeerId(message.leader), entries, str(codec) if codec else "", spared)
+    if max(len(message.codecs), len(message.shares)) > len(entries):
+        raise BadMessageError("a roster with more codecs or shares than members")
+    codecs, shares = tuple(str(_known_codec(name) or NONE) for name in message.codecs), tuple(message.shares)
+    leader = PeerId(message.leader)
+    return Roster(message.stage, message.step, message.attempt, leader, entries, codecs, shares, message.num_chunks, message.expected_s)
 
 
-def part_to(part: Part) -> averaging_pb2.PartHeader:
-    return averaging_pb2.PartHeader(
-        average_id=part.average_id, slice=part.slice_index, ledger=bitmap_to(part.ledger), num_bytes=part.num_bytes
-    )
-
-
-def part_from(header: averaging_pb2.PartHeader) -> Part:
-    if len(header.average_id) != ID_BYTES:
+def id_from(average_id: bytes) -> AverageId:
+    if len(average_id) != ID_BYTES:
         raise BadMessageError("the id of a round has 16 bytes")
-    return Part(AverageId(header.average_id), header.slice, bitmap_from(header.ledger), header.num_bytes)
+    return AverageId(average_id)
+
+
+def frame_to(frame: Frame) -> averaging_pb2.ChunkHeader:
+    return _copied(averaging_pb2.ChunkHeader, frame, _FRAME)
+
+
+def frame_from(header: averaging_pb2.ChunkHeader) -> Frame:
+    """A frame without its bytes. Whether such a chunk is due is the round's to check."""
+    if len(header.signature) > MAX_SIGNATURE_BYTES:
+        raise BadMessageError("the signature of a chunk is too long")
+    return _copied(Frame, header, _FRAME)
+
+
+def verified_to(held: Verified, average_id: bytes = b"") -> averaging_pb2.Verified:
+    carried = [_copied(averaging_pb2.Carried, each, _CARRIED) for each in held.carried]
+    return _copied(averaging_pb2.Verified, held, _VERIFIED, average_id=average_id, carried=carried)
+
+
+def verified_from(message: averaging_pb2.Verified) -> Verified:
+    if len(message.carried) > MAX_ROSTER:
+        raise BadMessageError(f"{len(message.carried)} edges that one member carries")
+    return _copied(Verified, message, _VERIFIED, carried=tuple(_copied(Carried, each, _CARRIED) for each in message.carried))
+
+
+def beat_to(beat: Beat) -> averaging_pb2.RoundBeat:
+    edges = {**beat.carriers, **beat.carried}
+    carrying = [
+        averaging_pb2.Carrying(source=edge.source, target=edge.target, mate=beat.carriers.get(edge, 0), here=beat.carried.get(edge, 0))
+        for edge in edges
+    ]
+    still_ms = round(1000 * min(beat.still_s, MAX_STILL_S))
+    return _copied(averaging_pb2.RoundBeat, beat, _BEAT, still_ms=still_ms, carrying=carrying)
+
+
+def beat_from(message: averaging_pb2.RoundBeat) -> Beat:
+    counts = {name: tuple(getattr(message, name)) for name in _COUNTED}
+    if max(*map(len, counts.values()), len(message.carrying)) > MAX_ROSTER:
+        raise BadMessageError("a word about a round with more members than a roster has")
+    carriers = {Edge(each.source, each.target): each.mate for each in message.carrying}
+    carried = {Edge(each.source, each.target): each.here for each in message.carrying}
+    return Beat(id_from(message.average_id), still_s=message.still_ms / 1000, carriers=carriers, carried=carried, **counts)
 
 
 def average_to(average: Average, checksum: bytes) -> averaging_pb2.AverageHeader:

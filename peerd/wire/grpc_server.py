@@ -19,7 +19,7 @@ from peerd.link.local import Neighbours
 from peerd.link.metered import counted
 from peerd.link.throttle import Throttles
 from peerd.wire.budgets import allowance_of
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES
+from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, ChunkCoder
 from peerd.wire.door import Door
 
 LEAST_CLOSING_S = 5.0
@@ -133,6 +133,14 @@ class DirectEndpoint:
         return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.pem)], root_certificates=mine.pem + self._taken)
 
 
+CODED: tuple[tuple[str, str, ChunkCoder | None, ChunkCoder | None], ...] = (
+    ("peerd.Averaging", "Give", ROUNDS, None),
+    ("peerd.Averaging", "Take", None, ROUNDS),
+    ("peerd.Stage", "Backpropagate", CALLS, REPLIES),
+)
+"""Methods whose messages carry chunks, with the coders of what comes and goes."""
+
+
 class _Methods(dict[str, dict[str, Any]]):
     """Handlers by service and method name. It stands in for a server, so that the generated `add_..._to_server` can fill it."""
 
@@ -150,10 +158,10 @@ def _handlers(servicers: Sequence[Any], throttles: Throttles | None = None) -> t
         before = set(methods)
         servicer.register(servicer, methods)
         doors |= dict.fromkeys(set(methods) - before, servicer.door)
-    for service, name, taken, given in (("peerd.Averaging", "Reduce", PARTS, SLICES), ("peerd.Stage", "Backpropagate", CALLS, REPLIES)):
+    for service, name, taken, given in CODED:
         if service in methods:
-            coders = {"request_deserializer": taken.deserialize, "response_serializer": given.serialize}
-            methods[service][name] = methods[service][name]._replace(**coders)
+            coders = {"request_deserializer": taken and taken.deserialize, "response_serializer": given and given.serialize}
+            methods[service][name] = methods[service][name]._replace(**{key: coder for key, coder in coders.items() if coder})
     for service, handlers in methods.items():
         if throttles is not None:
             handlers |= {name: counted(handler, throttles) for name, handler in handlers.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from peerd.link.links import Bytes
@@ -10,11 +10,12 @@ from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.deliveries import Delivery
-from peerd.wire.messages import Average, Call, CallResult, Description, Part, Snapshot
+from peerd.wire.messages import Average, Beat, Call, CallResult, Description, Frame, ProposalAnswer, Snapshot, Verified
 
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
-ReceivePart = Callable[[Callable[[int], None], int], Awaitable[Sequence[Bytes]]]
-"""Receives a part, and tells how many bytes each of its messages had. Gets the number of streams that share the sender's uplink."""
+Frames = Callable[[Callable[[Frame], int]], AsyncGenerator[Frame]]
+"""Receives chunks. Gets what tells how many bytes a chunk has, or raises BadMessageError if none such is due."""
+Tell = Callable[[Verified], None]
 Progress = Callable[[int, PeerId], None]
 
 
@@ -49,14 +50,19 @@ class StageHandler(Protocol):
 
 
 class AveragingHandler(Protocol):
-    async def propose(self, caller: PeerId, roster: Roster) -> tuple[bool, str, RawRecord]: ...
+    async def propose(self, caller: PeerId, roster: Roster) -> ProposalAnswer: ...
 
-    async def reduce(self, caller: PeerId, part: Part, receive: ReceivePart) -> Sequence[memoryview]: ...
+    async def give(self, caller: PeerId, average_id: AverageId, frames: Frames, tell: Tell) -> None:
+        """Take the chunks that the caller sends, and tell it what has been verified."""
+        ...
 
-    def arrived(self, average_id: AverageId) -> int:
-        """Return how many bytes of the parts of this peer's slice have arrived in an open round."""
+    def take(self, caller: PeerId, average_id: AverageId, words: AsyncGenerator[Verified]) -> AsyncGenerator[Frame]:
+        """Yield this peer's chunks for the caller, which tells what it has verified."""
+        ...
 
-    def abort(self, caller: PeerId, average_id: AverageId) -> None: ...
+    def beat(self, caller: PeerId, beat: Beat) -> Beat: ...
+
+    def abort(self, caller: PeerId, average_id: AverageId, left_out: PeerId, reason: str) -> None: ...
 
     async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
         """Return an average's header, BLAKE3 hash and chunks."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from peerd.config.codec import NONE, Allowed, Codec
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
+from peerd.policy.round.debts import Edge
 from peerd.policy.step.roster import Roster
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
+from peerd.table.record import NO_AVERAGE, NO_RECORD, AverageId, Lineage, PeerId, RawRecord
 
 ITEM_BYTES = {"float32": 4, "int32": 4}
 RawManifest = tuple[bytes, bytes, bytes]
@@ -103,14 +106,91 @@ class CallResult:
     """The smallest number of slots of a peer on the path; 0 where unknown."""
 
 
+class ProposalAnswer(NamedTuple):
+    """What a member says to a proposal."""
+
+    joined: bool
+    reason: str = ""
+    """Why it did not join."""
+    record: RawRecord = NO_RECORD
+    """Its present record, where it did not join."""
+    preparing: bool = False
+    """It joins once what it computes now is done. The leader asks again."""
+
+
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The header of one member's part of the slice that the callee reduces."""
+class Frame:
+    """A chunk of a round, on its way to one member. Members are numbered by their places in the roster."""
+
+    slice: int
+    """The member that reduces it."""
+    author: int
+    """Whose part it is; the reducer itself: the sum."""
+    number: int
+    """Of the chunk in its slice."""
+    to: int
+    """The member that is to have it: not the receiver where a mate carries it."""
+    signature: bytes = b""
+    """The author's, where a mate carries it."""
+    chunks: tuple[Bytes, ...] = ()
+
+    @property
+    def is_sum(self) -> bool:
+        return self.author == self.slice
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.chunks))
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How far what a mate carries over one edge has come. Counts of chunks."""
+
+    source: int
+    target: int
+    here: int
+    """Of the source's part: at the mate."""
+    part: int
+    """Of the source's part: at the target."""
+    sum: int
+    """Of the source's sum: at the target."""
+    summed: int
+    """Of the target's slice: it has every member's part of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """How many chunks a receiver has verified, as it tells their sender."""
+
+    part: int = 0
+    """Of the sender's part of the slice that the receiver reduces."""
+    sum: int = 0
+    """Of the sum that the sender reduces."""
+    summed: int = 0
+    """Of the receiver's own slice: it has every member's part of them."""
+    carried: tuple[Carried, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What one member of a round has, as it tells another."""
 
     average_id: AverageId
-    slice_index: int
-    ledger: int
-    num_bytes: int
+    parts: tuple[int, ...]
+    """By author: how many chunks of its part of this member's slice are here."""
+    sums: tuple[int, ...]
+    """By reducer: how many chunks of its sum are here."""
+    still_s: float
+    """For how long nothing of the round has moved anywhere, as far as this member knows."""
+    given_parts: tuple[int, ...] = ()
+    """By reducer: how many chunks of this member's part it has, as far as it has told."""
+    given_sums: tuple[int, ...] = ()
+    """By member: how many chunks of this member's sum it has."""
+    carriers: Mapping[Edge, int] = field(default_factory=dict)
+    """The leader's: which mate carries what does not pass."""
+    carried: Mapping[Edge, int] = field(default_factory=dict)
+    """A mate's: how many chunks of the source's part are here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 import structlog
 
-from peerd.errors import BadMessageError, BusyError, PeerdError
+from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError
 from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -38,8 +38,9 @@ from peerd.wire.budgets import most_arriving
 from peerd.wire.chunks import Chunk, Headed, opening
 from peerd.wire.deliveries import Delivery
 from peerd.wire.door import Door
+from peerd.wire.frames import UNHEADED, LatestWord, count_sent, frames_of, messages_of
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
-from peerd.wire.messages import Call, CallResult
+from peerd.wire.messages import Call, CallResult, Verified
 from peerd.wire.open_conversations import Held
 from peerd.wire.replies import Replies
 
@@ -220,35 +221,47 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
 
     async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
         async with self._door.answering(context, request.run) as caller:
-            joined, reason, (body, signature) = await self._handler.propose(caller, convert.roster_from(request.roster))
-        if not joined:
+            joined, reason, (body, signature), preparing = await self._handler.propose(caller, convert.roster_from(request.roster))
+        if not (joined or preparing):
             await self._door.slow_down(caller)
-        return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=swarm_pb2.SignedRecord(body=body, signature=signature))
+        record = swarm_pb2.SignedRecord(body=body, signature=signature)
+        return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=record, preparing=preparing)
 
-    async def Reduce(self, messages: AsyncIterator[averaging_pb2.PartMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
-        """Take a part and yield the reduced slice, without copying its chunks (`ChunkCoder`). Tell meanwhile how much has arrived."""
+    async def Give(self, messages: AsyncIterator[averaging_pb2.ChunkMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
+        """Take a member's chunks of a round, without copying them (`ChunkCoder`), and yield what has been verified."""
         async with self._door.answering(context) as caller:
-            header, begun = opening(await self._door.read(messages), averaging_pb2.PartMessage, "a part without a header")
-            part = convert.part_from(header)
-            work = asyncio.ensure_future(
-                self._handler.reduce(caller, part, partial(self._door.read_chunks, messages, part.num_bytes, begun))
-            )
+            header, _ = opening(await self._door.read(messages), averaging_pb2.ChunkMessage, UNHEADED)
+            frames, word = partial(frames_of, partial(anext, messages, None), traffic=self._door.traffic), LatestWord()
+            work = asyncio.ensure_future(self._handler.give(caller, convert.id_from(header.average_id), frames, word.tell))
+            work.add_done_callback(lambda _task: word.end())
             try:
-                while not (await asyncio.wait({work}, timeout=self._door.patience_s / 4))[0]:
-                    yield averaging_pb2.SliceMessage(arrived=self._handler.arrived(part.average_id))
-                chunks = await work
+                while (held := await word.next()) is not None:
+                    yield convert.verified_to(held)
+                await work
             finally:
                 await _given_up(work)
-        with Delivery(chunks, part.num_bytes, self._door.patience_s) as delivery:
-            del chunks, work
-            for chunk in delivery:
-                yield chunk
-        await self._door.check_taken(context, caller, delivery)
-        self._door.traffic.sent_bytes += part.num_bytes
+
+    async def Take(self, messages: AsyncIterator[averaging_pb2.Verified], context: Any) -> AsyncIterator[Any]:
+        """Yield this peer's chunks of a round for a member that it cannot call."""
+        async with self._door.answering(context) as caller:
+            first = await self._door.read(messages)
+            if first is None:
+                raise PeerGoneError("the stream ended before its first message")
+            words = _words(first, messages)
+            async with contextlib.aclosing(self._handler.take(caller, convert.id_from(first.average_id), words)) as frames:
+                async for frame in frames:
+                    for message in messages_of(frame):
+                        yield message
+                    count_sent(frame, self._door.traffic)
+
+    async def Beat(self, request: averaging_pb2.RoundBeat, context: Any) -> averaging_pb2.RoundBeat:
+        async with self._door.answering(context) as caller:
+            return convert.beat_to(self._handler.beat(caller, convert.beat_from(request)))
 
     async def Abort(self, request: averaging_pb2.AbortRequest, context: Any) -> averaging_pb2.AbortReply:
         caller = await self._door.caller(context)
-        self._handler.abort(caller, AverageId(request.average_id))
+        left_out, reason = PeerId(request.left_out[: convert.MAX_PEER_CHARS]), request.reason[:200]
+        self._handler.abort(caller, AverageId(request.average_id), left_out, reason)
         await self._door.slow_down(caller)
         return averaging_pb2.AbortReply()
 
@@ -274,6 +287,12 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
                 yield averaging_pb2.TiedMessage(chunk=bytes(chunk))
         await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
+
+
+async def _words(first: averaging_pb2.Verified, messages: AsyncIterator[averaging_pb2.Verified]) -> AsyncGenerator[Verified]:
+    yield convert.verified_from(first)
+    async for message in messages:
+        yield convert.verified_from(message)
 
 
 class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):

@@ -252,6 +252,25 @@ class Peerd:
     def is_mate(self, peer: PeerId) -> bool:
         return True
 
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None: ...
+
+    def pass_s(self) -> float:
+        return 0.0
+
+    def rose_s(self, peer: PeerId) -> float:
+        return time.monotonic()
+
+    def sign(self, message: bytes) -> bytes:
+        return self._daemon.identity.sign(message)
+
+    def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        from peerd.link.peer_keys import public_key_of, verify
+
+        return verify(public_key_of(peer), message, signature)
+
+    def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
+        return None, None
+
     def report_failure(self, peer: PeerId) -> None: ...
 
     def round_opened(self) -> None: ...

@@ -27,9 +27,13 @@ RUN = RunId("b" * 32)
 @dataclass(slots=True)
 class OnNetwork:
     network: Network
-    peer: PeerId
+    identity: Identity
     book: dict[str, tuple[str, ...]]
     door: Door
+
+    @property
+    def peer(self) -> PeerId:
+        return self.identity.peer
 
     @property
     def links(self) -> Links:
@@ -71,7 +75,7 @@ async def on_network(folder: str, rank: int) -> AsyncIterator[OnNetwork]:
     try:
         allow_direct(network, identity, settings, lambda peer: book.get(peer, ()), throttles)
         assert network.direct is not None
-        yield OnNetwork(network, identity.peer, book, Door(RUN, PATIENCE_S, network.links.traffic, proven=network.direct.caller))
+        yield OnNetwork(network, identity, book, Door(RUN, PATIENCE_S, network.links.traffic, proven=network.direct.caller))
     finally:
         await network.stop_serving()
         await network.close()

@@ -102,7 +102,7 @@ SCENARIOS = (
     *(Scenario(name="break", up_mbit=(20,) * peers, worse="break") for peers in (2, 4)),
     *(Scenario(name="rough", up_mbit=(20,) * peers, worse="rough") for peers in (2, 4)),
     Scenario(name="one-way", up_mbit=(20,) * 4, worse="one-way"),
-    *(Scenario(name=liar, up_mbit=(20,) * 4, liar=liar) for liar in ("silent",)),
+    *(Scenario(name=liar, up_mbit=(20,) * 4, liar=liar) for liar in ("silent", "trickles", "tears", "mute")),
 )
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -100,7 +101,8 @@ class Group:
         allowed = parse_averaged(method.weights)
         self._peers = [Compression(allowed, torch.float32, shapes) for _ in range(NUM_PEERS)]
         self.length = sum(map(math.prod, shapes)) + 1
-        self._slices = self._peers[0].slices(self.length, NUM_PEERS, allowed.most_exact)
+        bounds = pairwise(self.length * number // NUM_PEERS for number in range(NUM_PEERS + 1))
+        self._slices = [self._peers[0].piece(self.length, start, end, allowed.most_exact) for start, end in bounds]
         self._feedback = method.feedback
 
     @property

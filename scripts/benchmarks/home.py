@@ -14,9 +14,10 @@ namespaces and a switch in user space, which needs root.
 uplinks. A row has the median time of an exchange (failed rounds included), its bound (the bytes of a butterfly with slices by
 uplink), their ratio, and how many rounds failed and microbatches were launched again; no peer's gradients may be missing, and the run must
 equal one process. `drop`: one link goes from 100 to 5 Mbit/s in the middle of each round; `break`: it carries nothing for 10 s there;
-`rough`: it loses 3 % of the packets and is late by up to 100 ms; `one-way`: nothing passes from one peer to another. In `silent` the last
-of four peers joins no round and leads none: the figures are those of the other three, and they end each step without it within three
-averaging times, the bound and the time for its microbatches. All scenarios together take about an hour.
+`rough`: it loses 3 % of the packets and is late by up to 100 ms; `one-way`: nothing passes from one peer to another. In the
+others the last of four peers lies: in `silent` it joins no round, in `trickles` it sends a byte a second, in `tears` it breaks
+off each chunk at its end, and in `mute` it says nothing in its rounds. The figures are those of the other three, and they end each step
+without it within three averaging times, the bound and the time for its microbatches. All scenarios together take about an hour.
 
 A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, elsewhere as long as its
 activations take over a link of 100 Mbit/s. The arithmetic is tiny and real, and losses are compared.

@@ -9,19 +9,19 @@ import pytest
 
 from peerd.config.manifest import Manifest
 from peerd.table.record import PeerId
-from tests.averaging.rounds_group import MANIFEST, MICROBATCHES, Group, fill, make_member
+from tests.averaging.rounds_group import AVERAGING_S, MANIFEST, MICROBATCHES, Group, fill, make_member
 
 
 @pytest.fixture
 async def make_group(tmp_path: Path) -> AsyncIterator[Callable[..., Group]]:
     groups: list[Group] = []
 
-    def make(num_members: int, manifest: Manifest = MANIFEST) -> Group:
+    def make(num_members: int, manifest: Manifest = MANIFEST, averaging_s: float = AVERAGING_S) -> Group:
         group = Group()
         groups.append(group)
         for number in range(num_members):
             peer = PeerId(f"member{number}")
-            group.members[peer] = make_member(group, peer, tmp_path / peer, manifest)
+            group.members[peer] = make_member(group, peer, tmp_path / peer, manifest, averaging_s)
             fill(group.members[peer].state, range(number, MICROBATCHES, num_members))
         return group
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -19,19 +19,21 @@ from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
-from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.wire.clients import AveragingClient
-from peerd.wire.messages import Average, Part
+from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Verified
 from tests.paper_host import PaperHost
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
 AVERAGING_S = 20.0
-PIECE_S = 0.1
 MICROBATCHES = 6
 MANIFEST = tiny_manifest(microbatches_per_step=MICROBATCHES, accumulate="float64")
 Fault = Callable[[str, PeerId, PeerId], Awaitable[None]]
-"""Called with the kind of message, its sender and its receiver before it is handed over; may wait or raise."""
+"""Called with the kind of message, its sender and its receiver before it is handed over; may wait or raise.
+
+Kinds are the calls, and "chunk" and "taken": a chunk that goes over a call of its sender, or of its receiver.
+"""
 
 
 async def no_fault(_kind: str, _sender: PeerId, _receiver: PeerId) -> None:
@@ -58,8 +60,8 @@ class Group:
 
     members: dict[PeerId, Member] = field(default_factory=dict)
     fault: Fault = no_fault
-    pieces: dict[PeerId, list[int]] = field(default_factory=dict)
-    """Of members whose parts arrive slowly: the bytes of each piece, PIECE_S apart."""
+    chunk_s: dict[PeerId, float] = field(default_factory=dict)
+    """Of members whose chunks arrive slowly: the seconds that each takes."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def roster(self, attempt: int = 0, leader: PeerId | None = None) -> Roster:
@@ -84,6 +86,15 @@ class Group:
                         await self.changed.wait()
 
 
+@contextlib.contextmanager
+def bugs_at_the_callee() -> Iterator[None]:
+    """What the wire makes of a bug at the callee."""
+    try:
+        yield
+    except TypeError as error:
+        raise PeerGoneError(repr(error)) from None
+
+
 @dataclass
 class Client:
     """AveragingClient without a wire."""
@@ -91,29 +102,66 @@ class Client:
     group: Group
     me: PeerId
 
-    async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> tuple[bool, str, RawRecord]:
+    async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> ProposalAnswer:
         await self._deliver("propose", peer)
-        try:
+        with bugs_at_the_callee():
             async with asyncio.timeout(timeout_s):
                 return await self.group.members[peer].rounds.propose(self.me, roster)
-        except TypeError as error:  # what the wire makes of a bug at the callee
-            raise PeerGoneError(repr(error)) from None
 
-    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], *_: object) -> tuple[memoryview, ...]:
-        await self._deliver("reduce", peer)
+    async def give(self, peer: PeerId, average_id: AverageId, frames: AsyncGenerator[Frame], told: Callable[[Verified], None]) -> None:
+        await self._deliver("give", peer)
+        bugs: list[Exception] = []
 
-        async def receive(told: Callable[[int], None], _num_streams: int) -> tuple[memoryview, ...]:
-            for num_bytes in self.group.pieces.get(self.me, ()):
-                await asyncio.sleep(PIECE_S)
-                told(num_bytes)
-            return tuple(chunks)
+        async def arriving(size_of: Callable[[Frame], int]) -> AsyncGenerator[Frame]:
+            try:
+                async for frame in frames:
+                    await self._deliver("chunk", peer)
+                    await asyncio.sleep(self.group.chunk_s.get(self.me, 0.0))
+                    assert size_of(frame) == frame.num_bytes
+                    yield frame
+            except TypeError as error:
+                bugs.append(error)
+                raise PeerGoneError("the caller's stream broke off") from None
 
-        header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)
-        return tuple(await self.group.members[peer].rounds.reduce(self.me, header, receive))
+        try:
+            with bugs_at_the_callee():
+                await self.group.members[peer].rounds.give(self.me, average_id, arriving, told)
+        finally:
+            if bugs:
+                raise bugs[0]
 
-    async def abort(self, peer: PeerId, average_id: AverageId, _timeout_s: float) -> None:
+    async def take(
+        self,
+        peer: PeerId,
+        average_id: AverageId,
+        words: AsyncGenerator[Verified],
+        size_of: Callable[[Frame], int],
+        takes: Callable[[Frame], Awaitable[None]],
+    ) -> None:
+        await self._deliver("take", peer)
+        frames = self.group.members[peer].rounds.take(self.me, average_id, words)
+        async with contextlib.aclosing(frames):
+            while True:
+                with bugs_at_the_callee():
+                    frame = await anext(frames, None)
+                if frame is None:
+                    return
+                await self.group.fault("taken", peer, self.me)
+                await asyncio.sleep(self.group.chunk_s.get(peer, 0.0))
+                assert size_of(frame) == frame.num_bytes
+                await takes(frame)
+
+    async def beat(self, peer: PeerId, beat: Beat, timeout_s: float) -> Beat:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._deliver("beat", peer)
+        except TimeoutError:
+            raise PeerGoneError("no answer in time") from None
+        return self.group.members[peer].rounds.beat(self.me, beat)
+
+    async def abort(self, peer: PeerId, average_id: AverageId, left_out: PeerId, reason: str, _timeout_s: float) -> None:
         await self._deliver("abort", peer)
-        self.group.members[peer].rounds.abort(self.me, average_id)
+        self.group.members[peer].rounds.abort(self.me, average_id, left_out, reason)
 
     async def get_average(self, peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
         await self._deliver("get_average", peer)
@@ -123,13 +171,13 @@ class Client:
         await self.group.fault(kind, self.me, peer)
 
 
-def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest) -> Member:
+def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest, averaging_s: float = AVERAGING_S) -> Member:
     record = PeerRecord(peer=peer, incarnation=1)
     state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
     state.serve()
     executor, log = Executor(), AverageLog(folder, torch.float64)
-    loop, host = asyncio.get_running_loop(), PaperHost(group.changed)
-    rounds = Rounds(state, executor, cast(AveragingClient, Client(group, peer)), log, AVERAGING_S, loop.time, host)
+    loop, host = asyncio.get_running_loop(), PaperHost(group.changed, key=peer.encode())
+    rounds = Rounds(state, executor, cast(AveragingClient, Client(group, peer)), log, averaging_s, loop.time, host)
     return Member(peer, state, executor, rounds, host)
 
 

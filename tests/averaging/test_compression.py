@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerd.averaging.compression import Compression, Slice
+from peerd.averaging.compression import Compression, Elements
 from peerd.config.codec import CODECS, parse_allowed, parse_averaged
 from peerd.errors import BadMessageError
 from peerd.table.record import AverageId
@@ -19,9 +21,9 @@ SHAPES = [(12, 20), (30,), (5, 2, 3)]
 LOSSY = [*(spec.example for spec in CODECS if spec.error), "powersgd:2"]
 
 
-def whole(codec: str) -> Slice:
+def whole(codec: str) -> Elements:
     allowed = parse_averaged(codec)
-    return Compression(allowed, torch.float64, SHAPES).slices(LENGTH, 1, allowed.most_exact)[0]
+    return Compression(allowed, torch.float64, SHAPES).piece(LENGTH, 0, LENGTH, allowed.most_exact)
 
 
 def gradient(step: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -96,14 +98,15 @@ def test_without_a_codec_the_very_bits_travel(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("codec", LOSSY)
-@pytest.mark.parametrize("num_members", [1, 3, 150])
-def test_what_is_no_gradient_loses_no_digit_wherever_the_cuts_are(codec: str, num_members: int) -> None:
+@pytest.mark.parametrize("num_pieces", [1, 3, 150])
+def test_what_is_no_gradient_loses_no_digit_wherever_the_cuts_are(codec: str, num_pieces: int) -> None:
     """The number of overflows and the losses: a rounded one would count an overflow as none."""
     values = 1000 * gradient(0, torch.float64)
     values[-3:] = torch.tensor([1.0, 3.0, 0.123456789], dtype=torch.float64)
     allowed = parse_averaged(codec)
     compression, found = Compression(allowed, torch.float64, SHAPES[:-1], num_exact=3), []
-    for where in compression.slices(LENGTH, num_members, allowed.most_exact):
+    for start, end in pairwise([LENGTH * number // num_pieces for number in range(num_pieces + 1)]):
+        where = compression.piece(LENGTH, start, end, allowed.most_exact)
         part, chunks = compression.sent(compression.parts, AverageId(b"a"), where, values[where.start : where.end])
         assert sum(map(len, chunks)) == compression.num_bytes(where)
         assert torch.equal(compression.received(chunks, where), part)

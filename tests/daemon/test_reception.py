@@ -47,7 +47,7 @@ async def test_before_a_stage_is_served_and_after_it_calls_are_refused() -> None
     reception.close()
     with pytest.raises(WrongStateError, match="serves no stage now"):
         await reception.propose(CALLER, UNUSED)
-    reception.abort(CALLER, AverageId(b""))
+    reception.abort(CALLER, AverageId(b""), CALLER, "")
     reception.cancel(CALLER, b"")
 
 

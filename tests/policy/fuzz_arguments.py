@@ -17,7 +17,7 @@ from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.following import Followers
 from peerd.policy.step.recovery import Beginning
-from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.roster import WHOLE, Roster, entry_of
 from peerd.policy.step.sidelining import Sidelining
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.swarm.checkup import Dialled
@@ -51,8 +51,11 @@ def _roster(world: World) -> Roster:
     random, stage = world.random, world.random.choice((world.own.stage, world.some_stage()))
     peers = world.live.of_stage(stage)
     members = sorted(random.sample(peers, random.randint(0, min(9, len(peers)))), key=lambda m: m.peer)
-    spared = tuple(m.peer for m in members if random.random() < 0.3)
-    return Roster(stage, world.some_step(), 0, world.some_peer(), tuple(entry_of(m) for m in members), spared=spared)
+    shares = world.many(lambda: random.choice((0, 1, WHOLE // max(1, len(members)), WHOLE, world.count())))
+    codecs = random.choice(((), ("int8",), len(members) * ("none",)))
+    num_chunks, expected_s = random.choice((0, 1, 7, world.count())), random.choice((0.0, -1.0, 5e-324, 1e300, math.inf, math.nan))
+    entries = tuple(entry_of(m) for m in members)
+    return Roster(stage, world.some_step(), 0, world.some_peer(), entries, codecs, shares, num_chunks, expected_s)
 
 
 def _situation(world: World) -> Situation:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.hashing import peer_rank
 from peerd.policy.step.roster import (
+    MOST_CHUNKS,
+    MOST_EXPECTED_S,
+    WHOLE,
     Roster,
     RosterEntry,
     compose,
@@ -17,7 +23,6 @@ from peerd.policy.step.roster import (
     leader_of,
     lineage_after,
     lineage_skipped,
-    to_spare,
     turns,
     whom_to_void,
     why_inexact,
@@ -37,6 +42,10 @@ rosters = st.builds(
     st.integers(0, 2),
     st.sampled_from([PeerId("a"), PeerId("b")]),
     st.lists(entries, max_size=3).map(tuple),
+    st.sampled_from([(), ("none",), ("int8", "none")]),
+    st.sampled_from([(), (1,), (WHOLE, 0)]),
+    st.integers(1, 2),
+    st.sampled_from([0.0, 1.0]),
 )
 
 
@@ -175,7 +184,7 @@ def test_an_entry_names_the_ledger_and_spells_it_out() -> None:
     assert entry_of(member("p", incarnation=2, ledger_no=3, done=5)) == RosterEntry(PeerId("p"), 2, 3, 5)
 
 
-def test_hole_22_a_member_that_another_cannot_call_reduces_nothing_and_one_that_can_call_all_leads() -> None:
+def test_hole_22_a_member_that_can_call_all_others_leads_and_dead_links_are_known() -> None:
     names = [PeerId(f"p{number}") for number in range(3)]
     ledgers = (0b1, 0b10, FULL & ~0b11)
     for cut in names[1:]:
@@ -185,15 +194,29 @@ def test_hole_22_a_member_that_another_cannot_call_reduces_nothing_and_one_that_
         views = [(m, view_of(m, *[other for other in members if other is not m])) for m in members]
         (roster,) = filter(None, (compose(mine, view, NUM_MICROBATCHES, 0) for mine, view in views))
         assert roster.leader == leader
-        assert roster.reducers == tuple(names[1:])
-        assert replace(roster, spared=()).average_id != roster.average_id
-
-
-def test_hole_22_where_too_few_can_be_called_by_all_everybody_reduces() -> None:
-    names = [PeerId(f"p{number}") for number in range(6)]
-    assert to_spare([member(name, unreached=tuple(names[:4]) if name == "p5" else ()) for name in names]) == tuple(names[:4])
-    assert to_spare([member(name, unreached=tuple(names) if name == "p5" else ()) for name in names]) == ()
+        assert roster.peers == tuple(names), "all of them reduce, whoever calls whom"
     one, other = member("p1", unreached=(PeerId("p2"),)), member("p2", unreached=(PeerId("p1"),))
-    assert to_spare([one, other]) == ()
     assert dead_links(view_of(one, other), 0) == (("p1", "p2"), ("p2", "p1"))
-    assert why_refuse(one, Roster(0, 0, 0, one.peer, (entry_of(one), entry_of(other)), spared=(one.peer, other.peer)), NUM_MICROBATCHES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_chunks": 0}, "number of chunks"),
+        ({"num_chunks": MOST_CHUNKS + 1}, "number of chunks"),
+        ({"expected_s": -1.0}, "time that it expects"),
+        ({"expected_s": math.nan}, "time that it expects"),
+        ({"expected_s": 2 * MOST_EXPECTED_S}, "time that it expects"),
+        ({"shares": (WHOLE,)}, "shares"),
+        ({"shares": (WHOLE, 1)}, "shares"),
+        ({"shares": (WHOLE + 1, -1)}, "shares"),
+        ({"codecs": ("none",)}, "one codec for each member"),
+    ],
+)
+def test_what_a_leader_chooses_is_refused_for_ever_where_it_makes_no_round(changes: dict[str, Any], words: str) -> None:
+    one, other = member("p1", done=1), member("p2", done=FULL & ~1)
+    roster = Roster(0, 0, 0, one.peer, (entry_of(one), entry_of(other)))
+    sound = replace(roster, shares=(WHOLE, 0), codecs=("none", "int8"), num_chunks=MOST_CHUNKS, expected_s=MOST_EXPECTED_S)
+    assert why_never(one, roster, NUM_MICROBATCHES) is None
+    assert why_never(one, sound, NUM_MICROBATCHES) is None
+    assert words in (why_never(one, replace(roster, **changes), NUM_MICROBATCHES) or "")

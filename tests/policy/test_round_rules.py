@@ -229,8 +229,9 @@ def test_the_chunks_of_a_slice_are_the_slice(slice_bytes: int, number: int) -> N
 
 
 def test_chunks_are_small_enough_for_the_rates_and_no_larger_than_a_mebibyte() -> None:
-    assert num_chunks([1000, 2000], T, T) == 8
-    assert num_chunks([1000, 2000], 10 * T, T) == 80
+    assert num_chunks([1000, 200_000], T, T) == 8
+    assert num_chunks([1000, 2_000_000], 10 * T, T) == 80
+    assert num_chunks([1000, 2000], T, T) == 1
     assert num_chunks([1000, 64 << 20], T, T) == 64
 
 

@@ -375,15 +375,6 @@ def test_hole_22_nobody_waits_for_a_member_that_can_get_the_average_from_nobody(
     assert isinstance(decided(mine, replace(behind, unreached=(mine.peer,)), elsewhere), Commit)
 
 
-def test_hole_22_a_round_that_cannot_finish_because_of_a_dead_link_is_closed() -> None:
-    mine, mate = member("p1", phase=Phase.AVERAGING, done=1), member("p2", phase=Phase.AVERAGING, done=2)
-    own = in_round(mine, mate)
-    deaf = replace(mate, unreached=(mine.peer,))
-    assert isinstance(decided(mine, deaf, own=own), CloseRound)
-    assert own.round_roster is not None
-    assert isinstance(decided(mine, deaf, own=replace(own, round_roster=replace(own.round_roster, spared=(mine.peer,)))), Wait)
-
-
 def test_no_mate_is_everybodys_donor_by_its_id() -> None:
     """A key can be made whose id sorts first."""
     ahead = [member(f"p{number}", step=2) for number in range(20)]
@@ -391,3 +382,11 @@ def test_no_mate_is_everybodys_donor_by_its_id() -> None:
     fetching = [decided(member(f"me{number}", step=1, done=0b1), *(averaged(r.peer, step=1) for r in ahead)) for number in range(20)]
     for acts in (joining, fetching):
         assert len({getattr(act, "peer", None) for act in acts}) > 5
+
+
+def test_a_long_round_says_how_long_it_takes() -> None:
+    mine, mate = member("p1", phase=Phase.AVERAGING, done=1), member("p2", phase=Phase.AVERAGING, done=2)
+    own = in_round(mine, mate)
+    assert own.round_roster is not None
+    told = [decided(mine, mate, own=replace(own, round_roster=replace(own.round_roster, expected_s=each))).reason for each in (0.1, 25.6)]
+    assert told == ["the round is under way", "the round is under way, and takes about 26 s"]

@@ -98,7 +98,7 @@ def test_factors_are_planned_to_be_as_large_as_a_round_sends_them() -> None:
         accumulator = StageState(manifest, record, torch.device("cpu"), lambda record=record: view_of(record)).accumulator  # type: ignore[misc]
         allowed = parse_averaged(manifest.wire.weight_gradients)
         compression = Compression(allowed, torch.float32, accumulator.shapes)
-        (whole,) = compression.slices(accumulator.flat.numel(), 1, allowed.most_exact)
+        whole = compression.piece(accumulator.flat.numel(), 0, accumulator.flat.numel(), allowed.most_exact)
         planned = estimate_stage(manifest, model_loads(manifest), layers_of(manifest, stage))
         assert planned.averaging_bytes == 2 * (compression.num_bytes(whole) - 4), "the loss rides along"
 

@@ -41,12 +41,12 @@ from peerd.stage.state_bytes import most_state_bytes
 from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RawRecord
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus
 from peerd.wire.bans import Bans
 from peerd.wire.clients import AveragingClient, StateClient, StateRequest
-from peerd.wire.messages import Average, Part, Snapshot
+from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Snapshot, Verified
 from tests.paper_host import PaperHost
 from tests.tiny_run import corpus_of, tiny_manifest
 
@@ -193,18 +193,20 @@ class Peer:
             raise PeerGoneError("it is gone")
         return self._table.peers[peer]
 
-    async def propose(self, peer: PeerId, roster: Roster, _timeout_s: float) -> tuple[bool, str, RawRecord]:
+    async def propose(self, peer: PeerId, roster: Roster, _timeout_s: float) -> ProposalAnswer:
         return await self._at(peer).rounds.propose(self.me, roster)
 
-    async def reduce(self, peer: PeerId, part: Part, chunks: Sequence[memoryview], *_: object) -> tuple[memoryview, ...]:
-        async def receive(*_: object) -> tuple[memoryview, ...]:
-            return tuple(chunks)
+    async def give(self, peer: PeerId, average_id: AverageId, frames: AsyncGenerator[Frame], told: Callable[[Verified], None]) -> None:
+        await self._at(peer).rounds.give(self.me, average_id, lambda _size_of: frames, told)
 
-        header = Part(part.average_id, part.slice_index, part.ledger, part.num_bytes)
-        return tuple(await self._at(peer).rounds.reduce(self.me, header, receive))
+    async def take(self, *_: object) -> None:
+        raise AssertionError("everybody can call everybody")
 
-    async def abort(self, peer: PeerId, average_id: AverageId, _timeout_s: float) -> None:
-        self._at(peer).rounds.abort(self.me, average_id)
+    async def beat(self, peer: PeerId, beat: Beat, _timeout_s: float) -> Beat:
+        return self._at(peer).rounds.beat(self.me, beat)
+
+    async def abort(self, peer: PeerId, average_id: AverageId, left_out: PeerId, reason: str, _timeout_s: float) -> None:
+        self._at(peer).rounds.abort(self.me, average_id, left_out, reason)
 
     async def get_average(self, peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
         return await self._at(peer).rounds.kept.get_average(stage, step)

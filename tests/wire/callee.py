@@ -56,9 +56,10 @@ class Nowhere:
 class Unanswering:
     """The averaging client of a member whose mates never answer."""
 
-    async def reduce(self, *_arguments: object) -> tuple[bytes, ...]:
-        answer: asyncio.Future[tuple[bytes, ...]] = asyncio.get_running_loop().create_future()
-        return await answer
+    async def _ask(self, *_arguments: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    give = take = beat = abort = _ask
 
 
 class Listener:

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from peerd.config.codec import EXAMPLES, parse_codec
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
+from peerd.policy.round.debts import Edge
 from peerd.policy.step.roster import Roster, RosterEntry
-from peerd.table.record import PeerId
-from peerd.wire.messages import ITEM_BYTES, Call, TensorBytes
+from peerd.table.record import AverageId, PeerId
+from peerd.wire.messages import ITEM_BYTES, Beat, Call, Carried, Frame, TensorBytes, Verified
 
 peers = st.text("abcdefgh123", min_size=1, max_size=12).map(PeerId)
 numbers = st.integers(0, (1 << 62) - 1)
@@ -46,8 +47,24 @@ def calls(draw: st.DrawFn) -> Call:
 @st.composite
 def rosters(draw: st.DrawFn) -> Roster:
     entries = draw(st.lists(st.builds(RosterEntry, peers, numbers, numbers, bitmaps), max_size=4))
-    codec = draw(st.sampled_from(["", *EXAMPLES]))
-    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), codec)
+    codecs = draw(st.just(()) | st.tuples(*(st.sampled_from(EXAMPLES) for _ in entries)))
+    shares = draw(st.just(()) | st.tuples(*(st.integers(0, (1 << 32) - 1) for _ in entries)))
+    rest = codecs, shares, draw(st.integers(0, (1 << 32) - 1)), draw(st.floats(allow_nan=False))
+    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), *rest)
+
+
+places = st.integers(0, (1 << 32) - 1)
+frames = st.builds(Frame, places, places, places, places, st.binary(max_size=64))
+verified = st.builds(Verified, places, places, places, st.lists(st.builds(Carried, *(6 * [places])), max_size=3).map(tuple))
+
+
+@st.composite
+def beats(draw: st.DrawFn) -> Beat:
+    edges = draw(st.lists(st.builds(Edge, places, places), max_size=3))
+    carriers, carried = ({edge: draw(places) for edge in edges} for _ in range(2))
+    parts, sums, given_parts, given_sums = (draw(st.lists(places, max_size=4).map(tuple)) for _ in range(4))
+    average_id, still_ms = draw(st.binary(min_size=16, max_size=16).map(AverageId)), draw(st.integers(0, 4_000_000_000))
+    return Beat(average_id, parts, sums, still_ms / 1000, given_parts, given_sums, carriers, carried)
 
 
 def bytes_of(tensor: TensorBytes) -> int:

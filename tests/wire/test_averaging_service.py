@@ -1,4 +1,4 @@
-"""Rosters and parts that break a rule never become part of an average."""
+"""Rosters and chunks that break a rule never become part of an average."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,20 +21,22 @@ from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
 )
+from peerd.link.links import CHUNK_BYTES
 from peerd.link.traffic import Traffic
+from peerd.policy.round.debts import Edge
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.executor import Priority
-from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire import convert
 from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
 from peerd.wire.door import Door
-from peerd.wire.handlers import AveragingHandler, ReceivePart
-from peerd.wire.messages import Part
+from peerd.wire.frames import opening_of_round
+from peerd.wire.handlers import AveragingHandler, Frames, Tell
+from peerd.wire.messages import Beat, Frame, Verified
 from peerd.wire.services import AveragingServicer
 from tests.link.local_peers import serving
-from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain, new_identity
 
 
 async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Callee) -> None:
@@ -43,7 +45,7 @@ async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Calle
     for theirs, words in ((0b001, "cover"), (0b111, "overlaps"), (0b1101, "beyond")):
         entries = (RosterEntry(mine.peer, 1, mine.ledger_no, mine.done), RosterEntry(callee.caller.peer, 1, 1, theirs))
         roster = Roster(1, 0, 0, callee.caller.peer, tuple(sorted(entries)))
-        joined, reason, _ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
+        joined, reason, *_ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
         assert not joined
         assert words in reason
     assert callee.state.record == mine
@@ -67,7 +69,7 @@ async def test_a_roster_proposed_by_a_peer_that_no_record_names_as_a_mate_is_not
     roster = await whole_roster(callee)
     callee.host.strangers.add(callee.caller.peer)
     client = AveragingClient(callee.links(), RUN)
-    joined, reason, _ = await client.propose(callee.caller.peer, roster, PATIENCE_S)
+    joined, reason, *_ = await client.propose(callee.caller.peer, roster, PATIENCE_S)
     assert (joined, reason) == (False, "no record here says that the proposer serves this stage")
     assert (callee.state.record.phase, callee.door.refused) == (Phase.ACCUMULATING, 0)
     callee.host.strangers.clear()
@@ -115,7 +117,7 @@ async def test_a_proposal_that_does_not_fit_is_refused_without_the_torch_thread(
     client = AveragingClient(callee.links(), RUN)
     try:
         for wrong in (replace(roster, step=7), replace(roster, entries=()), replace(roster, entries=roster.entries[:1])):
-            joined, reason, _ = await client.propose(callee.caller.peer, wrong, PATIENCE_S)
+            joined, reason, *_ = await client.propose(callee.caller.peer, wrong, PATIENCE_S)
             assert not joined
             assert reason
     finally:
@@ -154,7 +156,7 @@ async def test_hole_21_whatever_ends_the_call_of_a_proposal_the_round_that_it_op
     await eventually(callee, lambda: callee.rounds.open is not None)
     assert callee.state.round == roster
     assert callee.rounds.runs(roster.average_id), "it has a task that ends it"
-    callee.rounds.abort(roster.leader, roster.average_id)
+    callee.rounds.abort(roster.leader, roster.average_id, PeerId(""), "")
     await eventually(callee, lambda: callee.state.record.phase is Phase.ACCUMULATING)
     assert callee.rounds.open is None
 
@@ -166,32 +168,57 @@ async def eventually(callee: Callee, holds: Callable[[], bool]) -> None:
             await callee.host.changed.wait()
 
 
-async def test_a_part_of_no_round_is_refused_after_it_was_held_for_a_while(callee: Callee) -> None:
-    await assert_refused(callee, await reduce(callee, part(AverageId(bytes(16)))), STATE, "no such round")
+async def test_a_chunk_of_no_round_is_refused_after_its_call_was_held_for_a_while(callee: Callee) -> None:
+    await assert_refused(callee, await give(callee, AverageId(bytes(16))), STATE, "no such round")
 
 
-async def test_a_part_with_another_ledger_size_or_value_than_the_rosters_is_refused(callee: Callee) -> None:
+async def test_chunks_of_a_round_that_the_caller_is_not_in_are_refused(callee: Callee) -> None:
     roster = await open_round(callee)
-    size = callee.state.accumulator.flat.numel() // 2 * 8
-    theirs = roster.entries[1 - roster.peers.index(callee.me)].done
-    wrong = [part(roster.average_id, ledger=ALL, num_bytes=size), part(roster.average_id, ledger=theirs, num_bytes=8)]
-    wrong.append(part(roster.average_id, ledger=theirs, slice_index=7, num_bytes=size))
-    for header in wrong:
-        callee.door.bans.until_s.clear()
-        with pytest.raises(grpc.aio.AioRpcError, match="not what the roster says"):
-            await drain(await reduce(callee, header))
-    assert callee.door.refused == len(wrong)
+    for call in (give, take):
+        with pytest.raises(grpc.aio.AioRpcError, match="no member of this round"):
+            await drain(await call(callee, roster.average_id, caller=new_identity().peer))
+    assert callee.rounds.open is not None
 
 
-async def test_a_part_that_is_not_finite_is_refused(callee: Callee) -> None:
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"author": 2}, "not in the round"),
+        ({"to": 7}, "not in the round"),
+        ({"slice": 7}, "not in the round"),
+        ({"number": 1}, "in no slice"),
+        ({"number": (1 << 32) - 1}, "in no slice"),
+        ({"size": -1}, "do not add up"),
+        ({"size": 1}, "do not add up"),
+        ({"value": math.nan}, "not finite"),
+    ],
+)
+async def test_a_chunk_that_is_not_due_or_not_as_large_as_the_roster_says_ends_the_round(
+    callee: Callee, changes: dict[str, Any], words: str
+) -> None:
     roster = await open_round(callee)
-    mine = roster.peers.index(callee.me)
-    length = callee.state.accumulator.flat.numel()
-    size = ((length * (mine + 1)) // 2 - (length * mine) // 2) * 8
-    header = part(roster.average_id, ledger=roster.entries[1 - mine].done, slice_index=mine, num_bytes=size)
-    chunk = torch.full((size // 8,), math.nan, dtype=torch.float64).numpy().tobytes()
-    with pytest.raises(grpc.aio.AioRpcError, match="not finite"):
-        await drain(await reduce(callee, header, chunk))
+    size, value = part_bytes(callee, roster) // 8 + changes.pop("size", 0), changes.pop("value", 1.0)
+    header = due_chunk(callee, roster)
+    for name, number in changes.items():
+        setattr(header, name, number)
+    chunk = torch.full((size,), value, dtype=torch.float64).numpy().tobytes()
+    sent = averaging_pb2.ChunkMessage(header=header, chunk=chunk)
+    with pytest.raises(grpc.aio.AioRpcError, match=words):
+        await drain(await give(callee, roster.average_id, sent, sent))
+    assert callee.door.refused == 1
+    await eventually(callee, lambda: callee.state.record.phase is Phase.ACCUMULATING)
+
+
+async def test_a_sound_chunk_is_taken_and_verified(callee: Callee) -> None:
+    roster = await open_round(callee)
+    stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
+    rpc = stub.Give()
+    await rpc.write(opening_of_round(roster.average_id))
+    assert (await rpc.read()).part == 0
+    await rpc.write(averaging_pb2.ChunkMessage(header=due_chunk(callee, roster), chunk=bytes(part_bytes(callee, roster))))
+    word = await rpc.read()
+    assert (word.part, word.sum, word.summed) == (1, 0, 1)
+    rpc.cancel()
 
 
 async def test_gradients_of_a_tied_weight_that_nobody_holds_are_refused(callee: Callee) -> None:
@@ -230,55 +257,110 @@ async def test_gradients_of_a_tied_weight_come_whole_and_as_they_were_sent_or_no
                 await client.get_tied(PeerId("caller"), 3, AverageId(b"x"), 24, PATIENCE_S)
 
 
-class SlowReducer:
-    """The parts of the others take longer to arrive than anybody waits for a message."""
+class Takes:
+    """Takes chunks of a round and gives the same back, each once the caller has verified the one before."""
 
-    def __init__(self) -> None:
-        self.calls = 0
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.came: list[Frame] = []
+        self.told: list[Verified] = []
 
-    async def reduce(self, _caller: PeerId, _part: Part, receive: ReceivePart) -> Sequence[memoryview]:
-        chunks = await receive(lambda _num_bytes: None, 1)
-        await asyncio.sleep(4 * SHORT_S)
-        return [memoryview(chunk) for chunk in chunks]
+    async def give(self, _caller: PeerId, average_id: AverageId, frames: Frames, tell: Tell) -> None:
+        assert average_id == ROUND
+        async for frame in frames(lambda _frame: self._size):
+            self.came.append(frame)
+            tell(Verified(part=len(self.came)))
 
-    def arrived(self, _average_id: AverageId) -> int:
-        self.calls += 1
-        return 8 * self.calls
+    async def take(self, _caller: PeerId, average_id: AverageId, words: AsyncGenerator[Verified]) -> AsyncGenerator[Frame]:
+        assert average_id == ROUND
+        async for held in words:
+            self.told.append(held)
+            if held.part == len(self.came):
+                return
+            yield self.came[held.part]
 
-
-SHORT_S = 0.3
-
-
-async def test_a_sender_waits_as_long_as_the_reducer_says_that_parts_arrive() -> None:
-    reducer, told = SlowReducer(), list[int]()
-    async with serving([AveragingServicer(Door(RUN, SHORT_S, Traffic()), cast(AveragingHandler, reducer))]) as served:
-        client = AveragingClient(served.links_of("caller"), RUN)
-        header = Part(AverageId(bytes(16)), 0, 0, 8)
-        chunks = await client.reduce(PeerId("caller"), header, [memoryview(b"gradient")], SHORT_S, told.append)
-    assert b"".join(chunks) == b"gradient"
-    assert reducer.calls >= 4
-    assert told == [8 * (number + 1) for number in range(reducer.calls)] + [8 * reducer.calls + 8]
+    def beat(self, _caller: PeerId, beat: Beat) -> Beat:
+        return replace(beat, still_s=2.5)
 
 
-def part(average_id: AverageId, ledger: int = 0, slice_index: int = 0, num_bytes: int = 8) -> averaging_pb2.PartHeader:
-    return averaging_pb2.PartHeader(average_id=average_id, slice=slice_index, ledger=bitmap_to(ledger), num_bytes=num_bytes)
+ROUND = AverageId(bytes(range(16)))
 
 
-async def reduce(callee: Callee, header: averaging_pb2.PartHeader, *chunks: bytes) -> Any:
-    stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3 * CHUNK_BYTES])
+async def test_chunks_of_a_round_and_words_about_them_travel_whichever_end_calls(size: int) -> None:
+    handler, frames = Takes(size), [Frame(1, 0, number, 1, chunks=(bytes([number]) * size,)) for number in range(5)]
+    heard, taken, words = list[Verified](), list[Frame](), asyncio.Queue[Verified]()
+    door = Door(RUN, PATIENCE_S, Traffic())
+    async with serving([AveragingServicer(door, cast(AveragingHandler, handler))]) as served:
+        links, peer = served.links_of("caller"), PeerId("caller")
+        client = AveragingClient(links, RUN)
 
-    async def sent() -> AsyncIterator[averaging_pb2.PartMessage]:
-        yield averaging_pb2.PartMessage(header=header)
+        async def sent() -> AsyncGenerator[Frame]:
+            for frame in frames:
+                yield frame
+
+        async def verified() -> AsyncGenerator[Verified]:
+            yield Verified()
+            while True:
+                yield await words.get()
+
+        async def takes(frame: Frame) -> None:
+            taken.append(frame)
+            words.put_nowait(Verified(part=len(taken)))
+
+        await client.give(peer, ROUND, sent(), heard.append)
+        await client.take(peer, ROUND, verified(), lambda _frame: size, takes)
+        beat = Beat(ROUND, (1, 2), (3,), 0.25, (4,), (5,), {Edge(0, 1): 2}, {Edge(0, 1): 7})
+        assert await client.beat(peer, beat, PATIENCE_S) == replace(beat, still_s=2.5)
+    for came in (handler.came, taken):
+        assert [(replace(frame, chunks=()), whole(frame)) for frame in came] == [(replace(f, chunks=()), whole(f)) for f in frames]
+    assert heard[-1] == Verified(part=5)
+    assert handler.told[-1] == Verified(part=5)
+    counted = {("parts", "stage_peer", way): 5 * size for way in ("sent", "received") if size}
+    for traffic in (door.traffic, links.traffic):
+        assert {(kind, role, way): size for (kind, _, role, way), size in traffic.tensors.items() if size} == counted
+
+
+def whole(frame: Frame) -> bytes:
+    return b"".join(map(bytes, frame.chunks))
+
+
+def due_chunk(callee: Callee, roster: Roster) -> averaging_pb2.ChunkHeader:
+    """The first chunk of the caller's part of the callee's slice."""
+    mine = roster.peers.index(callee.me)
+    return averaging_pb2.ChunkHeader(slice=mine, author=1 - mine, number=0, to=mine)
+
+
+def part_bytes(callee: Callee, roster: Roster) -> int:
+    """The size of that chunk."""
+    mine, length = roster.peers.index(callee.me), callee.state.accumulator.flat.numel()
+    return ((length * (mine + 1)) // 2 - (length * mine) // 2) * 8
+
+
+async def give(callee: Callee, average_id: AverageId, *chunks: averaging_pb2.ChunkMessage, caller: str = "") -> Any:
+    stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, caller or callee.caller.peer)
+
+    async def sent() -> AsyncIterator[averaging_pb2.ChunkMessage]:
+        yield opening_of_round(average_id)
         for chunk in chunks:
-            yield averaging_pb2.PartMessage(chunk=chunk)
+            yield chunk
 
-    return stub.Reduce(sent())
+    return stub.Give(sent())
+
+
+async def take(callee: Callee, average_id: AverageId, *, caller: str) -> Any:
+    stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, caller)
+
+    async def sent() -> AsyncIterator[averaging_pb2.Verified]:
+        yield averaging_pb2.Verified(average_id=average_id)
+
+    return stub.Take(sent())
 
 
 async def open_round(callee: Callee) -> Roster:
-    """The callee joins; nobody ever answers its own parts."""
+    """The callee joins; nobody ever answers its own calls."""
     roster = await whole_roster(callee)
-    joined, reason, _ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
+    joined, reason, *_ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
     assert joined, reason
     return roster
 

@@ -31,11 +31,12 @@ from peerd.wire.clients import StageClient
 from peerd.wire.direct_service import DirectServicer
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.door import Door
+from peerd.wire.frames import opening_of_round
 from peerd.wire.messages import Call
 from tests.link.local_peers import serving
 from tests.strategies import member, view_of
 from tests.wire.callee import PATIENCE_S, RUN, Callee, new_identity
-from tests.wire.test_averaging_service import open_round, part
+from tests.wire.test_averaging_service import due_chunk, open_round, part_bytes
 
 PIECES = 4
 
@@ -90,21 +91,42 @@ async def test_a_caller_that_gives_a_microbatch_up_is_not_banned(callee: Callee,
 @giving_up
 async def test_a_member_that_gives_a_round_up_is_not_banned(callee: Callee, give_up: Callable[..., Any], sent: int) -> None:
     roster = await open_round(callee)
-    mine, length = roster.peers.index(callee.me), callee.state.accumulator.flat.numel()
-    size = ((length * (mine + 1)) // 2 - (length * mine) // 2) * 8
     links = callee.links()
-    rpc = averaging_pb2_grpc.AveragingStub(await links.channel(callee.caller.peer)).Reduce()
-    header = part(roster.average_id, ledger=roster.entries[1 - mine].done, slice_index=mine, num_bytes=size)
-    await rpc.write(averaging_pb2.PartMessage(header=header))
-    for _ in range(sent):
-        await rpc.write(averaging_pb2.PartMessage(chunk=bytes(size // PIECES)))
+    rpc = averaging_pb2_grpc.AveragingStub(await links.channel(callee.caller.peer)).Give()
+    await rpc.write(opening_of_round(roster.average_id))
+    piece = bytes(part_bytes(callee, roster) // PIECES)
+    for number in range(sent):
+        header = None if number else due_chunk(callee, roster)
+        await rpc.write(averaging_pb2.ChunkMessage(header=header, chunk=piece))
     await give_up(rpc, links)
     await assert_not_banned(callee, rpc)
+    assert callee.rounds.open is not None, "the member may call again, and goes on"
+
+
+@pytest.mark.parametrize("give_up", [cancels, ends_its_stream, loses_its_connection])
+async def test_a_member_that_takes_no_more_of_a_round_is_not_banned_and_leaves_no_call_behind(
+    callee: Callee, give_up: Callable[..., Any]
+) -> None:
+    roster = await open_round(callee)
+    links = callee.links()
+    rpc = averaging_pb2_grpc.AveragingStub(await links.channel(callee.caller.peer)).Take()
+    await rpc.write(averaging_pb2.Verified(average_id=roster.average_id))
+    assert (await rpc.read()).header.author == roster.peers.index(callee.me)
+    await give_up(rpc, links)
+    await assert_not_banned(callee, rpc)
+    async with asyncio.timeout(20):
+        while callee.door.calls.total:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    assert callee.rounds.open is not None
 
 
 @pytest.mark.parametrize("give_up", [cancels, ends_its_stream, loses_its_connection])
 async def test_a_caller_that_gives_up_before_it_has_said_anything_is_not_banned(callee: Callee, give_up: Callable[..., Any]) -> None:
-    for stub, method in ((stage_pb2_grpc.StageStub, "Backpropagate"), (averaging_pb2_grpc.AveragingStub, "Reduce")):
+    for stub, method in (
+        (stage_pb2_grpc.StageStub, "Backpropagate"),
+        (averaging_pb2_grpc.AveragingStub, "Give"),
+        (averaging_pb2_grpc.AveragingStub, "Take"),
+    ):
         links = callee.links()
         rpc = getattr(stub(await links.channel(callee.caller.peer)), method)()
         await rpc.wait_for_connection() if give_up is not cancels else None
@@ -160,10 +182,10 @@ class Announcing:
 async def test_a_caller_that_asks_again_after_its_line_died_is_not_banned(callee: Callee, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
+    def slowly(state: StageState, batch: HeldMicrobatch, *let_through: Any) -> BackwardResult:
         begun.set()
         go_on.wait(20)
-        return forward_backward(state, batch)
+        return forward_backward(state, batch, *let_through)
 
     monkeypatch.setattr("peerd.stage.jobs.forward_backward", slowly)
     lines, table = Lines(callee), Announcing(callee)

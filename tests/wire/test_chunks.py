@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerd.errors import BadMessageError
-from peerd.generated.averaging_pb2 import PartHeader, PartMessage, SliceMessage
+from peerd.generated.averaging_pb2 import ChunkHeader, ChunkMessage
 from peerd.generated.stage_pb2 import CallMessage, ReplyMessage
 from peerd.link.links import CHUNK_BYTES
-from peerd.wire.chunks import CALLS, PARTS, REPLIES, SLICES, Chunk, ChunkCoder, Headed, chunks_of, opening
+from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, ChunkCoder, Headed, chunks_of, opening
 from peerd.wire.convert import grouped
 
 SIZES = st.sampled_from([1, 127, 128, 300, 16383, 16384, 1 << 20])
-CODERS = st.sampled_from([(PARTS, PartMessage), (SLICES, SliceMessage), (CALLS, CallMessage), (REPLIES, ReplyMessage)])
+CODERS = st.sampled_from([(ROUNDS, ChunkMessage), (CALLS, CallMessage), (REPLIES, ReplyMessage)])
 
 
 @given(CODERS, SIZES, st.integers(0, 255))
@@ -36,12 +36,12 @@ def test_pieces_are_one_chunk(sizes: list[int]) -> None:
     assert CALLS.serialize(pieces) == CallMessage(chunk=b"".join(pieces)).SerializeToString()
 
 
-@given(st.sampled_from([(PARTS, PartMessage), (CALLS, CallMessage)]), st.just(0) | SIZES, st.integers(0, 3))
+@given(st.sampled_from([(ROUNDS, ChunkMessage), (CALLS, CallMessage)]), st.just(0) | SIZES, st.integers(0, 3))
 @settings(max_examples=40)
 def test_a_header_and_the_chunk_that_comes_with_it(coder: tuple[ChunkCoder, type], size: int, number: int) -> None:
     written, kind = coder
     header, chunk = kind().header, bytes([number]) * size
-    if kind is PartMessage:
+    if kind is ChunkMessage:
         header.slice = number
     else:
         header.attempt = number
@@ -53,9 +53,9 @@ def test_a_header_and_the_chunk_that_comes_with_it(coder: tuple[ChunkCoder, type
 
 def test_a_stream_that_begins_without_a_header_is_refused() -> None:
     of_another = CallMessage(header=CallMessage().header)
-    for message in (PartMessage(chunk=b"x"), PartMessage(), of_another, PARTS.deserialize(b"\x12\x01x")):
+    for message in (ChunkMessage(chunk=b"x"), ChunkMessage(), of_another, ROUNDS.deserialize(b"\x12\x01x")):
         with pytest.raises(BadMessageError, match="no header"):
-            opening(message, PartMessage, "no header")
+            opening(message, ChunkMessage, "no header")
 
 
 def test_pieces_are_grouped_up_to_a_chunk() -> None:
@@ -65,8 +65,8 @@ def test_pieces_are_grouped_up_to_a_chunk() -> None:
 
 
 def test_other_messages_stay_messages() -> None:
-    for message in (PartMessage(header=PartHeader(slice=3)), PartMessage(), PartMessage(chunk=b"")):
-        assert PARTS.deserialize(PARTS.serialize(message)) == message
+    for message in (ChunkMessage(header=ChunkHeader(slice=3)), ChunkMessage(), ChunkMessage(chunk=b"")):
+        assert ROUNDS.deserialize(ROUNDS.serialize(message)) == message
 
 
 @given(st.binary(max_size=40), st.sampled_from([b"", b"\x12", b"\x0a\x00\x12", b"\x0a\x02\x10\x03\x12", b"\x0a"]))
@@ -74,14 +74,14 @@ def test_no_bytes_are_too_odd_to_be_read(data: bytes, tagged: bytes) -> None:
     """Whatever is no chunk, alone or after a header, is read by protobuf, or refused by it."""
     data = (tagged + data) if tagged else data
     try:
-        expected = PartMessage.FromString(data)
+        expected = ChunkMessage.FromString(data)
     except DecodeError:
         with pytest.raises(DecodeError):
-            PARTS.deserialize(data)
+            ROUNDS.deserialize(data)
         return
-    read = PARTS.deserialize(data)
+    read = ROUNDS.deserialize(data)
     if isinstance(read, Headed):
-        assert (read.message, bytes(read.chunk)) == (PartMessage(header=expected.header), expected.chunk)
+        assert (read.message, bytes(read.chunk)) == (ChunkMessage(header=expected.header), expected.chunk)
     else:
         assert (bytes(read.chunk) == expected.chunk) if isinstance(read, Chunk) else (read == expected)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
@@ -16,8 +18,8 @@ from peerd.policy.swarm.spreading import TAG_BYTES
 from peerd.table.forms import bitmap_to
 from peerd.table.record import PeerId
 from peerd.wire import convert
-from peerd.wire.messages import Call, TensorBytes
-from tests.wire.strategies import bitmaps, calls, rosters, tensors
+from peerd.wire.messages import Beat, Call, Frame, TensorBytes, Verified
+from tests.wire.strategies import beats, bitmaps, calls, frames, rosters, tensors, verified
 
 RUN = "f" * 32
 
@@ -43,6 +45,37 @@ def test_a_roster_and_so_its_id_come_back_as_they_were(roster: Roster) -> None:
     assert back.average_id == roster.average_id
 
 
+@given(frames, verified, beats())
+def test_chunks_and_words_of_a_round_come_back_as_they_were(frame: Frame, held: Verified, beat: Beat) -> None:
+    header = averaging_pb2.ChunkHeader.FromString(convert.frame_to(frame).SerializeToString())
+    assert convert.frame_from(header) == frame
+    word = averaging_pb2.Verified.FromString(convert.verified_to(held, bytes(16)).SerializeToString())
+    assert convert.verified_from(word) == held
+    assert convert.id_from(word.average_id) == bytes(16)
+    told = convert.beat_from(averaging_pb2.RoundBeat.FromString(convert.beat_to(beat).SerializeToString()))
+    assert replace(told, still_s=beat.still_s) == beat
+    assert told.still_s == pytest.approx(beat.still_s, abs=1e-3)
+
+
+def test_words_of_a_round_that_are_too_long_are_refused() -> None:
+    many = convert.MAX_ROSTER + 1
+    for message in (
+        averaging_pb2.RoundBeat(average_id=bytes(16), parts=many * [0]),
+        averaging_pb2.RoundBeat(average_id=bytes(16), sums=many * [0]),
+        averaging_pb2.RoundBeat(average_id=bytes(16), carrying=many * [averaging_pb2.Carrying()]),
+        averaging_pb2.RoundBeat(average_id=bytes(15)),
+    ):
+        with pytest.raises(BadMessageError):
+            convert.beat_from(message)
+    with pytest.raises(BadMessageError):
+        convert.verified_from(averaging_pb2.Verified(carried=many * [averaging_pb2.Carried()]))
+    with pytest.raises(BadMessageError):
+        convert.frame_from(averaging_pb2.ChunkHeader(signature=bytes(convert.MAX_SIGNATURE_BYTES + 1)))
+    for changes in ({"codecs": ["none"]}, {"shares": [1]}):
+        with pytest.raises(BadMessageError, match="more codecs or shares"):
+            convert.roster_from(averaging_pb2.Roster(**changes))
+
+
 @given(bitmaps)
 def test_a_ledger_comes_back_as_it_was(bitmap: int) -> None:
     assert convert.bitmap_from(bitmap_to(bitmap)) == bitmap
@@ -58,6 +91,9 @@ def test_junk_is_a_bad_message_or_a_message_but_never_another_error(junk: bytes)
     for read in (
         lambda: convert.call_from(stage_pb2.CallHeader.FromString(junk)),
         lambda: convert.roster_from(averaging_pb2.Roster.FromString(junk)),
+        lambda: convert.frame_from(averaging_pb2.ChunkHeader.FromString(junk)),
+        lambda: convert.verified_from(averaging_pb2.Verified.FromString(junk)),
+        lambda: convert.beat_from(averaging_pb2.RoundBeat.FromString(junk)),
     ):
         try:
             read()

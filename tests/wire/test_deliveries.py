@@ -31,8 +31,8 @@ from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.data_service import DataServicer
 from peerd.wire.deliveries import IN_FLIGHT_BYTES, SLOWEST_BYTES_PER_S, Watch
 from peerd.wire.door import Door
-from peerd.wire.handlers import Receive, ReceivePart
-from peerd.wire.messages import Call, CallResult, Part, TensorBytes
+from peerd.wire.handlers import Receive
+from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.services import AveragingServicer, StageServicer, StateServicer
 from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
@@ -191,7 +191,7 @@ class Buffer(bytearray):
 
 
 class Large:
-    """Answers a microbatch with a gradient, and a part with a slice, of NUM_CHUNKS chunks."""
+    """Answers a microbatch with a gradient of NUM_CHUNKS chunks."""
 
     def __init__(self) -> None:
         self._held: list[weakref.ReferenceType[Buffer]] = []
@@ -213,10 +213,6 @@ class Large:
 
     def absorb(self, *_: object) -> None: ...
 
-    async def reduce(self, _caller: PeerId, _part: Part, receive: ReceivePart) -> tuple[memoryview, ...]:
-        await receive(lambda _num_bytes: None, 1)
-        return self._chunks()
-
 
 def microbatch() -> stage_pb2.CallMessage:
     tokens = encode(torch.zeros(1, dtype=torch.int32))
@@ -225,22 +221,17 @@ def microbatch() -> stage_pb2.CallMessage:
 
 
 @pytest.mark.usefixtures("short")
-async def test_a_caller_that_takes_no_gradient_and_no_slice_keeps_neither_in_memory() -> None:
-    """Nor do its next gradients wait behind that one. The calls still count as open: until they end, it may open fewer others."""
+async def test_a_caller_that_takes_no_gradient_keeps_it_not_in_memory() -> None:
+    """Nor do its next gradients wait behind that one. The call still counts as open: until it ends, it may open fewer others."""
     door, handler = Door(RUN, PATIENCE_S, Traffic()), Large()
-    async with serving([StageServicer(door, cast(Any, handler)), AveragingServicer(door, cast(Any, handler))]) as served:
+    async with serving([StageServicer(door, cast(Any, handler))]) as served:
         gradient = (await served.stub(stage_pb2_grpc.StageStub, "caller")).Backpropagate()
         await gradient.write(microbatch())
         await gradient.write(stage_pb2.CallMessage(chunk=bytes(8)))
-        part = averaging_pb2.PartHeader(average_id=bytes(16), num_bytes=8)
-        sums = (await served.stub(averaging_pb2_grpc.AveragingStub, "caller")).Reduce()
-        await sums.write(averaging_pb2.PartMessage(header=part, chunk=bytes(8)))
         await gradient.read()
-        await sums.read()
-        await until(lambda: handler.held == 2)
+        await until(lambda: handler.held == 1)
         await until(lambda: handler.held == 0)
-        assert door.calls.total == 2
-        for rpc in (gradient, sums):
-            with pytest.raises(grpc.aio.AioRpcError, match="took nothing of the answer for too long"):
-                await read_all(rpc)
+        assert door.calls.total == 1
+        with pytest.raises(grpc.aio.AioRpcError, match="took nothing of the answer for too long"):
+            await read_all(gradient)
     assert door.calls.total == 0

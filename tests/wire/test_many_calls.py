@@ -23,16 +23,17 @@ from peerd.generated import averaging_pb2, stage_pb2, state_pb2, swarm_pb2
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId
 from peerd.wire import budgets, convert
+from peerd.wire.frames import opening_of_round
 from peerd.wire.grpc_server import _handlers
 from tests.wire.callee import BAD, BUSY, GONE, RUN, STATE, Callee
-from tests.wire.test_averaging_service import open_round, part
+from tests.wire.test_averaging_service import open_round
 
 NUM_CALLERS, AT_ONCE = 100, 250
 SMALL, LARGE = 3_000, 100_000
 MOST_GROWN_BYTES = 1 << 20
 ODD_NUMBERS = (0, 1, 2, 7, 1 << 31, (1 << 32) - 1, (1 << 62) + 1)
 Messages = Sequence[bytes]
-NEVER_ANSWERED = {"/peerd.Averaging/Reduce", "/peerd.Averaging/GetAverage", "/peerd.Averaging/GetTied"}
+NEVER_ANSWERED = {"/peerd.Averaging/GetAverage", "/peerd.Averaging/GetTied"}
 """The round never comes together, so there is no average."""
 
 
@@ -65,7 +66,9 @@ class Calls:
             ("/peerd.Stage/Backpropagate", self._microbatch),
             ("/peerd.Stage/Cancel", lambda: [stage_pb2.CancelRequest(call_id=self._bytes(16))]),
             ("/peerd.Averaging/Propose", self._proposal),
-            ("/peerd.Averaging/Reduce", self._part),
+            ("/peerd.Averaging/Give", self._chunks),
+            ("/peerd.Averaging/Take", self._words),
+            ("/peerd.Averaging/Beat", lambda: [averaging_pb2.RoundBeat(average_id=self._id(), parts=self._odd(), sums=self._odd())]),
             ("/peerd.Averaging/Abort", lambda: [averaging_pb2.AbortRequest(average_id=self._bytes(16))]),
             ("/peerd.Averaging/GetAverage", lambda: [averaging_pb2.AverageRequest(run=RUN, stage=1, step=rng.choice((0, 1)))]),
             ("/peerd.Averaging/GetTied", lambda: [averaging_pb2.TiedRequest(run=RUN, id=self._bytes(16))]),
@@ -100,10 +103,21 @@ class Calls:
         roster = replace(self._roster, attempt=self._rng.randrange(1000))
         return [averaging_pb2.Proposal(run=RUN, roster=convert.roster_to(roster))]
 
-    def _part(self) -> list[Any]:
-        average_id = self._roster.average_id if self._rng.randrange(2) else AverageId(self._bytes(16))
-        header = part(average_id, ledger=self._roster.entries[0].done, slice_index=self._rng.randrange(2), num_bytes=self._number())
-        return [averaging_pb2.PartMessage(header=header, chunk=bytes(8)), averaging_pb2.PartMessage(chunk=bytes(100))]
+    def _id(self) -> AverageId:
+        return self._roster.average_id if self._rng.randrange(2) else AverageId(self._bytes(16))
+
+    def _chunks(self) -> list[Any]:
+        """No chunk of the open round: a member that sends a wrong one ends it."""
+        average_id = self._id()
+        chunk = averaging_pb2.ChunkHeader(slice=self._rng.randrange(2), author=self._rng.randrange(2), number=self._number() & 0xFFFFFFFF)
+        rest = [averaging_pb2.ChunkMessage(header=chunk, chunk=bytes(8)), averaging_pb2.ChunkMessage(chunk=bytes(100))]
+        return [opening_of_round(average_id), *(rest if average_id != self._roster.average_id else ())]
+
+    def _words(self) -> list[Any]:
+        return [averaging_pb2.Verified(average_id=self._id()), averaging_pb2.Verified(summed=self._number() & 0xFFFFFFFF)]
+
+    def _odd(self) -> list[int]:
+        return [self._number() & 0xFFFFFFFF for _ in range(self._rng.randrange(4))]
 
     def _number(self) -> int:
         return self._rng.choice(ODD_NUMBERS)
@@ -157,13 +171,19 @@ async def test_nothing_stays_of_any_call_and_none_is_an_error_of_this_daemon(
         for method, _ in calls._kinds:
             by_method[method] = generic.service(SimpleNamespace(method=method, invocation_metadata=())) or by_method.get(method)
 
+    async def called(method: str, messages: Messages) -> grpc.StatusCode:
+        caller = rng.choice(callers)
+        if caller == roster.leader:  # nearly always banned, otherwise
+            callee.door.bans.until_s.pop(caller, None)
+        return await answered(by_method[method], caller, messages)
+
     async def make(number: int) -> None:
         for _ in range(0, number, AT_ONCE):
             if rng.randrange(4):
                 callee.door.bans.until_s.clear()
             chosen = [calls.next() for _ in range(AT_ONCE)]
             async with asyncio.timeout(60):
-                ended = await asyncio.gather(*(answered(by_method[method], rng.choice(callers), messages) for method, messages in chosen))
+                ended = await asyncio.gather(*(called(method, messages) for method, messages in chosen))
             seen.update(zip((method for method, _ in chosen), ended, strict=True))
 
     await make(num_calls // 3)

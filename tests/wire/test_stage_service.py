@@ -258,10 +258,10 @@ async def test_one_that_pauses_gives_back_what_it_has_not_begun_and_finishes_wha
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
-    def slowly(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
+    def slowly(state: StageState, batch: HeldMicrobatch, *let_through: Any) -> BackwardResult:
         begun.set()
         go_on.wait(20)
-        return forward_backward(state, batch)
+        return forward_backward(state, batch, *let_through)
 
     monkeypatch.setattr("peerd.stage.jobs.forward_backward", slowly)
     stub = await callee.served.stub(stage_pb2_grpc.StageStub, callee.caller.peer)
@@ -319,9 +319,9 @@ async def test_a_gradient_asked_for_again_is_given_again_and_not_computed(callee
     """What a replay for an earlier stage asks of those that hold their part still."""
     client, computed = StageClient(callee.links(), RUN), []
 
-    def counted(state: StageState, batch: HeldMicrobatch) -> BackwardResult:
+    def counted(state: StageState, batch: HeldMicrobatch, *let_through: Any) -> BackwardResult:
         computed.append(batch.ticket.index)
-        return forward_backward(state, batch)
+        return forward_backward(state, batch, *let_through)
 
     monkeypatch.setattr("peerd.stage.jobs.forward_backward", counted)
 

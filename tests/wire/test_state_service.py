@@ -18,7 +18,7 @@ from peerd.generated import (
 )
 from peerd.table.record import AverageId, RunId
 from peerd.wire.clients import AveragingClient, StateClient, StateRequest
-from peerd.wire.messages import Part
+from peerd.wire.messages import Beat
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 
@@ -54,10 +54,9 @@ async def test_the_clients_turn_each_status_into_its_error(callee: Callee) -> No
     """So that a caller can tell what it may do about it."""
     with pytest.raises(WrongStateError):
         await SwarmClient(callee.links(), RunId("b" * 32)).gossip(callee.caller.peer, [], PATIENCE_S)
-    header = Part(AverageId(bytes(16)), 0, 0, 8)
     client = AveragingClient(callee.links(), RUN)
     with pytest.raises(WrongStateError):
-        await client.reduce(callee.caller.peer, header, [memoryview(bytes(8))], PATIENCE_S, lambda _moved: None)
+        await client.beat(callee.caller.peer, Beat(AverageId(bytes(16)), (), (), 0.0), PATIENCE_S)
     with pytest.raises(BadMessageError):
         await SwarmClient(callee.links(), RUN).gossip(callee.caller.peer, [callee.forged()], PATIENCE_S)
     with pytest.raises(BusyError) as banned:

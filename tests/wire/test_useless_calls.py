@@ -95,7 +95,7 @@ async def test_a_flood_of_calls_that_change_nothing_slows_down_and_nobody_else(c
     roster, me = Roster(1, 0, 0, mine.peer, (entry_of(mine),)), callee.me
     calls: dict[str, Callable[[], Awaitable[object]]] = {
         "cancel": lambda: stage.cancel(me, token_bytes(16), PATIENCE_S),
-        "abort": lambda: averaging.abort(me, AverageId(token_bytes(16)), PATIENCE_S),
+        "abort": lambda: averaging.abort(me, AverageId(token_bytes(16)), "", "", PATIENCE_S),
         "propose": lambda: averaging.propose(me, roster, PATIENCE_S),
         "another run": lambda: SwarmClient(callee.links(), RunId("b" * 32)).gossip(me, [], PATIENCE_S),
     }

@@ -15,6 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MOST_CHUNK_BYTES = 1 << 20
+LEAST_CHUNK_BYTES, LEAST_SLOW_BYTES = 1 << 14, 1 << 10
+"""A smaller chunk costs more in words about it than in bytes. Of a round that takes more than an averaging time it may be as small as the
+second: it has to move in that time."""
 WINDOW = 4
 """A reducer keeps so many chunks of each member's part that wait for those of others."""
 ROWS = 8
@@ -75,7 +78,10 @@ def sum_limit(num_summed: int, num_arrived: int) -> int:
 
 def num_chunks(slice_bytes: Sequence[int], within_s: float, averaging_s: float) -> int:
     """The number of chunks of each slice, where the proposal assumes that the round takes no longer than `within_s`."""
-    return max(math.ceil(ROWS * within_s / averaging_s), math.ceil(max(slice_bytes) / MOST_CHUNK_BYTES))
+    largest = max(slice_bytes)
+    least = LEAST_CHUNK_BYTES if within_s <= averaging_s else LEAST_SLOW_BYTES
+    rows = min(math.ceil(ROWS * within_s / averaging_s), largest // least)
+    return max(rows, math.ceil(largest / MOST_CHUNK_BYTES), 1)
 
 
 def chunk_bytes(slice_bytes: int, num_chunks: int, number: int) -> int:

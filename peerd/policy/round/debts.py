@@ -268,6 +268,10 @@ class Debts:
     def owed_by(self, member: int) -> list[Edge]:
         return [Edge(member, target) for target, edge in enumerate(self._edges[member]) if edge.runs]
 
+    def owed_s(self, member: int, now_s: float) -> float:
+        """For how many seconds this member has owed something, to anybody."""
+        return self._totals[member].shows_s(now_s)
+
     def is_still(self, edge: Edge, now_s: float) -> bool:
         """Whether nothing arrives over this edge, so that a mate should carry it."""
         clock = self._edges[edge.source][edge.target]

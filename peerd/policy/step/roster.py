@@ -15,8 +15,10 @@ from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Vo
 from peerd.table.view import LiveView
 
 ROUNDS_BEFORE_VOID = 2
-LEAST_REDUCERS = 1 / 3
-"""The share of the members that must be left to reduce slices. It bounds what the words of one peer about its links can cost."""
+WHOLE = 1 << 16
+"""What the shares of a roster sum to."""
+MOST_CHUNKS = 1 << 20
+MOST_EXPECTED_S = 1e6
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,35 +33,33 @@ class RosterEntry:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Entries sorted by peer. `attempt`, `leader` and a codec that the leader has chosen make the id of every round unique."""
+    """Entries sorted by peer. `attempt`, `leader` and what the leader has chosen make the id of every round unique."""
 
     stage: int
     step: int
     attempt: int
     leader: PeerId
     entries: tuple[RosterEntry, ...]
-    codec: str = ""
-    """The codec of parts and slices, if the run leaves the choice to the leader; empty: the manifest's codec."""
-    spared: tuple[PeerId, ...] = ()
-    """Members that reduce no slice, because some member cannot call them: hole 22 (one way to a mate)."""
+    codecs: tuple[str, ...] = ()
+    """The codec of what each member sends, in the order of the entries, if the run leaves the choice to the leader; else the manifest's."""
+    shares: tuple[int, ...] = ()
+    """What each member reduces, of `WHOLE`; empty: all the same."""
+    num_chunks: int = 1
+    """The number of chunks of each slice."""
+    expected_s: float = 0.0
+    """How long the round takes at the rates that the leader believes, in seconds; 0: no other member takes part."""
 
     @property
     def average_id(self) -> AverageId:
         parts: list[bytes | str | int] = ["average", self.stage, self.step, self.attempt, self.leader]
         for entry in self.entries:
             parts += [entry.peer, entry.incarnation, entry.ledger_no, hex(entry.done)]
-        parts += [self.codec] if self.codec else []
-        parts += ["spared", *self.spared] if self.spared else []
+        parts += ["round", *self.codecs, *self.shares, self.num_chunks, self.expected_s.hex()]
         return AverageId(digest(*parts))
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(entry.peer for entry in self.entries)
-
-    @property
-    def reducers(self) -> tuple[PeerId, ...]:
-        """The members that reduce a slice each, in the order of the slices."""
-        return tuple(peer for peer in self.peers if peer not in self.spared)
 
     def entry_of(self, peer: PeerId) -> RosterEntry | None:
         return next((entry for entry in self.entries if entry.peer == peer), None)
@@ -104,13 +104,6 @@ def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
     return next(iter(turns(members)), None)
 
 
-def to_spare(members: Sequence[PeerRecord]) -> tuple[PeerId, ...]:
-    """Members that some member cannot call (hole 22). None if too few would be left to reduce: then one is left out (hole 19)."""
-    unreached = {peer for m in members for peer in m.unreached if peer != m.peer}
-    spared = tuple(sorted(m.peer for m in members if m.peer in unreached))
-    return spared if len(members) - len(spared) >= LEAST_REDUCERS * len(members) else ()
-
-
 def dead_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
     """Pairs of live peers of a stage, of which the first cannot call the second."""
     stage_records = live.of_stage(stage)
@@ -134,7 +127,7 @@ def compose(
     entries = tuple(sorted(entry_of(m) for m in members))
     if why_inexact(entries, num_microbatches) is not None:
         return None
-    return Roster(mine.stage, mine.step, attempt, mine.peer, entries, spared=to_spare(members))
+    return Roster(mine.stage, mine.step, attempt, mine.peer, entries)
 
 
 def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int) -> bool:
@@ -161,8 +154,12 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | 
         return "the ledger of this peer has changed since"
     if roster.leader not in roster.peers:
         return "the proposer is not in its roster"
-    if not roster.reducers:
-        return "nobody reduces"
+    if not 1 <= roster.num_chunks <= MOST_CHUNKS or not 0 <= roster.expected_s <= MOST_EXPECTED_S:
+        return "its number of chunks, or the time that it expects, is out of range"
+    if roster.shares and (len(roster.shares) != len(roster.entries) or min(roster.shares) < 0 or sum(roster.shares) != WHOLE):
+        return "its shares do not make a whole"
+    if roster.codecs and len(roster.codecs) != len(roster.entries):
+        return "it does not name one codec for each member"
     return why_inexact(roster.entries, num_microbatches)
 
 

@@ -60,7 +60,7 @@ class Sidelining:
             self._count(named, judge, lasted_s, now_s)
 
     def failed(self, roster: Roster, absent: Collection[PeerId], lasted_s: float, now_s: float) -> None:
-        """Note a round that failed after `lasted_s`, and the members of which nothing came (`absent_from`)."""
+        """Note a round that failed after `lasted_s`, and the members of which nothing came ."""
         if not absent:
             return
         self.gave_up(roster)
@@ -140,16 +140,3 @@ class Sidelining:
     def last_in_turn(self, step: int) -> tuple[PeerId, ...]:
         """The last members to propose in this step: those that have led a round in vain, and then those that rounds have waited for."""
         return (*self._led, *self._waited_for) if step == self._step else ()
-
-
-def absent_from(roster: Roster, me: PeerId, heard: Collection[PeerId], lasted_s: float, averaging_s: float) -> frozenset[PeerId]:
-    """The members to which a failed round at this peer is owed: those of which it has not heard. Nobody where it cannot tell.
-
-    `heard` are the members whose parts have arrived, or begun to. A peer that reduces nothing is sent none, in a short round they are on
-    their way, and if half of the others are absent, the fault is here.
-    """
-    others = set(roster.peers) - {me}
-    absent = frozenset(others.difference(heard))
-    if me not in roster.reducers or lasted_s < averaging_s / 2:
-        return frozenset()
-    return absent if len(absent) == 1 or 2 * len(absent) < len(others) else frozenset()

@@ -31,10 +31,13 @@ from peerd.policy.step.recovery import (
     step_of_stage_left_behind,
     step_to_go_back_to,
 )
-from peerd.policy.step.roster import compose, dead_links, to_spare
+from peerd.policy.step.roster import compose
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy
 from peerd.table.record import Phase
+
+LONG_ROUND_S = 2.0
+"""A round that is expected to take so long says how long it takes."""
 
 
 def decide(now: Situation) -> Act:
@@ -168,9 +171,6 @@ def _close_round(now: Situation) -> Act | None:
         return acts.CloseRound("nobody makes progress, and no judge says anything")
     present = {(r.peer, r.incarnation) for r in now.live.records} | {(mine.peer, mine.incarnation)}
     gone = [entry.peer for entry in roster.entries if (entry.peer, entry.incarnation) not in present]
-    cut = [(one, other) for one, other in dead_links(now.live, mine.stage) if one in roster.peers and other in roster.reducers]
-    if cut and to_spare(now.live.members(mine.stage, mine.step)) != roster.spared:
-        return acts.CloseRound(f"{cut[0][0]} cannot call {cut[0][1]}")
     return acts.CloseRound(f"{gone[0]} left the round") if gone else None
 
 
@@ -308,7 +308,8 @@ def _why_wait(now: Situation) -> str:
         case Phase.AVERAGED:
             return _why_uncommitted(now)
         case Phase.AVERAGING:
-            return "the round is under way"
+            expected_s = now.own.round_roster.expected_s if now.own.round_roster is not None else 0.0
+            return f"the round is under way, and takes about {expected_s:.0f} s" if expected_s >= LONG_ROUND_S else "the round is under way"
     if now.rules.last_step and now.mine.step >= now.rules.last_step:
         return "the run is complete"
     return "microbatches are still missing"

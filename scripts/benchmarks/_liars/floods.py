@@ -37,7 +37,7 @@ def _kinds(peer: Peer) -> dict[str, Kind]:
         "gossip": lambda other: client.gossip(other, [raw.raw for raw in peer.membership.raws.values()][:64], _speech.TIMEOUT_S),
         "news": lambda other: client.ask_for_news(other, [token_bytes(TAG_BYTES) for _ in range(MOST_TAGS)], _speech.TIMEOUT_S),
         "want_all": whole_table,
-        "aborts": lambda other: rounds.abort(other, AverageId(token_bytes(16)), _speech.TIMEOUT_S),
+        "aborts": lambda other: rounds.abort(other, AverageId(token_bytes(16)), "", "", _speech.TIMEOUT_S),
         "proposals": propose,
         "cancels": lambda other: stages.cancel(other, token_bytes(16), _speech.TIMEOUT_S),
     }

@@ -11,7 +11,7 @@ from typing import Any
 from peerd.daemon.peer import Peer
 from peerd.errors import PeerdError
 from peerd.generated import averaging_pb2, averaging_pb2_grpc, stage_pb2, stage_pb2_grpc
-from peerd.link.links import CHUNK_BYTES, remote_errors
+from peerd.link.links import remote_errors
 from peerd.models.stages import input_of, labels_shape
 from peerd.table.record import PeerId
 from peerd.wire import convert
@@ -22,7 +22,7 @@ from scripts.benchmarks._liars import _speech
 async def lie(peer: Peer, arguments: Mapping[str, Any]) -> None:
     """`calls`: how many at each peer; `num_bytes`: what each announces, 0 for the right size; `every_s`: seconds between two bytes."""
     count, num_bytes, every_s = int(arguments["calls"]), int(arguments["num_bytes"]), float(arguments["every_s"])
-    kinds = [_part if number % 2 else _call for number in range(count)]
+    kinds = [_chunk if number % 2 else _call for number in range(count)]
     pause_s = count * _speech.PAUSE_S  # what the open calls hold is to be seen, and not what the refused ones cost
     await asyncio.gather(
         *(_on_and_on(partial(kind, peer, victim, num_bytes, every_s), pause_s) for victim in _speech.others(peer) for kind in kinds)
@@ -55,11 +55,11 @@ async def _call(peer: Peer, victim: PeerId, num_bytes: int, every_s: float) -> N
         pass
 
 
-async def _part(peer: Peer, victim: PeerId, num_bytes: int, every_s: float) -> None:
-    """A part of a round that nobody opened."""
-    header = averaging_pb2.PartHeader(average_id=token_bytes(16), num_bytes=num_bytes or CHUNK_BYTES)
+async def _chunk(peer: Peer, victim: PeerId, _num_bytes: int, every_s: float) -> None:
+    """A chunk of a round that nobody opened."""
+    header = averaging_pb2.ChunkHeader(average_id=token_bytes(16))
     stub = averaging_pb2_grpc.AveragingStub(await peer.network.links.channel(victim, for_tensors=True))
-    async for _reply in stub.Reduce(_trickle(averaging_pb2.PartMessage, header, every_s)):
+    async for _reply in stub.Give(_trickle(averaging_pb2.ChunkMessage, header, every_s)):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Parts that come before the proposal of their round: nothing of their bytes is read until the roster says how many they are."""
+"""Calls of a round that come before its proposal: nothing of their chunks is read until the roster says how many there are."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from peerd.link.few_each import FewEach
 from peerd.table.record import PeerId
 
 MOST_EACH = 2
-"""Parts of one member that wait: it may have given one round up already, and begun the next."""
+"""Calls of one member that wait: it may have given one round up already, and begun the next."""
 MOST_STRANGERS = 4
-"""Parts that wait of peers of which this peer has not heard that they serve its stage; a new mate may be among them."""
+"""Calls that wait of peers of which this peer has not heard that they serve its stage; a new mate may be among them."""
 Found = TypeVar("Found")
 
 
-class EarlyParts:
-    """Lets parts wait for their rounds, for `patience_s` at most."""
+class EarlyCalls:
+    """Lets calls wait for their rounds, for `patience_s` at most."""
 
     def __init__(self, patience_s: float, is_mate: Callable[[PeerId], bool]) -> None:
         self._patience_s = patience_s
@@ -37,7 +37,7 @@ class EarlyParts:
             return found
         with self._waiting.by(caller, MOST_EACH, MOST_STRANGERS) as may_wait:
             if not may_wait:
-                raise BusyError("other parts wait for their rounds here")
+                raise BusyError("other calls wait for their rounds here")
             try:
                 async with asyncio.timeout(self._patience_s):
                     while (found := find()) is None:

@@ -1,0 +1,132 @@
+"""A judge of a round: what all members have, as they tell it, and whom the round ends without if it does not move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from peerd.averaging.exchange import Exchange
+from peerd.policy.round.debts import BEHIND, HEARD, Debts, Edge
+from peerd.policy.round.edges import PastEdges, mate_for, named_by, whom_to_leave_out
+from peerd.policy.step.judging import judges_of
+from peerd.policy.step.roster import Roster
+from peerd.wire.messages import Beat
+
+SLOWDOWN = 20.0
+"""How many times slower than expected a link may become in the middle of a round: a home's line that others begin to use, too."""
+
+
+def within_s(roster: Roster, averaging_s: float) -> float:
+    """How long the round may take at the rates that its debts assume, in seconds. At half of them a member is at fault."""
+    return max(averaging_s, SLOWDOWN * roster.expected_s)
+
+
+MEASURABLE = 0.05
+"""Averaging times for which a member has to owe: shorter transfers show delays and computing, and not a line."""
+
+
+class Ruling(NamedTuple):
+    """Whom the next round goes on without."""
+
+    member: int
+    reason: str
+
+
+class Judge:
+    """Members are numbered by their places in the roster. Times are seconds on the caller's monotonic clock."""
+
+    def __init__(self, exchange: Exchange, averaging_s: float, past: PastEdges, now_s: float) -> None:
+        roster, layout = exchange.roster, exchange.layout
+        self._averaging_s = averaging_s
+        self._rank = judges_of(roster).index(roster.peers[exchange.me])
+        self._me = exchange.me
+        self.debts = Debts(layout.slice_bytes, layout.num_chunks, within_s(roster, averaging_s), averaging_s, now_s)
+        self._layout = layout
+        self._past = past.among(roster.peers)
+        self._told_s, self._has_told = [now_s for _ in self.debts.members], [False for _ in self.debts.members]
+        self._able = sorted(self.debts.members, key=lambda member: -(roster.shares[member] if roster.shares else 0))
+        """Members in the order in which they are to carry for others: those with the best links first."""
+        self._tried: dict[Edge, tuple[tuple[int, ...], float]] = {}
+        """By edge: the mates that were to carry what does not pass over it, and since when the last one."""
+        self.edges: set[Edge] = set()
+        """Told or seen in this round."""
+
+    def told(self, member: int, beat: Beat, now_s: float) -> bool:
+        """Take what a member says that it has. Returns whether anything has moved since."""
+        debts = self.debts
+        debts.heard(member, now_s)
+        self._told_s[member], self._has_told[member] = now_s, True
+        before = sum(map(sum, debts.parts)) + sum(map(sum, debts.sums))
+        for author, chunks in zip(debts.members, beat.parts, strict=False):
+            if author != member:
+                debts.told_part(author, member, chunks, now_s)
+        for reducer, chunks in zip(debts.members, beat.sums, strict=False):
+            if reducer != member:
+                debts.told_sum(reducer, member, chunks, now_s)
+        for other in self._untold(now_s):
+            if other < min(len(beat.given_parts), len(beat.given_sums)) and other != member:
+                debts.told_part(member, other, beat.given_parts[other], now_s)
+                debts.told_sum(member, other, beat.given_sums[other], now_s)
+        for edge, chunks in beat.carried.items():
+            if debts.carriers.get(edge) == member:
+                debts.told_carried(edge, chunks, now_s)
+        return sum(map(sum, debts.parts)) + sum(map(sum, debts.sums)) > before
+
+    def _untold(self, now_s: float) -> list[int]:
+        """Members that tell this judge nothing: what senders say of them counts in their place."""
+        return [other for other, told_s in enumerate(self._told_s) if now_s - told_s > HEARD * self._averaging_s]
+
+    def look(self, now_s: float) -> list[Edge]:
+        """Take notice of the time. Returns the edges over which too little passes."""
+        self.debts.heard(self._me, now_s)
+        self.debts.look(now_s)
+        edges = self.debts.behind(now_s)
+        self.edges.update(edges)
+        return edges
+
+    def mates_for(self, edges: Sequence[Edge], now_s: float) -> dict[Edge, int]:
+        """Let mates carry what does not pass: over an edge, or over one of the two hops through another mate. Returns who carries what."""
+        debts = self.debts
+        still = [edge for edge in edges if debts.is_still(edge, now_s)]
+        for edge in dict.fromkeys([*still, *(each for hop in still for each in debts.over(hop))]):
+            tried, since_s = self._tried.get(edge, ((), -math.inf))
+            if now_s < since_s + BEHIND * self._averaging_s:
+                continue
+            mate = mate_for(edge, {*self.edges, *self._past}, self._able, tried)
+            if mate is not None and (edge in debts.carriers or debts.owes(*edge)):
+                self._tried[edge] = (*tried, mate), now_s
+                debts.carry(edge, mate, now_s)
+        return dict(debts.carriers)
+
+    def verdict(self, edges: Sequence[Edge], now_s: float) -> Ruling | None:
+        """The member that the round is ended without; None while nobody is at fault. A judge of rank k waits k averaging times longer."""
+        for fault in self.debts.at_fault(now_s, later=self._rank):
+            owed = self.debts.owed_by(fault.member)
+            owed = [edge for edge in owed if edge in edges] or owed
+            worst = whom_to_leave_out(owed, {*self.edges, *self._past, *owed}, self._tellers)
+            named = named_by(self._me, worst, fault.member, len(self.debts.members))
+            if named is not None:
+                return Ruling(named, fault.reason if named == fault.member else "what others owe it does not arrive")
+        return None
+
+    @property
+    def _tellers(self) -> list[int]:
+        """Members that say what they have."""
+        return [member for member, has_told in enumerate(self._has_told) if has_told]
+
+    def rates(self, now_s: float) -> dict[int, float]:
+        """Bytes per second that each member sent while it owed some."""
+        debts, layout, found = self.debts, self._layout, {}
+        for member in debts.members:
+            owed_s = debts.owed_s(member, now_s)
+            parts = sum(here * self._mean_bytes(k, member) for k, here in enumerate(debts.parts[member]) if k != member)
+            sums = sum(here for i, here in enumerate(debts.sums[member]) if i != member) * layout.slice_bytes[member] / layout.num_chunks
+            if owed_s > MEASURABLE * self._averaging_s and parts + sums > 0:
+                found[member] = (parts + sums) / owed_s
+        return found
+
+    def _mean_bytes(self, slice_number: int, sender: int) -> float:
+        """The mean size of a chunk of this slice, as the member sends it."""
+        layout = self._layout
+        return layout.num_bytes(slice_number, layout.num_chunks // 2, sender) if layout.chunks_of(slice_number) else 0.0

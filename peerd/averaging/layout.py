@@ -1,0 +1,76 @@
+"""Which elements of the accumulator each chunk of a round is: slices by the members' shares, and each cut into as many chunks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cached_property
+
+from peerd.averaging.compression import Compression, Elements
+from peerd.config.codec import Codec
+from peerd.policy.step.roster import WHOLE, Roster
+
+
+class RoundLayout:
+    """The chunks of one round. Members are numbered by their places in the roster; member k reduces slice k."""
+
+    def __init__(self, roster: Roster, length: int, compression: Compression, codecs: Sequence[Codec]) -> None:
+        """`length`: elements of the accumulator; `codecs`: of what each member sends."""
+        self.num_members = len(roster.entries)
+        self.num_chunks = roster.num_chunks
+        self.codecs = tuple(codecs)
+        self._length = length
+        self._compression = compression
+        bounds = _bounds(length, roster.shares or (1,) * self.num_members)
+        borders = compression.borders if any(codec.rank for codec in codecs) else ()
+        self._cuts = [_cuts(start, end, roster.num_chunks, borders) for start, end in bounds]
+
+    def is_empty(self, member: int) -> bool:
+        """Whether this member reduces nothing."""
+        return self._cuts[member][0] == self._cuts[member][-1]
+
+    def chunks_of(self, member: int) -> int:
+        """The number of chunks of its slice."""
+        return 0 if self.is_empty(member) else self.num_chunks
+
+    def piece(self, slice_number: int, number: int, sender: int) -> Elements:
+        """The elements of one chunk, as this member sends them."""
+        start, end = self._cuts[slice_number][number : number + 2]
+        return self._compression.piece(self._length, start, end, self.codecs[sender])
+
+    def num_bytes(self, slice_number: int, number: int, sender: int) -> int:
+        """The encoded size of one chunk."""
+        return self._compression.num_bytes(self.piece(slice_number, number, sender))
+
+    @cached_property
+    def slice_bytes(self) -> list[int]:
+        """The size of each slice, as its reducer sends it."""
+        return [sum(self.num_bytes(k, number, k) for number in range(self.chunks_of(k))) for k in range(self.num_members)]
+
+
+def _bounds(length: int, shares: Sequence[int]) -> list[tuple[int, int]]:
+    whole, before, found = sum(shares), 0, []
+    for share in shares:
+        found.append((length * before // whole, length * (before + share) // whole))
+        before += share
+    return found
+
+
+def _cuts(start: int, end: int, num_chunks: int, borders: Sequence[int]) -> list[int]:
+    """The bounds of chunks of about the same size; each lies where a parameter ends, if one ends within half a chunk."""
+    even = [start + (end - start) * number // num_chunks for number in range(num_chunks + 1)]
+    reach = (end - start) / num_chunks / 2
+    return [start, *(_nearest(cut, borders, reach) for cut in even[1:-1]), end] if borders else even
+
+
+def _nearest(cut: int, borders: Sequence[int], reach: float) -> int:
+    place = bisect_left(borders, cut)
+    near = [border for border in borders[max(0, place - 1) : place + 1] if abs(border - cut) < reach]
+    return min(near, key=lambda border: abs(border - cut), default=cut)
+
+
+def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
+    """Shares of `WHOLE` in proportion to these weights, which sum to 1; what rounding leaves over goes to the largest."""
+    shares = [int(WHOLE * weight) for weight in weights]
+    shares[max(range(len(shares)), key=weights.__getitem__)] += WHOLE - sum(shares)
+    return tuple(shares)

@@ -1,0 +1,88 @@
+"""What a leader proposes: exact codecs while averaging costs little of a step, less as it costs more, and slices as the links are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.averaging.compression import Compression
+from peerd.averaging.proposing import AVERAGING_SHARE, LEEWAY, Proposing
+from peerd.config.codec import parse_averaged, parse_codec
+from peerd.policy.round.chunks import MOST_CHUNK_BYTES, ROWS
+from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster, RosterEntry, why_never
+from peerd.table.record import PeerId
+from tests.strategies import member
+
+LENGTH = 1_000_000
+AVERAGING_S = 10.0
+Rate = tuple[float | None, float | None]
+NAMES = [PeerId(f"p{number}") for number in range(8)]
+rates_told = st.tuples(st.none() | st.floats(0.0, 1e12), st.none() | st.floats(0.0, 1e12))
+
+
+def roster_of(num_members: int) -> Roster:
+    entries = tuple(RosterEntry(peer, 0, 0, 1 << number) for number, peer in enumerate(NAMES[:num_members]))
+    return Roster(0, 0, 0, NAMES[0], entries)
+
+
+def planned(told: Sequence[Rate], allowed: str = "none", step_s: float = 1e9, length: int = LENGTH) -> Roster:
+    """What is proposed for members that say this of their links, up and down, after a step that took so long."""
+    rates: Mapping[PeerId, Rate] = dict(zip(NAMES, told, strict=False))
+    codecs = parse_averaged(allowed)
+    proposing = Proposing(codecs, AVERAGING_S, rates.__getitem__, 0.0)
+    return proposing.planned(roster_of(len(told)), Compression(codecs, torch.float32), length, step_s)
+
+
+@pytest.mark.parametrize("allowed", ["none", "int8", "topk:0.1", "powersgd:2"])
+def test_what_the_manifest_says_no_leader_changes(allowed: str) -> None:
+    assert planned([(1e3, 1e3)] * 3, allowed, step_s=0.1).codecs == ()
+
+
+@pytest.mark.parametrize(("step_s", "codec"), [(1000.0, "none"), (80.0, "none"), (60.0, "bfloat16"), (30.0, "int8"), (1.0, "topk:0.05")])
+def test_a_step_that_computes_for_a_shorter_time_is_compressed_more(step_s: float, codec: str) -> None:
+    """An exact accumulator takes 4 MB, and a pair exchanges it once each way."""
+    assert planned([(0.5e6, 0.5e6)] * 2, "auto", step_s).codecs == (codec, codec)
+
+
+def test_who_has_the_slow_line_takes_the_codec_with_fewer_bytes() -> None:
+    names = planned([(10e6, 10e6), (10e6, 10e6), (0.2e6, 10e6)], "auto", step_s=60.0).codecs
+    assert names[:2] == ("none", "none")
+    assert parse_codec(names[2]).num_bytes(LENGTH) < parse_codec("none").num_bytes(LENGTH)
+
+
+@given(st.lists(st.floats(1e3, 1e9), min_size=2, max_size=8), st.floats(0.01, 1e4))
+def test_with_what_is_proposed_averaging_takes_its_share_or_some_line_allows_no_less(rates: list[float], step_s: float) -> None:
+    plan = planned([(rate, rate) for rate in rates], "auto", step_s)
+    assert plan.expected_s <= 1.2 * AVERAGING_SHARE * step_s + 0.01 * AVERAGING_S or "topk:0.05" in plan.codecs
+
+
+@given(st.lists(rates_told, min_size=1, max_size=8), st.sampled_from(["none", "auto", "powersgd:2"]), st.integers(1, 10**7))
+def test_whatever_links_are_said_to_be_the_roster_is_one_that_members_join(told: list[Rate], allowed: str, length: int) -> None:
+    plan = planned(told, allowed, length=length)
+    mine = member(NAMES[0], done=1)
+    assert why_never(mine, plan, len(told)) is None
+    assert 1 <= plan.num_chunks <= MOST_CHUNKS
+    assert 0.0 <= plan.expected_s <= MOST_EXPECTED_S
+    assert sum(plan.shares) == (WHOLE if plan.shares else 0)
+    assert len(plan.codecs) == (len(told) if allowed == "auto" and len(told) > 1 else 0)
+
+
+def test_a_slow_line_reduces_less_and_one_that_is_hardly_slower_as_much() -> None:
+    slow = planned([(10e6, 10e6), (10e6, 10e6), (10e6, 10e6), (0.1e6, 0.1e6)])
+    assert slow.shares[3] < min(slow.shares[:3])
+    assert planned([(10e6, 10e6), (10e6, 10e6), (9.9e6, 9.9e6)]).shares == ()
+    assert planned([(10e6, 10e6), (0.1e6, 0.1e6)]).shares == (), "of two each reduces a half, whatever the rates are"
+
+
+def test_slower_lines_get_finer_chunks_and_none_is_larger_than_a_mebibyte() -> None:
+    fast, slow = planned([(1e9, 1e9)] * 2, length=10**8), planned([(1e6, 1e6)] * 2, length=10**8)
+    assert 4 * 10**8 / 2 / fast.num_chunks <= MOST_CHUNK_BYTES
+    assert slow.num_chunks >= ROWS * LEEWAY * slow.expected_s / AVERAGING_S > fast.num_chunks
+
+
+def test_nothing_is_planned_for_a_member_that_is_alone() -> None:
+    assert planned([(1e6, 1e6)]) == roster_of(1)
