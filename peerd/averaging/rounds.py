@@ -124,7 +124,8 @@ class Rounds:
                 proposal.cancel()
         if reason:
             current = self.open if self.open is not None and self.open.roster is roster else None
-            await self.leave(roster.average_id, reason, current.waited_in_vain_for if current is not None else "")
+            self._tell_closed(roster, current.waited_in_vain_for if current is not None else "", reason)
+            await self.close(roster.average_id, reason)
         return reason
 
     async def _over_of(self, roster: Roster) -> str:
@@ -323,10 +324,10 @@ class Rounds:
 
     # Closing, adopting
 
-    async def leave(self, average_id: AverageId, reason: str, named: str = "") -> None:
+    async def leave(self, average_id: AverageId, reason: str) -> None:
         """Close the round of this id, and tell the others: without this peer they cannot finish it."""
         if self.open is not None and self.open.roster.average_id == average_id:
-            self._tell_closed(self.open.roster, named, reason)
+            self._tell_closed(self.open.roster, reason=reason)
         await self.close(average_id, reason)
 
     async def close(self, average_id: AverageId, reason: str = "", judge: PeerId | None = None, named: PeerId | None = None) -> None:
