@@ -100,7 +100,8 @@ def test_a_member_that_moves_less_than_half_of_what_is_assumed_is_at_fault_after
             sent = int(rate * number)
             debts.told_part(0, 1, (sent + 1) // 2, float(number))
             debts.told_sum(0, 1, sent // 2, float(number))
-            looks_at(debts, float(number))
+            debts.told_sum(1, 0, (sent + 1) // 2, number + 0.1)
+            looks_at(debts, number + 0.1)
         faults = [fault.member for fault in debts.at_fault(3 * T + 1)]
         assert (0 in faults) == is_slow
 
@@ -263,3 +264,17 @@ def test_a_line_that_changes_its_rate_passes_what_it_can() -> None:
 def test_a_break_cuts_off_a_member_or_two_from_each_other() -> None:
     assert [LinkBreak(0.0, 1.0, 0).cuts(*pair) for pair in ((0, 1), (2, 0), (1, 2))] == [True, True, False]
     assert [LinkBreak(0.0, 1.0, 0, 2).cuts(*pair) for pair in ((0, 1), (2, 0), (0, 2))] == [False, True, True]
+
+
+def test_where_all_members_are_slower_than_assumed_nobody_is_too_slow() -> None:
+    """The rates that the proposal believed were old: 47 times what the lines carry."""
+    debts, chunks = Debts([320, 320], 320, T, T), 0
+    for tick in range(1, 80):
+        now_s = tick * T / 8
+        chunks += tick % 2
+        for one, other in ((0, 1), (1, 0)):
+            debts.heard(one, now_s)
+            debts.told_part(one, other, chunks, now_s)
+            debts.told_sum(one, other, chunks, now_s)
+        debts.look(now_s)
+        assert debts.at_fault(now_s) == []

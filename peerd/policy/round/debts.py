@@ -6,7 +6,8 @@ half a chunk is none. A member owes only what it could send now: for a part the 
 are there. So who waits for others owes nothing, and while a round is not done somebody owes. A member is at fault
 
 - once it has owed for one averaging time, to anybody, and no chunk of its has arrived anywhere; or
-- once it has owed for three, and in the last three has moved less than half of what the proposal assumed of it.
+- once it has owed for three, and in the last three has moved less than half of what the proposal assumed of it, and moves less than half as
+  fast as another member. Where all are as slow, the proposal was wrong: rates that are believed may be old.
 
 What does not pass from one to the other may go through a mate (`carry`). Then the sender owes it to the mate, and the mate to the receiver.
 
@@ -251,7 +252,7 @@ class Debts:
                 continue
             if total.still_s(now_s) >= (STILL + later) * self._averaging_s:
                 found.append(AtFault(member, "it owes chunks, and none of its arrived anywhere"))
-            elif self._is_slow(member, (SLOW + later) * self._averaging_s, now_s):
+            elif self._is_slow(member, (SLOW + later) * self._averaging_s, now_s) and self._is_slowest(member, now_s):
                 found.append(AtFault(member, "what it owes comes at less than half of the rate assumed"))
         return found
 
@@ -300,6 +301,11 @@ class Debts:
             moved += edge.moved - (look.moved[member][k] if look else 0.0)
             due += edge.due_by(now_s) - (look.due[member][k] if look else 0.0)
         return moved < LEAST_OF_ASSUMED * due
+
+    def _is_slowest(self, member: int, now_s: float) -> bool:
+        """Whether some other member moves more than twice as fast while it owes. Where all are slow, the assumption was wrong."""
+        paces = [total.moved / max(total.shows_s(now_s), 1e-9) for total in self._totals]
+        return paces[member] < LEAST_OF_ASSUMED * max(pace for other, pace in enumerate(paces) if other != member)
 
     def _is_behind_since(self, look: _Look | None, source: int, target: int, now_s: float) -> bool:
         if look is None:
