@@ -79,7 +79,7 @@ class Exchange:
     def is_done(self) -> bool:
         return all(here >= self.layout.chunks_of(k) for k, here in enumerate(self.sums_here))
 
-    def look_whether_done(self) -> None:
+    def _look_whether_done(self) -> None:
         if self.is_done:
             self.done.set()
 
@@ -87,7 +87,7 @@ class Exchange:
         """Sum what takes nobody else: everything, where this member is alone."""
         if self.layout.num_members == 1:
             self.sums_here[0] = await self._executor.run(Priority.CONTROL, self._sum_alone)
-        self.look_whether_done()
+        self._look_whether_done()
 
     def _sum_alone(self) -> int:
         for number in range(self.layout.num_chunks):
@@ -107,7 +107,7 @@ class Exchange:
 
     async def frame(self, slice_number: int, author: int, number: int, to: int) -> Frame:
         """Return a chunk of this member's part, of its sum, or of another's sum that is here."""
-        chunks = self._sum_chunk(slice_number, number) if author == slice_number else await self.part(slice_number, number)
+        chunks = self._sum_chunk(slice_number, number) if author == slice_number else await self._part(slice_number, number)
         frame = Frame(slice_number, author, number, to, chunks=chunks)
         if self.layout.num_members < 3:
             return frame  # nobody could carry it
@@ -125,7 +125,7 @@ class Exchange:
         where = self.layout.piece(slice_number, number, slice_number)
         return views_of_flat(self.accumulator[where.start : where.end])
 
-    async def part(self, slice_number: int, number: int) -> Encoded:
+    async def _part(self, slice_number: int, number: int) -> Encoded:
         """Return a chunk of this member's part, as it is sent."""
         if not self._compression.allowed.is_lossy:
             return self._part_for(slice_number, number)  # straight from memory
@@ -174,7 +174,7 @@ class Exchange:
             await self._take_sum(frame)
         else:
             await self.take_part(frame)
-        self.look_whether_done()
+        self._look_whether_done()
 
     async def take_part(self, frame: Frame) -> None:
         author, number = frame.author, frame.number

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from peerd.averaging.exchange import Exchange
-from peerd.policy.round.debts import BEHIND, HEARD, Debts, Edge
-from peerd.policy.round.edges import PastEdges, mate_for, named_by, whom_to_leave_out
+from peerd.policy.round.debts import HEARD, AtFault, Debts, Edge
+from peerd.policy.round.edges import Detours, PastEdges, blamed, named_by
+from peerd.policy.round.proposing import assumed_s
 from peerd.policy.step.judging import judges_of
-from peerd.policy.step.roster import Roster
 from peerd.wire.messages import Beat
-
-SLOWDOWN = 20.0
-"""How many times slower than expected a link may become in the middle of a round: a home's line that others begin to use, too."""
-
-
-def within_s(roster: Roster, averaging_s: float) -> float:
-    """How long the round may take at the rates that its debts assume, in seconds. At half of them a member is at fault."""
-    return max(averaging_s, SLOWDOWN * roster.expected_s)
-
 
 MEASURABLE = 0.05
 """Averaging times for which a member has to owe: shorter transfers show delays and computing, and not a line."""
-
-
-class Ruling(NamedTuple):
-    """Whom the next round goes on without."""
-
-    member: int
-    reason: str
 
 
 class Judge:
@@ -41,14 +23,12 @@ class Judge:
         self._averaging_s = averaging_s
         self._rank = judges_of(roster).index(roster.peers[exchange.me])
         self._me = exchange.me
-        self.debts = Debts(layout.slice_bytes, layout.num_chunks, within_s(roster, averaging_s), averaging_s, now_s)
+        self.debts = Debts(layout.slice_bytes, layout.num_chunks, assumed_s(roster.expected_s, averaging_s), averaging_s, now_s)
         self._layout = layout
         self._past = past.among(roster.peers)
         self._told_s, self._has_told = [now_s for _ in self.debts.members], [False for _ in self.debts.members]
-        self._able = sorted(self.debts.members, key=lambda member: -(roster.shares[member] if roster.shares else 0))
-        """Members in the order in which they are to carry for others: those with the best links first."""
-        self._tried: dict[Edge, tuple[tuple[int, ...], float]] = {}
-        """By edge: the mates that were to carry what does not pass over it, and since when the last one."""
+        able = sorted(self.debts.members, key=lambda member: -(roster.shares[member] if roster.shares else 0))
+        self._detours = Detours(able, averaging_s)  # those with the best links carry first
         self.edges: set[Edge] = set()
         """Told or seen in this round."""
 
@@ -86,28 +66,18 @@ class Judge:
         return edges
 
     def mates_for(self, edges: Sequence[Edge], now_s: float) -> dict[Edge, int]:
-        """Let mates carry what does not pass: over an edge, or over one of the two hops through another mate. Returns who carries what."""
-        debts = self.debts
-        still = [edge for edge in edges if debts.is_still(edge, now_s)]
-        for edge in dict.fromkeys([*still, *(each for hop in still for each in debts.over(hop))]):
-            tried, since_s = self._tried.get(edge, ((), -math.inf))
-            if now_s < since_s + BEHIND * self._averaging_s:
-                continue
-            mate = mate_for(edge, {*self.edges, *self._past}, self._able, tried)
-            if mate is not None and (edge in debts.carriers or debts.owes(*edge)):
-                self._tried[edge] = (*tried, mate), now_s
-                debts.carry(edge, mate, now_s)
-        return dict(debts.carriers)
+        """Let mates carry what does not pass. Returns who carries what."""
+        for edge, mate in self._detours.due(self.debts, edges, {*self.edges, *self._past}, now_s):
+            self.debts.carry(edge, mate, now_s)
+        return dict(self.debts.carriers)
 
-    def verdict(self, edges: Sequence[Edge], now_s: float) -> Ruling | None:
+    def ruling(self, edges: Sequence[Edge], now_s: float) -> AtFault | None:
         """The member that the round is ended without; None while nobody is at fault. A judge of rank k waits k averaging times longer."""
         for fault in self.debts.at_fault(now_s, later=self._rank):
-            owed = self.debts.owed_by(fault.member)
-            owed = [edge for edge in owed if edge in edges] or owed
-            worst = whom_to_leave_out(owed, {*self.edges, *self._past, *owed}, self._tellers)
-            named = named_by(self._me, worst, fault.member, len(self.debts.members))
+            worst = blamed(fault, self.debts, edges, {*self.edges, *self._past}, self._tellers)
+            named = named_by(self._me, worst.member, fault.member, len(self.debts.members))
             if named is not None:
-                return Ruling(named, fault.reason if named == fault.member else "what others owe it does not arrive")
+                return worst if named == worst.member else fault
         return None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Set
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from peerd.averaging.carrying import Carrying
 from peerd.averaging.exchange import Exchange, Signatures
 from peerd.averaging.host import RoundHost
-from peerd.averaging.judging import Judge, Ruling
+from peerd.averaging.judging import Judge
 from peerd.averaging.line import PairLine
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
-from peerd.policy.round.debts import BEHIND, HEARD, Edge
+from peerd.policy.round.debts import BEHIND, HEARD, AtFault, Edge
 from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.judging import judges_of
 from peerd.policy.step.roster import Roster
@@ -59,7 +59,7 @@ class Surroundings:
 class Outcome(Protocol):
     """Hears how a round ends before it is done."""
 
-    def judged(self, roster: Roster, verdict: Ruling) -> None:
+    def judged(self, roster: Roster, ruling: AtFault) -> None:
         """This member, as a judge, ends the round without a member."""
 
     def broken_by(self, roster: Roster, peer: PeerId, reason: str) -> None:
@@ -82,8 +82,8 @@ class OpenRound:
         }
         is_judge = around.me in self.judges and len(roster.entries) > 1
         self._judge = Judge(exchange, around.averaging_s, around.past_edges, now_s) if is_judge else None
-        self.opened_s = self.progress_s = self.moved_here_s = now_s
-        """When it opened; when something of it last moved anywhere; and when at this member."""
+        self.opened_s = self.progress_s = now_s
+        """When it opened; and when something of it last moved anywhere."""
         self._judges_heard_s = dict.fromkeys(self.judges, now_s)
         self.joined: set[PeerId] = set()
         """Members that are known to have opened the round."""
@@ -96,7 +96,7 @@ class OpenRound:
         self.over = asyncio.Event()
         """Set once this member's part is over."""
         self._bug: Exception | None = None
-        self.verdict: Ruling | None = None
+        self.ruling: AtFault | None = None
         """Whom this member, as a judge, has ended the round without."""
 
     @property
@@ -273,12 +273,6 @@ class OpenRound:
 
     # What moves
 
-    @property
-    def heard(self) -> Set[PeerId]:
-        """Members of whose parts or sums something has come here."""
-        here = self.exchange
-        return {peer for peer, line in self.lines.items() if here.parts_here[line.number] or here.sums_here[line.number]}
-
     def rates(self) -> dict[PeerId, float]:
         """Bytes per second that members sent while they owed some, as far as this member judges."""
         rates = self._judge.rates(self._around.clock()) if self._judge is not None else {}
@@ -308,7 +302,7 @@ class OpenRound:
         self.lines[self.roster.peers[member]].told(told)
 
     def _moved(self) -> None:
-        self.progress_s = self.moved_here_s = self._around.clock()
+        self.progress_s = self._around.clock()
 
     # Beats
 
@@ -373,10 +367,10 @@ class OpenRound:
         edges = judge.look(now_s)
         if self.leads:
             self._carry(judge.mates_for(edges, now_s))
-        verdict = judge.verdict(edges, now_s)
-        if verdict is not None and self.verdict is None:
-            self.verdict = verdict
-            self._outcome.judged(self.roster, verdict)
+        ruling = judge.ruling(edges, now_s)
+        if ruling is not None and self.ruling is None:
+            self.ruling = ruling
+            self._outcome.judged(self.roster, ruling)
 
     def _carry(self, carriers: Mapping[Edge, int]) -> None:
         """Let mates carry what does not pass, as the leader says."""

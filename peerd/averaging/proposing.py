@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.layout import RoundLayout, shares_of
@@ -18,8 +17,8 @@ from peerd.averaging.open_round import OpenRound
 from peerd.config.codec import Allowed
 from peerd.link.links import HOME_BYTES_PER_S
 from peerd.policy.round.chunks import num_chunks
-from peerd.policy.round.proposing import fit
-from peerd.policy.round.slices import exchange_s, least_exchange_s, shares_by_rate
+from peerd.policy.round.proposing import filled, fit
+from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster
 from peerd.table.record import PeerId
 
@@ -27,9 +26,6 @@ AVERAGING_SHARE = 0.1
 """Time for a round, as a share of the rest of the step."""
 LEEWAY = 5.0
 """Chunks are cut so finely that each still moves in good time where a link is so many times slower than believed."""
-UNEVEN, UNEVEN_FROM = 1.1, 0.01
-"""Slices are cut by rates where even ones would take so many times as long, and a share of an averaging time at least: what is measured of
-short transfers differs by chance."""
 Rates = Callable[[PeerId], tuple[float | None, float | None]]
 """Returns bytes per second up and down of a peer; None where nothing is known."""
 
@@ -45,19 +41,16 @@ class Proposing:
         """Bytes per second at which chunks of each peer arrived while it owed some."""
         self._begun_s = now_s
         """When the present step began here."""
-        self._exchange_s = 0.0
-        """How long the last round of the step took."""
 
-    def exchanged(self, finished: OpenRound, took_s: float) -> None:
+    def exchanged(self, finished: OpenRound) -> None:
         """Note a round that is done here."""
-        self._exchange_s = took_s
         for peer, rate in finished.rates().items():
             known = self._measured.get(peer)
             self._measured[peer] = rate if known is None else (known + rate) / 2
 
     def applied(self, now_s: float) -> None:
         """Note that an average was applied: a step begins."""
-        self._begun_s, self._exchange_s = now_s, 0.0
+        self._begun_s = now_s
 
     def planned(self, roster: Roster, compression: Compression, length: int, now_s: float) -> Roster:
         """Return the roster as it is proposed, for an accumulator of `length` elements."""
@@ -70,7 +63,7 @@ class Proposing:
         fitted = fit(up, down, sizes, within_s)
         chosen = [codec if codec >= 0 else len(codecs) - 1 for codec in fitted.codecs]
         paces = [min(up[k], down[k]) / sizes[codec] for k, codec in enumerate(chosen)]
-        shares = _shares(paces, self._averaging_s)
+        shares = shares_of(shares_by_rate(paces)) if rates_matter(paces, self._averaging_s) else ()
         weights = [share / WHOLE for share in shares] or [1 / len(paces)] * len(paces)
         expected_s = min(exchange_s(1.0, paces, weights), MOST_EXPECTED_S)
         names = tuple(str(codecs[codec]) for codec in chosen) if self._allowed.is_auto else ()
@@ -82,18 +75,6 @@ class Proposing:
     def _believed(self, peers: Sequence[PeerId]) -> tuple[list[float], list[float]]:
         """Bytes per second up and down of each member; one of which nothing is known is as fast as the others in the middle."""
         told = [self._rates(peer) for peer in peers]
-        ups = [_least(up, self._measured.get(peer)) for peer, (up, _) in zip(peers, told, strict=True)]
-        usual = median([up for up in ups if up is not None] or [HOME_BYTES_PER_S])
-        return [max(usual if up is None else up, 1.0) for up in ups], [max(math.inf if down is None else down, 1.0) for _, down in told]
-
-
-def _least(told: float | None, measured: float | None) -> float | None:
-    known = [rate for rate in (told, measured) if rate is not None]
-    return min(known, default=None)
-
-
-def _shares(paces: Sequence[float], averaging_s: float) -> tuple[int, ...]:
-    """What each member reduces, of `WHOLE`; nothing, so that all reduce the same, where that is hardly slower."""
-    num_members = len(paces)
-    even_s, least_s = exchange_s(1.0, paces, [1 / num_members] * num_members), least_exchange_s(1.0, paces)
-    return shares_of(shares_by_rate(paces)) if even_s > UNEVEN * least_s and even_s > UNEVEN_FROM * averaging_s else ()
+        known = [(up, self._measured.get(peer)) for peer, (up, _) in zip(peers, told, strict=True)]
+        ups = filled([min((rate for rate in pair if rate is not None), default=None) for pair in known], HOME_BYTES_PER_S)
+        return [max(up, 1.0) for up in ups], [max(math.inf if down is None else down, 1.0) for _, down in told]

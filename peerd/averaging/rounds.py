@@ -22,7 +22,6 @@ from peerd.averaging.early_calls import EarlyCalls
 from peerd.averaging.exchange import Exchange, Signatures
 from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
-from peerd.averaging.judging import Ruling
 from peerd.averaging.kept import KeptAverages
 from peerd.averaging.known_rounds import KnownRounds
 from peerd.averaging.layout import RoundLayout
@@ -33,6 +32,7 @@ from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, RemoteError, WrongStateError
 from peerd.link.few_each import FewEach
+from peerd.policy.round.debts import AtFault
 from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.judging import why_unheeded
 from peerd.policy.step.roster import Roster, why_never
@@ -152,9 +152,9 @@ class Rounds:
             if peer != self._state.record.peer:
                 self._tasks.start(self._abort_at(peer, roster.average_id, (named, reason)))
 
-    async def _abort_at(self, peer: PeerId, average_id: AverageId, verdict: tuple[str, str] = ("", "")) -> None:
+    async def _abort_at(self, peer: PeerId, average_id: AverageId, told: tuple[str, str]) -> None:
         try:
-            await self._client.abort(peer, average_id, *verdict, self._averaging_s / 4)
+            await self._client.abort(peer, average_id, *told, self._averaging_s / 4)
         except RemoteError:
             return  # the member hears from the judges that the round is closed, or gives it up itself
 
@@ -234,7 +234,7 @@ class Rounds:
             if self.open is not current:
                 return
             self.open = None
-            self._proposing.exchanged(current, self._clock() - current.opened_s)
+            self._proposing.exchanged(current)
             await self._executor.run(Priority.CONTROL, lambda: self._take(current))
             self._host.announce()
         except Exception as error:  # a bug
@@ -302,12 +302,12 @@ class Rounds:
 
     # Judging
 
-    def judged(self, roster: Roster, verdict: Ruling) -> None:
+    def judged(self, roster: Roster, ruling: AtFault) -> None:
         """End a round that this member judges, without one of its members."""
-        member = roster.peers[verdict.member]
-        LOG.warning("a round goes on without a member", member=member, step=roster.step, reason=verdict.reason)
-        self._tell_closed(roster, member, verdict.reason)
-        self._tasks.start(self._end_without(roster.average_id, member, verdict.reason))
+        member = roster.peers[ruling.member]
+        LOG.warning("a round goes on without a member", member=member, step=roster.step, reason=ruling.reason)
+        self._tell_closed(roster, member, ruling.reason)
+        self._tasks.start(self._end_without(roster.average_id, member, ruling.reason))
 
     async def _end_without(self, average_id: AverageId, member: PeerId, reason: str) -> None:
         if self.open is None and self._last is not None and self._last.roster.average_id == average_id:

@@ -182,20 +182,18 @@ class Arrival:
     All messages together have the patience once. So a sender may be slow, or silent once, but it must not trickle.
     """
 
-    def __init__(self, patience_s: float, num_streams: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
-        """`num_streams`: how many share the sender's uplink with this one, as far as that is known."""
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s = patience_s
-        self._rate = min(LEAST_BYTES_PER_S, HOME_BYTES_PER_S / num_streams)
         self._clock = clock
         self._until_s = clock() + patience_s
 
     def left_s(self, missing: int) -> float:
         """The time within which the next message has to be complete, where so many bytes are missing."""
-        message_s = min(missing, CHUNK_BYTES) / self._rate
+        message_s = min(missing, CHUNK_BYTES) / LEAST_BYTES_PER_S
         return max(0.0, min(self._patience_s, self._until_s - self._clock()) + message_s)
 
     def came(self, num_bytes: int) -> None:
-        self._until_s += num_bytes / self._rate
+        self._until_s += num_bytes / LEAST_BYTES_PER_S
 
 
 async def read_within(call: AsyncIterator[Message], patience_s: float) -> Message | None:

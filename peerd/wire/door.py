@@ -140,28 +140,15 @@ class Door:
     async def read(self, messages: AsyncIterator[Any], most_bytes: int = CHUNK_BYTES) -> Any:
         return await next_within(messages, with_time_for(self.patience_s, most_bytes))
 
-    async def read_chunks(
-        self,
-        messages: AsyncIterator[Any],
-        num_bytes: int,
-        begun: Bytes = b"",
-        told: Callable[[int], None] = lambda _num_bytes: None,
-        num_streams: int = 1,
-    ) -> tuple[Any, ...]:
-        """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up.
-
-        `told` hears the size of each. `num_streams` share the sender's uplink with this one.
-        """
-        arrival = Arrival(self.patience_s, num_streams)
+    async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
+        """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up."""
+        arrival = Arrival(self.patience_s)
 
         async def read(missing: int) -> Any:
             message = await next_within(messages, arrival.left_s(missing))
-            size = len(message.chunk) if message is not None else 0
-            arrival.came(size)
-            told(size)
+            arrival.came(len(message.chunk) if message is not None else 0)
             return message
 
-        told(len(begun))
         chunks = await collected(read, num_bytes, begun)
         self.traffic.received_bytes += num_bytes
         return chunks

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from peerd.averaging.judging import Ruling
 from peerd.averaging.known_rounds import MAX_DEAD_ROUNDS
 from peerd.errors import PeerGoneError
+from peerd.policy.round.debts import AtFault
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority
 from peerd.table.record import PeerId, Phase
@@ -159,7 +159,7 @@ async def test_hole_36_rounds_of_two_leaders_that_ended_without_a_member_leave_i
         assert await leading.rounds.lead(roster) == ""
         current = leading.rounds.open
         assert current is not None
-        leading.rounds.judged(current.roster, Ruling(current.roster.peers.index(silent), "it owes chunks"))
+        leading.rounds.judged(current.roster, AtFault(current.roster.peers.index(silent), "it owes chunks"))
         await group.settled(Phase.ACCUMULATING)
         told = {member.rounds.absences.sidelining.peers for member in rest}
         assert told == {(silent,) if number else ()}

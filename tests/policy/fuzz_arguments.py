@@ -153,7 +153,7 @@ def _report(world: World) -> Report:
 def _sidelining(world: World) -> Sidelining:
     sidelining = Sidelining(world.live.me)
     for _ in range(world.random.randrange(9)):
-        sidelining.failed(_roster(world), _peers(world), world.real(1e9), world.now_s)
+        sidelining.closed(_roster(world), world.some_peer(), world.some_peer(), world.real(1e9), world.now_s)
     return sidelining
 
 

@@ -24,7 +24,7 @@ def after(*leaders: PeerId, lasted_s: float = 1.0) -> Sidelining:
     """Rounds of these leaders have waited for C in vain, one a second."""
     seen = Sidelining(ME)
     for number, leader in enumerate(leaders):
-        seen.failed(roster_of(leader, A, B, C), [C], lasted_s, float(number))
+        seen.closed(roster_of(leader, A, B, C), leader, C, lasted_s, float(number))
     return seen
 
 
@@ -40,7 +40,7 @@ def test_hole_36_it_comes_back_between_steps_after_a_multiple_of_what_it_has_cos
     until_s = 1.0 + TIMES_ITS_COST * 6.0
     assert at_next_step(seen, until_s - 0.1) == (C,)
     assert at_next_step(seen, until_s) == ()
-    seen.failed(roster_of(A, C, step=9), [C], 3.0, until_s)
+    seen.closed(roster_of(A, C, step=9), A, C, 3.0, until_s)
     assert at_next_step(seen, until_s + TIMES_ITS_COST * 9.0 - 0.1) == (C,)
 
 
@@ -53,7 +53,7 @@ def test_hole_36_a_round_that_comes_together_clears_its_members() -> None:
     seen = after(A, B)
     seen.begin_step(1e3)
     seen.came_together(roster_of(A, B, C))
-    seen.failed(roster_of(B, C), [C], 1.0, 1e3)
+    seen.closed(roster_of(B, C), B, C, 1.0, 1e3)
     assert seen.peers == ()
     seen = after(A, B)
     seen.forget()

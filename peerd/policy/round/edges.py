@@ -7,11 +7,12 @@ step and the last ten, is left out; of two with as many the one that told of it,
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from peerd.policy.round.debts import Edge
+from peerd.policy.round.debts import BEHIND, AtFault, Debts, Edge
 from peerd.table.record import PeerId
 
 STEPS_REMEMBERED = 10
@@ -56,6 +57,39 @@ def named_by(judge: int, worst: int, faulty: int, num_members: int) -> int | Non
     if worst != judge:
         return worst
     return faulty if num_members == 2 else None
+
+
+def blamed(fault: AtFault, debts: Debts, edges: Collection[Edge], known: Collection[Edge], told_by: Collection[int]) -> AtFault:
+    """The member that a fault puts out: the one that owes, or the one at which what is owed does not arrive.
+
+    `edges`: those over which too little passes now; `known`: all of this step and of the last ten.
+    """
+    owed = debts.owed_by(fault.member)
+    owed = [edge for edge in owed if edge in edges] or owed
+    worst = whom_to_leave_out(owed, {*known, *owed}, told_by)
+    return fault if worst == fault.member else AtFault(worst, "what others owe it does not arrive")
+
+
+class Detours:
+    """The mates that carry what does not pass in one round. `able`: the members that may, in order of preference."""
+
+    def __init__(self, able: Sequence[int], averaging_s: float) -> None:
+        self._able = able
+        self._averaging_s = averaging_s
+        self._tried: dict[Edge, tuple[tuple[int, ...], float]] = {}
+        """By edge: the mates that were to carry what does not pass over it, and since when the last one."""
+
+    def due(self, debts: Debts, edges: Sequence[Edge], known: Collection[Edge], now_s: float) -> Iterator[tuple[Edge, int]]:
+        """Yield edges over which nothing passes, and those that lead over such a hop, each with the mate that carries from now on."""
+        still = [edge for edge in edges if debts.is_still(edge, now_s)]
+        for edge in dict.fromkeys([*still, *(each for hop in still for each in debts.over(hop))]):
+            tried, since_s = self._tried.get(edge, ((), -math.inf))
+            if now_s < since_s + BEHIND * self._averaging_s:
+                continue
+            mate = mate_for(edge, known, self._able, tried)
+            if mate is not None and (edge in debts.carriers or debts.owes(*edge)):
+                self._tried[edge] = (*tried, mate), now_s
+                yield edge, mate
 
 
 def _num_partners(member: int, edges: Collection[Edge]) -> int:

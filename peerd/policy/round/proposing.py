@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from peerd.policy.round.slices import least_exchange_s, shares_by_rate
 
+SLOWDOWN = 20.0
+"""How many times slower than expected a link may become in the middle of a round: a home's line that others begin to use, too."""
 TURN = 2.0
 """Averaging times after which the next member in turn proposes, where those before it are mute."""
 
@@ -28,6 +31,17 @@ def num_in_turn(waited_s: float, averaging_s: float) -> int:
 def most_s(averaging_s: float, round_share: float, compute_s: float) -> float:
     """How long a round may take, at the rates that its proposal assumes; `compute_s`: for how long the step computes."""
     return max(averaging_s, round_share * compute_s)
+
+
+def assumed_s(expected_s: float, averaging_s: float) -> float:
+    """How long a round may take at the rates that its debts assume, in seconds. At half of them a member is at fault."""
+    return max(averaging_s, SLOWDOWN * expected_s)
+
+
+def filled(rates: Sequence[float | None], otherwise: float) -> list[float]:
+    """The rates, where one that is not known is that of the others in the middle, or `otherwise` where none is known."""
+    usual = median([rate for rate in rates if rate is not None] or [otherwise])
+    return [usual if rate is None else rate for rate in rates]
 
 
 def believed(claimed: float, measured: float | None) -> float:

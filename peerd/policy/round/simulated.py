@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from peerd.policy.round.chunks import AFTER_OWN, Flow, chunk_bytes, next_flow, part_limit, sum_limit
-from peerd.policy.round.debts import BEHIND, Debts, Edge
-from peerd.policy.round.edges import mate_for, whom_to_leave_out
+from peerd.policy.round.debts import Debts, Edge
+from peerd.policy.round.edges import Detours, blamed
 from peerd.policy.round.links import Line, LinkBreak, RoundLinks
 from peerd.policy.round.proposing import turn_after_s
 
@@ -88,9 +88,7 @@ class _Play:
         self.is_dead = [False for _ in self.members]
         self.onward: dict[Edge, Flow] = {}
         """Parts on their second hop, at the mate that carries them."""
-        self.tried: dict[Edge, list[int]] = {}
-        """The mates that were to carry what does not pass over an edge."""
-        self.tried_s: dict[Edge, float] = {}
+        self.detours = Detours(sorted(self.members, key=lambda member: -links.lines[member].up), plan.averaging_s)
         self.debts = judge(plan.slice_bytes, plan.num_chunks, plan.within_s, plan.averaging_s, began_s)
         self.parts = {(i, k): self.new_flow(i, k, k, i) for i in self.members for k in self.members if i != k}
         self.sums = {(k, i): self.new_flow(k, i, k, k) for i in self.members for k in self.members if i != k}
@@ -332,28 +330,16 @@ class _Play:
         return bool(self.links.breaks) and not any(self.links.passes(member, other, self.now_s) for other in others)
 
     def go_around(self, edges: Sequence[Edge]) -> None:
-        """Let mates carry what does not pass: over an edge, or over one of the two hops through another mate."""
-        able = sorted(self.members, key=lambda member: -self.links.lines[member].up)
-        still = [edge for edge in edges if self.debts.is_still(edge, self.now_s)]
-        for edge in dict.fromkeys([*still, *(each for hop in still for each in self.debts.over(hop))]):
-            if self.now_s < self.tried_s.get(edge, 0.0) + BEHIND * self.plan.averaging_s:
-                continue
-            tried = self.tried.setdefault(edge, [])
-            mate = mate_for(edge, self.end.edges, able, tried)
-            if mate is not None and (edge in self.debts.carriers or self.debts.owes(*edge)):
-                tried.append(mate)
-                self.tried_s[edge] = self.now_s
-                self.detour(edge, mate)
+        """Let mates carry what does not pass."""
+        for edge, mate in self.detours.due(self.debts, edges, self.end.edges, self.now_s):
+            self.detour(edge, mate)
 
     def judge(self, edges: Sequence[Edge]) -> None:
         able = [m not in self.links.secretive and not self.is_dead[m] and not self.is_cut(m) for m in self.plan.turns]
         rank = next((rank for rank, is_able in enumerate(able) if is_able), 0)
         for fault in self.debts.at_fault(self.now_s, rank):
-            owed = self.debts.owed_by(fault.member)
-            owed = [edge for edge in owed if edge in edges] or owed
             tellers = [m for m in self.members if m not in self.links.secretive]
-            worst = whom_to_leave_out(owed, self.end.edges.union(owed), tellers)
-            self.close(worst, fault.reason if worst == fault.member else "what others owe it does not arrive")
+            self.close(*blamed(fault, self.debts, edges, self.end.edges, tellers))
             return
 
     def close(self, member: int, reason: str) -> None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+UNEVEN, UNEVEN_FROM = 1.1, 0.01
+"""Slices are cut by rates where even ones would take so many times as long, and such a share of an averaging time."""
+
 
 def shares_by_rate(rates: Sequence[float]) -> tuple[float, ...]:
     """The share of each member, by its rate (bytes per second in its slower direction, above 0). They sum to 1.
@@ -34,6 +37,13 @@ def _level(rates: Sequence[float]) -> float:
             break  # it is busy with its parts alone until then, and whoever is slower, too
         filled, total = filled + 1, total + rate
     return (len(rates) - 2 + filled) / total
+
+
+def rates_matter(paces: Sequence[float], averaging_s: float) -> bool:
+    """Whether even slices would take noticeably longer. What is measured of short transfers differs by chance."""
+    num_members = len(paces)
+    even_s, least_s = exchange_s(1.0, paces, [1 / num_members] * num_members), least_exchange_s(1.0, paces)
+    return even_s > UNEVEN * least_s and even_s > UNEVEN_FROM * averaging_s
 
 
 def bytes_each_way(num_bytes: float, num_members: int, share: float) -> float:

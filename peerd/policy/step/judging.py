@@ -1,4 +1,4 @@
-"""Who judges a round, what a judge's word counts for, and when a member ends a round that nobody ends: rule 4 (close).
+"""The judges of a round, what a word of theirs counts for, and the time after which a member ends a round that nobody ends: rule 4 (close).
 
 A judge watches what each member has moved (policy/round/debts.py), and closes the round where somebody is at fault. It names that member
 and leaves it out of the step. All others were only told: they blame nobody.

@@ -6,7 +6,7 @@ leader that has asked all but one makes that one look absent. So rounds of two l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peerd.policy.step.judging import NUM_JUDGES
@@ -58,15 +58,6 @@ class Sidelining:
         if named != self._me:
             self._waited_for.append(named)
             self._count(named, judge, lasted_s, now_s)
-
-    def failed(self, roster: Roster, absent: Collection[PeerId], lasted_s: float, now_s: float) -> None:
-        """Note a round that failed after `lasted_s`, and the members of which nothing came ."""
-        if not absent:
-            return
-        self.gave_up(roster)
-        self._waited_for += absent
-        for peer in absent:
-            self._count(peer, roster.leader, lasted_s, now_s)
 
     def gave_up(self, roster: Roster) -> None:
         """Note a round that led to nothing. Nobody is blamed, but another member leads the next one."""

@@ -71,6 +71,11 @@ class Progress:
         return max(least_s, STALLED_AFTER_GAPS * microbatch_s)
 
 
+def _not_told(_record: PeerRecord) -> str:
+    """Nothing: why averages leave a peer out is not known."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What the states are derived from."""
@@ -92,7 +97,7 @@ class Facts:
     complete: bool = False
     contradictory: frozenset[PeerId] = frozenset()
     """Peers that signed two different records under one version."""
-    why_unaveraged: Callable[[PeerRecord], str] = lambda _record: ""
+    why_unaveraged: Callable[[PeerRecord], str] = _not_told
     """Why averages leave out a peer whose record says so, as far as that is known; else empty."""
 
 

@@ -1,19 +1,25 @@
-"""What liars have in common: a false record of their own, records of made-up peers, calls to everybody without an end."""
+"""What liars have in common: a false record of their own, records of made-up peers, calls to everybody without an end, false chunks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peerd.averaging.line import PairLine
+from peerd.averaging.open_round import OpenRound
 from peerd.daemon.peer import Peer
 from peerd.errors import PeerdError
+from peerd.generated import averaging_pb2, averaging_pb2_grpc
+from peerd.link.links import ending, remote_errors
 from peerd.swarm import membership
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, sign_record
 from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
+from peerd.wire.frames import opening_of_round
+from peerd.wire.messages import Frame
 
 RECORDS_AT_ONCE = 64
 TIMEOUT_S = 5.0
@@ -64,3 +70,27 @@ async def flood(victims: Sequence[PeerId], at_once: int, call: Callable[[PeerId]
                 await asyncio.sleep(PAUSE_S)
 
     await asyncio.gather(*(on_and_on(victim) for victim in victims for _ in range(at_once)))
+
+
+Messages = Callable[[Frame], AsyncIterator[averaging_pb2.ChunkMessage]]
+"""What a liar sends in place of one chunk of a round."""
+
+
+def give(messages_of: Messages) -> None:
+    """Send something else in place of each chunk of a round, from now on. Each stream ends after one chunk."""
+
+    async def sent(round_of: OpenRound, line: PairLine) -> AsyncIterator[averaging_pb2.ChunkMessage]:
+        yield opening_of_round(round_of.roster.average_id)
+        with line.sending() as frames:
+            async for frame in frames:
+                async for message in messages_of(frame):
+                    yield message
+                return
+
+    async def give_once(self: Any, peer: PeerId, line: PairLine) -> None:
+        stub = averaging_pb2_grpc.AveragingStub(await self._around.client._links.channel_for_tensors(peer))
+        with remote_errors(), ending(stub.Give(sent(self, line))) as rpc:
+            async for _word in rpc:
+                pass
+
+    setattr(OpenRound, "_give_once", give_once)  # noqa: B010 - the class is another room's

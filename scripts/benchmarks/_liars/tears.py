@@ -5,31 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from peerd.averaging.open_round import OpenRound
 from peerd.daemon.peer import Peer
-from peerd.generated import averaging_pb2, averaging_pb2_grpc
-from peerd.link.links import CHUNK_BYTES, ending, remote_errors
+from peerd.generated import averaging_pb2
+from peerd.link.links import CHUNK_BYTES
 from peerd.wire import convert
-from peerd.wire.frames import opening_of_round
+from peerd.wire.messages import Frame
+from scripts.benchmarks._liars import _speech
 
 
 async def lie(_peer: Peer, _arguments: Mapping[str, Any]) -> None:
-    setattr(OpenRound, "_give_once", _tear)  # noqa: B010 - the class is another room's
+    _speech.give(_torn)
 
 
-async def _tear(self: Any, peer: Any, line: Any) -> None:
-    links = self._around.client._links
-    stub = averaging_pb2_grpc.AveragingStub(await links.channel_for_tensors(peer))
-    with line.sending() as frames, remote_errors(), ending(stub.Give(_torn(self, frames))) as rpc:
-        async for _word in rpc:
-            pass
-
-
-async def _torn(self: Any, frames: Any) -> AsyncIterator[averaging_pb2.ChunkMessage]:
-    yield opening_of_round(self.roster.average_id)
-    async for frame in frames:
-        most = b"".join(bytes(chunk) for chunk in frame.chunks)[:-1]
-        yield averaging_pb2.ChunkMessage(header=convert.frame_to(frame), chunk=most[:CHUNK_BYTES])
-        for start in range(CHUNK_BYTES, len(most), CHUNK_BYTES):
-            yield averaging_pb2.ChunkMessage(chunk=most[start : start + CHUNK_BYTES])
-        return
+async def _torn(frame: Frame) -> AsyncIterator[averaging_pb2.ChunkMessage]:
+    most = b"".join(frame.chunks)[:-1]
+    yield averaging_pb2.ChunkMessage(header=convert.frame_to(frame), chunk=most[:CHUNK_BYTES])
+    for start in range(CHUNK_BYTES, len(most), CHUNK_BYTES):
+        yield averaging_pb2.ChunkMessage(chunk=most[start : start + CHUNK_BYTES])
