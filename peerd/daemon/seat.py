@@ -18,7 +18,7 @@ from peerd.background import start
 from peerd.daemon.commits import Commits
 from peerd.daemon.device import has_own_memory
 from peerd.daemon.training import Training
-from peerd.errors import BadMessageError, NotFiniteError, PeerdError
+from peerd.errors import BadMessageError, PeerdError
 from peerd.link.peer_keys import public_key_of, verify
 from peerd.models.stages import affordable_slots, largest_state_bytes
 from peerd.policy.owner.governor import Limits
@@ -36,7 +36,7 @@ from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Pace, Priority
-from peerd.stage.parameters import is_finite_state
+from peerd.stage.leases import Lease
 from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
@@ -193,14 +193,21 @@ class Seat:
     async def keep_checkpoint(self) -> None:
         """Write the stage as it is to disk. If that fails, the log says why."""
         try:
-            state = await self.snapshots.own()
-            if not await asyncio.to_thread(is_finite_state, state.tensors):
-                raise NotFiniteError("the parameters are not finite, and would take the place of an earlier checkpoint")
-            await asyncio.to_thread(self.store.save, self.stage, state)
+            lease, state = await self.executor.run(Priority.LEDGER, self._lend)
+            try:
+                await asyncio.to_thread(self.store.save, self.stage, state, lease.end)
+            finally:
+                lease.end()
             steps = await asyncio.to_thread(self.store.steps, self.stage)
             await self.executor.run(Priority.LEDGER, lambda: self.state.offer_checkpoints(steps))
         except PeerdError as error:
             LOG.warning("the checkpoint could not be kept", error=str(error))
+
+    def _lend(self) -> tuple[Lease, Downloaded]:
+        """Lend the state as it is. The commit of the step under way waits until it is written."""
+        state = self.state
+        lease = state.holdings.lend(state.record)
+        return lease, Downloaded(state.record.step, state.record.lineage, lease.tensors, tuple(state.history))
 
     # News of the parts
 

@@ -6,24 +6,25 @@ that does not match its hash is damaged and ignored. The newest `KEPT` are kept,
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from blake3 import blake3
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peerd.config.atomic import commit, draft
-from peerd.errors import FULL, DiskError
+from peerd.errors import FULL, DiskError, NotFiniteError
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.history import history_from, history_json
+from peerd.stage.parameters import is_finite_state
 from peerd.stage.snapshots import Downloaded
+from peerd.stage.state_file import FileTensors, hash_of, write_hashed
 from peerd.table.record import Lineage
 from peerd.unwritten import UNWRITTEN
-from peerd.wire.tensors import file_of
+from peerd.wire.tensors import bodies_of, header_of
 
 KEPT = 4
 HASH_CHARS = 32
@@ -58,23 +59,18 @@ class CheckpointStore:
         """The steps of a stage on this disk, ascending, by the names of the files."""
         return tuple(found.step for found in _names(self._folder) if (found.stage, found.num_stages) == (stage, self._num_stages))
 
-    def save(self, stage: int, state: Downloaded) -> None:
+    def save(self, stage: int, state: Downloaded, when_read: Callable[[], None] = lambda: None) -> None:
         """Write one step. Delete later steps, which the run has given up, and the oldest ones beyond `KEPT` and the quota.
 
-        If the disk is full, the oldest go first. If that does not help, this checkpoint is left out: training goes on, the daemon's health
-        tells of it, and the next one is tried.
+        The tensors are written from where they are; `when_read` is called once they are not needed any more. Raises NotFiniteError
+        if one is not finite. If the disk is full, the oldest go first. If that does not help, this checkpoint is left out: training
+        goes on, the daemon's health tells of it, and the next one is tried.
         """
-        metadata = {
-            "inexact": str(state.lineage.inexact),
-            "lineage": state.lineage.chain.hex(),
-            "history": history_json(state.history),
-        }
-        pieces = file_of(state.tensors, metadata)
         others = _names(self._folder)
         mine = [found for found in others if (found.stage, found.num_stages) == (stage, self._num_stages) and found.step < state.step]
         others = [found for found in others if found not in mine] + mine
         with UNWRITTEN.trying("checkpoints", self._folder):
-            written = self._write(f"{stage}of{self._num_stages}-{state.step}", pieces, others)
+            written = self._write(stage, state, others, when_read)
             others = [found for found in others if found.path != written and found.path.exists()]
             stays = [found for found in others if found in mine][1 - KEPT :]
             for old in others:
@@ -82,15 +78,22 @@ class CheckpointStore:
                     old.path.unlink(missing_ok=True)
             self._make_room(stays, keep=0)
 
-    def _write(self, name: str, pieces: Sequence[bytes | memoryview], others: list[Checkpoint]) -> Path:
+    def _write(self, stage: int, state: Downloaded, others: list[Checkpoint], when_read: Callable[[], None]) -> Path:
         """Write a file whose name ends with its hash. If the disk is full, remove `others` from the beginning, but for the last."""
+        metadata = {
+            "inexact": str(state.lineage.inexact),
+            "lineage": state.lineage.chain.hex(),
+            "history": history_json(state.history),
+        }
+        header = header_of({name: value.shape for name, value in state.tensors.items()}, metadata)
+        num_bytes = len(header) + sum(value.nbytes for value in state.tensors.values())
         while True:
             try:
-                with draft(self._folder) as path, self.room.writing(sum(map(len, pieces))):
+                with draft(self._folder) as path, self.room.writing(num_bytes):
                     others = self._make_room(others, keep=1)
-                    with path.open("wb") as file:
-                        file.writelines(pieces)
-                    written = self._folder / f"{name}-{_digest(path)}.safetensors"
+                    digest = write_hashed(path, itertools.chain([header], bodies_of(_finite(state.tensors))))
+                    when_read()
+                    written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{digest[:HASH_CHARS]}.safetensors"
                     commit(path, written)
                     return written
             except DiskError as error:
@@ -130,10 +133,10 @@ def damaged_in(folder: Path) -> list[Path]:
 
 
 def read_checkpoint(checkpoint: Checkpoint) -> Downloaded | None:
-    """The content of a checkpoint. If it cannot be read, this is logged and the result is None."""
+    """The content of a checkpoint, whose tensors are read when asked for. If it cannot be read, this is logged and the result is None."""
     try:
         return _read(checkpoint)
-    except (OSError, SafetensorError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         LOG.warning("checkpoint could not be read", file=str(checkpoint.path), error=str(error))
         return None
 
@@ -144,14 +147,17 @@ def _names(folder: Path) -> list[Checkpoint]:
 
 
 def _digest(path: Path) -> str:
-    hasher = blake3()
-    hasher.update_mmap(path)
-    return hasher.hexdigest()[:HASH_CHARS]
+    return hash_of(path)[:HASH_CHARS]
+
+
+def _finite(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors. Raises NotFiniteError if a state with them cannot be trained on: it would take the place of an earlier checkpoint."""
+    if not is_finite_state(tensors):
+        raise NotFiniteError("the parameters are not finite, and would take the place of an earlier checkpoint")
+    return tensors
 
 
 def _read(checkpoint: Checkpoint) -> Downloaded:
-    with safe_open(checkpoint.path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    lineage = Lineage(int(metadata["inexact"]), bytes.fromhex(metadata["lineage"]))
-    return Downloaded(checkpoint.step, lineage, tensors, history_from(metadata["history"]))
+    tensors = FileTensors(checkpoint.path)
+    lineage = Lineage(int(tensors.metadata["inexact"]), bytes.fromhex(tensors.metadata["lineage"]))
+    return Downloaded(checkpoint.step, lineage, tensors, history_from(tensors.metadata["history"]))

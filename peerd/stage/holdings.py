@@ -17,6 +17,7 @@ from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule, build_stage
 from peerd.stage.accumulator import all_finite
 from peerd.stage.delayed import DelayedUpdate
+from peerd.stage.leases import Lease, Leases
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.parameters import by_kind, checked_state, copy_parameters, set_parameters
 from peerd.stage.passes import Passes
@@ -40,6 +41,7 @@ class Holdings:
         self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
         self.passes = Passes(manifest)
         self.tied_names = self.module.tied_names
+        self._leases = Leases()
         self.generation = 0
         """Raised when another peer's parameters replace this peer's."""
 
@@ -64,6 +66,7 @@ class Holdings:
 
         With delayed updates the next step uses the parameters that were updated during this one, and `update` runs meanwhile.
         """
+        self._leases.wait()
         spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
         if self.delayed is None:
             self.previous = spare
@@ -80,6 +83,13 @@ class Holdings:
 
     def tensors(self, record: PeerRecord) -> dict[str, Tensor]:
         """Copies of the tensors on the CPU, so that what is sent never changes (hole 10). `record` is this peer's present record."""
+        return {name: value.to("cpu", copy=True) for name, value in self._live(record).items()}
+
+    def lend(self, record: PeerRecord) -> Lease:
+        """The tensors where they are. Whatever changes them waits until they are given back."""
+        return self._leases.lend(self._live(record))
+
+    def _live(self, record: PeerRecord) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}
         if self.previous is not None:
             found |= {f"previous/{name}": value for name, value in self.previous.named_parameters()}
@@ -90,7 +100,7 @@ class Holdings:
         found |= {f"loss_scale/{name}": value for name, value in self.passes.tensors().items()}
         if self.tied_names:
             found |= {f"tied/{name}": value for name, value in history_tensors(record.tied).items()}
-        return {name: value.detach().to("cpu", copy=True) for name, value in found.items()}
+        return {name: value.detach() for name, value in found.items()}
 
     def tied_tensors(self, record: PeerRecord) -> dict[str, Tensor]:
         """This peer's copy of a tied weight, with its optimizer state and its history."""
@@ -106,6 +116,7 @@ class Holdings:
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
         kinds += ["loss_scale"] * self.passes.is_scaled + ["ahead"] * (self.delayed is not None) + ["tied"] * bool(self.tied_names)
         groups = checked_state(self.module, tensors, kinds)
+        self._leases.wait()
         ahead = self.delayed.wait() if self.delayed is not None else None
         try:
             norms = norms_from(groups.get("norms", {}))
@@ -140,6 +151,7 @@ class Holdings:
             given = groups[kind] or groups["parameters"]  # a peer that has just begun has no previous parameters
             if module is not None:
                 pairs += [(module.get_parameter(name), given.get(name)) for name in self.tied_names]
+        self._leases.wait()
         _copy_all(pairs)
         self.generation += 1
 

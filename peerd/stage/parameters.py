@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -12,18 +12,33 @@ from peerd.models.stages import StageModule
 from peerd.stage.accumulator import all_finite, views_of
 
 
-def by_kind(tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+class OfKind(Mapping[str, Tensor]):
+    """The tensors of one kind in a state, by their names within the kind; each is read when it is asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], kind: str) -> None:
+        self._tensors = tensors
+        self._names = {name.removeprefix(f"{kind}/"): name for name in tensors if name.startswith(f"{kind}/")}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def by_kind(tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, Mapping[str, Tensor]]:
     """Group tensors called `kind/name` by kind, each under its name. Raises BadMessageError for an unknown kind."""
-    groups: dict[str, dict[str, Tensor]] = {kind: {} for kind in kinds}
-    for name, value in tensors.items():
-        kind, _, rest = name.partition("/")
-        if kind not in groups:
+    groups: dict[str, Mapping[str, Tensor]] = {kind: OfKind(tensors, kind) for kind in kinds}
+    for name in tensors:
+        if "/" not in name or name.partition("/")[0] not in groups:
             raise BadMessageError(f"unknown tensor {name[:80]} in the state")
-        groups[kind][rest] = value
     return groups
 
 
-def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Iterable[str]) -> dict[str, Mapping[str, Tensor]]:
     """A state's tensors grouped `by_kind`. Raises BadMessageError if they do not fit the module or are not finite."""
     groups = by_kind(tensors, kinds)
     for kind in ("parameters", "previous", "ahead"):
@@ -36,7 +51,7 @@ def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Ite
 
 def is_finite_state(tensors: Mapping[str, Tensor]) -> bool:
     """Whether a state can be trained on. The norm of a step that overflowed is infinite, and says so."""
-    return all_finite(value for name, value in tensors.items() if not name.startswith("norms/"))
+    return all(all_finite([tensors[name]]) for name in tensors if not name.startswith("norms/"))
 
 
 def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -48,7 +48,7 @@ class Downloaded:
 
     step: int
     lineage: Lineage
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     history: tuple[HistoryEntry, ...]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -65,20 +65,24 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
 
     https://huggingface.co/docs/safetensors: 8 bytes of length, JSON padded to a multiple of 8, the tensors one after another.
     """
-    pieces = list[Bytes]()
+    return header_of({name: tensor.shape for name, tensor in tensors.items()}, metadata), *bodies_of(tensors)
+
+
+def bodies_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
+    """Yield what follows the header, tensor by tensor. One of another device is copied to the machine's memory for as long."""
     for _, tensor in sorted(tensors.items()):
         assert tensor.dtype == torch.float32
         if tensor.numel():
-            pieces.append(memoryview(tensor.detach().contiguous().view(-1).numpy().data).cast("B"))
-    return (_header_of({name: tensor.shape for name, tensor in tensors.items()}, metadata), *pieces)
+            yield memoryview(tensor.detach().cpu().contiguous().view(-1).numpy().data).cast("B")
 
 
 def file_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
     """The size of a file of tensors of these names and shapes, without metadata. One with fewer or smaller tensors is no larger."""
-    return len(_header_of(shapes)) + sum(_FLOAT_BYTES * math.prod(shape) for shape in shapes.values())
+    return len(header_of(shapes)) + sum(_FLOAT_BYTES * math.prod(shape) for shape in shapes.values())
 
 
-def _header_of(shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str] | None = None) -> bytes:
+def header_of(shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the header of a file of tensors of these names and shapes."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for name, shape in sorted(shapes.items()):
@@ -95,14 +99,31 @@ def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
 
     Raises ValueError unless the header describes the whole of it, one tensor after another. Any header ends in that or in tensors.
     """
-    start = 8 + int.from_bytes(data[:8], "little")
-    if len(data) < 8 or start > len(data) or start % _FLOAT_BYTES:
+    start = header_end(bytes(data[:8]), len(data))
+    found = dict[str, Tensor]()
+    for name, (shape, begin) in places_in_file(bytes(data[8:start]), len(data)).items():
+        count = math.prod(shape)
+        flat = torch.frombuffer(data, dtype=torch.float32, count=count, offset=begin) if count else torch.empty(0)
+        found[name] = flat.view(shape)
+    return found
+
+
+def header_end(first: bytes, num_bytes: int) -> int:
+    """Return where the tensors begin in a safetensors file of so many bytes, from its `first` eight. Raises ValueError."""
+    start = 8 + int.from_bytes(first, "little")
+    if num_bytes < 8 or start > num_bytes or start % _FLOAT_BYTES:
         raise ValueError("its header is not of the length that it says")
-    header = json.loads(data[8:start])
+    return start
+
+
+def places_in_file(text: bytes, num_bytes: int) -> dict[str, tuple[list[int], int]]:
+    """Return shape and first byte of each tensor in a safetensors file of float32, from its header's text. Raises ValueError."""
+    header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     header.pop("__metadata__", None)
-    found, end = dict[str, Tensor](), 0
+    start = 8 + len(text)
+    found, end = dict[str, tuple[list[int], int]](), 0
     for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         shape, (begin, end_told) = told["shape"], told["data_offsets"]
         if told["dtype"] != "F32":
@@ -110,10 +131,8 @@ def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
         if not all(type(size) is int and size >= 0 for size in shape) or begin != end or end_told != begin + 4 * math.prod(shape):
             raise ValueError("its tensors do not follow one another")
         end = end_told
-        count = math.prod(shape)
-        flat = torch.frombuffer(data, dtype=torch.float32, count=count, offset=start + begin) if count else torch.empty(0)
-        found[name] = flat.view(shape)
-    if start + end != len(data):
+        found[name] = shape, start + begin
+    if start + end != num_bytes:
         raise ValueError("its tensors are not all that it holds")
     return found
 
