@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.models.module import StageModule
+from peerd.stage.malloc import make_room
 
 LARGEST = 2.0**60
 """A value of larger magnitude has overflowed: a step's sum of such could be too large for the optimizers, which square it in float32."""
@@ -81,6 +82,11 @@ class Accumulator:
         self.is_void = True
         yield
         self.is_void = False
+
+    def copied(self) -> Tensor:
+        """A copy in the machine's memory. The heap may still keep that of the last microbatch's gradients: it goes back first."""
+        make_room(self.flat.nbytes)
+        return self.flat.detach().to("cpu", copy=True)
 
     def zero(self) -> None:
         self.flat.zero_()

@@ -36,6 +36,12 @@ def keep_freed_memory() -> None:
         libc.mallopt(_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
 
 
+def make_room(num_bytes: int) -> None:
+    """Return free memory before a block of this size is allocated, if that block will not come from the heap anyway."""
+    if num_bytes > _LARGEST_ON_HEAP_BYTES:
+        give_back_free_memory()
+
+
 def give_back_free_memory() -> None:
     """Return free memory to the system. This takes milliseconds, during which allocations of other threads wait."""
     libc = _glibc()

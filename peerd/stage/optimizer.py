@@ -74,9 +74,9 @@ class Optimizer:
         _check_shapes("gradient", self._shapes, gradients)
         rate = learning_rate_at(self._train, step)
         for names, weight_decay in self._groups:
-            group = [self._updated(name, gradients[name]) for name in names]
-            self._kind.update(group, self._train, rate, weight_decay)
-            for name, updated in zip(names, group, strict=True):
+            for name in names:  # one after another: a gradient may be converted, or move to another device, for as long
+                updated = self._updated(name, gradients[name])
+                self._kind.update([updated], self._train, rate, weight_decay)
                 if updated.value.device != self._parameters[name].device:
                     self._parameters[name].copy_(updated.value)
 

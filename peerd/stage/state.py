@@ -155,7 +155,7 @@ class StageState:
             with self._whole_or_dropped(roster.step + ahead) as sums:
                 sums.merge_all()
         self.record = all_merged(self.record)
-        share = self.accumulator.flat.detach().to("cpu", copy=True)
+        share = self.accumulator.copied()
         if self._averages_parameters(roster.step):
             share = torch.cat([share, flat_parameters(self.holdings.module, share.dtype)])
         self.round = roster

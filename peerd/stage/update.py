@@ -13,8 +13,14 @@ from peerd.stage.optimizer import Optimizer
 
 
 def apply_means(train: TrainConfig, optimizer: Optimizer, step: int, means: Mapping[str, Tensor], norm: float | None) -> None:
-    """Apply one update from mean gradients. `norm` is the whole model's, in runs that share it; if it is not finite, nothing is updated."""
+    """Apply one update from mean gradients, which are scaled where they are if the run clips.
+
+    `norm` is the whole model's, in runs that share it; if it is not finite, nothing is updated.
+    """
     if norm is not None and not math.isfinite(norm):
         return
     factor = 1.0 if norm is None else clip_factor(norm, train.max_gradient_norm)
-    optimizer.update(step, means if factor == 1 else {name: mean * factor for name, mean in means.items()})
+    if factor != 1:
+        for mean in means.values():
+            mean.mul_(factor)
+    optimizer.update(step, means)
