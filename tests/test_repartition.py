@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,21 @@ def homes(tmp_path: Path) -> Homes:
     return Homes(tmp_path, tiny_manifest(2))
 
 
+def test_a_run_goes_on_with_other_bits_of_its_moments(tmp_path: Path) -> None:
+    """Packed moments come back as they were; the others are rounded once."""
+    manifest, packed = tiny_manifest(2), tiny_manifest(3, optimizer_bits=8)
+    corpus, paths = corpus_of(manifest, tmp_path), [tmp_path / f"{bits}.safetensors" for bits in (32, 8)]
+    for path, run in zip(paths, (manifest, packed), strict=True):
+        begun = train_reference(run, corpus, 2)
+        write_start(path, 2, begun.parameters, begun.optimizer_state, begun.history)
+    for path, run in zip(paths, (packed, manifest), strict=True):
+        start = StartState(path)
+        found = train_reference(start.agree(dataclasses.replace(run, start=StartConfig(state=str(path)))), corpus, 6, start=start)
+        expected = train_reference(run, corpus, 6)
+        assert found.optimizer_state.keys() == expected.optimizer_state.keys()
+        assert [entry.loss for entry in found.history] == pytest.approx([entry.loss for entry in expected.history], abs=0.02)
+
+
 @pytest.mark.parametrize("num_stages", [2, 4])
 def test_a_run_with_tied_embeddings_goes_on_in_any_number_of_stages(tmp_path: Path, num_stages: int) -> None:
     """Also in one stage, where a microbatch's two gradients of the weight are summed in float32, not separately."""
@@ -83,14 +99,14 @@ def test_a_run_with_tied_embeddings_goes_on_in_any_number_of_stages(tmp_path: Pa
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 4, 5])
-@pytest.mark.parametrize("accumulate", ["float32", "float64"])
-def test_a_run_goes_on_in_any_number_of_stages_as_if_it_had_not_stopped(tmp_path: Path, num_stages: int, accumulate: str) -> None:
-    manifest = tiny_manifest(2, accumulate=accumulate)
+@pytest.mark.parametrize("train", [{"accumulate": "float32"}, {"accumulate": "float64"}, {"optimizer_bits": 8}], ids=str)
+def test_a_run_goes_on_in_any_number_of_stages_as_if_it_had_not_stopped(tmp_path: Path, num_stages: int, train: dict[str, Any]) -> None:
+    manifest = tiny_manifest(2, **train)
     corpus = corpus_of(manifest, tmp_path)
     begun = train_reference(manifest, corpus, 2)
     path = tmp_path / "start.safetensors"
     write_start(path, 2, begun.parameters, begun.optimizer_state, begun.history)
-    other = dataclasses.replace(tiny_manifest(num_stages, accumulate=accumulate), start=StartConfig(state=str(path)))
+    other = dataclasses.replace(tiny_manifest(num_stages, **train), start=StartConfig(state=str(path)))
     start = StartState(path)
     found, expected = train_reference(start.agree(other), corpus, 4, start=start), train_reference(manifest, corpus, 4)
     assert found.history == expected.history

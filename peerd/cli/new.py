@@ -33,6 +33,7 @@ MASKED_SHARE = 0.15
 
 _TRAIN_FIELDS = (
     *("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate"),
+    "optimizer_bits",
     *("evaluate_every_steps", "evaluation_microbatches"),
 )
 _MODEL_FLAGS = {"num_layers": "--layers", "d_model": "--d-model", "num_heads": "--heads", "d_ff": "--d-ff"}
@@ -73,6 +74,9 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Its height, after the warm-up.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
 @click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
+@click.option(
+    "--optimizer-bits", type=click.Choice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
+)
 @click.option("--from", "sources", multiple=True, metavar="FOLDER", help="Go on from an earlier run's state; see below.")
 @click.option("--before", type=click.IntRange(0), metavar="STEP", help="With --from: only what was reached before this step.")
 @click.option("--device-memory", type=MEMORY, metavar="SIZE", help="Cut so that each stage fits a device with so much, e.g. 8GB.")

@@ -213,7 +213,9 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
     text, norm, most = f"learning rate {update['learning_rate']:.3g}", update["gradient_norm"], update["max_gradient_norm"]
     if norm is not None:
         text += f", gradient norm {norm:.3g}" + (f" clipped to {most:g}" if 0 < most < norm else "")
-    return [("update", text if update["loss_scale"] is None else f"{text}, loss scale {update['loss_scale']:g}")]
+    if update["loss_scale"] is not None:
+        text += f", loss scale {update['loss_scale']:g}"
+    return [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
 
 
 def mbit(rate: float) -> str:

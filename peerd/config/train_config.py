@@ -45,6 +45,11 @@ class TrainConfig:
     """The step at which the falling rate has come down, warm-up included; 0: at the run's last."""
     optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
     """ "adamw", "lamb" (large batches), or "sgd" with momentum."""
+    optimizer_bits: Literal[32, 8] = 32
+    """Bits of each number of the optimizer's state: 8 saves memory and download, with "adamw" and with momentum.
+
+    Peers pack moments blockwise, all alike, and so does the reference.
+    """
     beta1: Annotated[float, Between(0.0, 0.999999)] = 0.9
     beta2: Annotated[float, Between(0.0, 0.999999)] = 0.95
     epsilon: Annotated[float, Between(1e-16, 1.0)] = 1e-8
@@ -100,6 +105,11 @@ class TrainConfig:
         cut.check_ramp(self)
         if len(self.no_decay) > MAX_NAME_PATTERNS or not all(1 <= len(pattern) <= 256 for pattern in self.no_decay):
             raise ValueError(f"train.no_decay must be at most {MAX_NAME_PATTERNS} names of 1 to 256 characters")
+        if self.optimizer_bits == 8 and (self.optimizer == "lamb" or (self.optimizer == "sgd" and not self.momentum)):
+            raise ValueError(
+                'train.optimizer_bits = 8 goes with train.optimizer "adamw", and with "sgd" where it has momentum: '
+                '"lamb" needs whole tensors in float32, and "sgd" without momentum keeps no state'
+            )
         self._check_schedule()
         if self.delayed_updates and self.average_parameters_every_steps:
             raise ValueError("train.average_parameters_every_steps cannot go with train.delayed_updates: set one of them only")

@@ -154,6 +154,7 @@ class UpdateInfo(TypedDict):
     gradient_norm: float | None  # of the whole model at the last finished step; None: not shared in this run, or it overflowed
     max_gradient_norm: float  # 0: no clipping
     loss_scale: float | None  # of float16
+    optimizer_bits: NotRequired[int]  # of each number of the optimizer's state; absent from older daemons
 
 
 class ReachInfo(TypedDict):

@@ -127,6 +127,7 @@ class Answers:
             "gradient_norm": norm if math.isfinite(norm) else None,
             "max_gradient_norm": train.max_gradient_norm,
             "loss_scale": state.holdings.passes.loss_scale,
+            "optimizer_bits": train.optimizer_bits,
         }
 
     def _reach(self) -> ReachInfo:

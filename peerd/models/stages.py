@@ -19,7 +19,7 @@ from peerd.models.module import StageModule as StageModule
 from peerd.planner.cutting import resolved, stage_layers
 from peerd.planner.kinds import planned_loads
 from peerd.planner.link_needs import stage_traffic
-from peerd.planner.workload import Load, ModelLoads, stage_memory_bytes
+from peerd.planner.workload import FLOAT32_BYTES, Load, ModelLoads, optimizer_bytes, stage_memory_bytes
 from peerd.policy.round.needs import StageTraffic
 
 AUTO_MEMORY_SHARE = 0.5
@@ -137,9 +137,9 @@ def tied_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:
 
 
 def largest_state_bytes(manifest: Manifest) -> int:
-    """Bytes of the largest stage's state: its parameters, the previous ones, and two moments of each."""
+    """Bytes of the largest stage's state: its parameters, the previous ones, and the optimizer's state."""
     stages = [initial_parameter_spec(manifest, stage).values() for stage in range(manifest.train.num_stages)]
-    return 16 * max(sum(math.prod(shape) for shape in shapes) for shapes in stages)
+    return (2 * FLOAT32_BYTES + optimizer_bytes(manifest.train)) * max(sum(math.prod(shape) for shape in shapes) for shapes in stages)
 
 
 def estimate_forward_flops(manifest: Manifest, stage: int) -> int:

@@ -86,9 +86,13 @@ def stage_flops(manifest: Manifest, load: Load, is_last: bool) -> int:
     return (1 + BACKWARD_SHARE + again) * load.forward_flops
 
 
-def optimizer_numbers(train: TrainConfig) -> int:
-    """Numbers that the optimizer keeps per parameter: both moments for AdamW and LAMB, the velocity for SGD with momentum."""
-    return int(train.momentum > 0) if train.optimizer == "sgd" else 2
+def optimizer_bytes(train: TrainConfig) -> int:
+    """Bytes of the optimizer's state per parameter: both moments for AdamW and LAMB, the velocity for SGD with momentum.
+
+    The scales of packed moments are not counted: a five-hundredth of them in all but small parameters.
+    """
+    numbers = int(train.momentum > 0) if train.optimizer == "sgd" else 2
+    return numbers * train.optimizer_bits // 8
 
 
 def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bool = False) -> int:
@@ -106,11 +110,11 @@ def stage_memory_bytes(manifest: Manifest, load: Load, slots: int, *, on_gpu: bo
     accumulator_bytes = 8 if train.accumulate == "float64" else FLOAT32_BYTES
     num_in_round = 6 if train.average_parameters_every_steps else 3
     num_accumulators = 1 + num_in_round + 2 * parse_averaged(manifest.wire.weight_gradients).is_lossy + train.overlaps_steps
-    num_state = 0 if on_gpu and manifest.compute.offload_optimizer else optimizer_numbers(train)
-    num_values = 3 + num_state + (train.evaluate_every_steps > 0) + train.delayed_updates
+    state_bytes = 0 if on_gpu and manifest.compute.offload_optimizer else optimizer_bytes(train)
+    num_values = 3 + (train.evaluate_every_steps > 0) + train.delayed_updates
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
     return (
-        load.num_parameters * (num_values * FLOAT32_BYTES + num_accumulators * accumulator_bytes)
+        load.num_parameters * (num_values * FLOAT32_BYTES + state_bytes + num_accumulators * accumulator_bytes)
         + load.num_tied * 2 * accumulator_bytes
         + slots * 2 * manifest.boundary_bytes
         + num_graphs * load.graph_bytes
@@ -144,14 +148,14 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
     forwards, backwards = (parse_allowed(name).most_exact for name in (wire.activations, wire.activation_gradients))
     forth = 0 if is_last else forwards.num_bytes(math.prod(manifest.boundary_shape(layers.stop)))
     back = 0 if is_first else backwards.num_bytes(math.prod(manifest.boundary_shape(layers.start)))
-    optimizer_bytes = optimizer_numbers(manifest.train) * load.parameter_bytes
+    state_bytes = optimizer_bytes(manifest.train) * load.num_parameters
     accumulator_bytes = 8 if manifest.train.accumulate == "float64" else FLOAT32_BYTES
     return StageEstimate(
         layers=layers,
         load=load,
         memory_bytes=stage_memory_bytes(manifest, load, manifest.slots, on_gpu=True),
-        optimizer_bytes=optimizer_bytes,
-        offloaded_bytes=optimizer_bytes if manifest.compute.offload_optimizer else 0,
+        optimizer_bytes=state_bytes,
+        offloaded_bytes=state_bytes if manifest.compute.offload_optimizer else 0,
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
         upload_bytes_per_token=(forth + back) / tokens,
         averaging_bytes=2 * averaged_bytes(manifest, load, parse_averaged(wire.weight_gradients).most_exact)

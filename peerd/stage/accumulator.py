@@ -174,7 +174,7 @@ def split_evenly(length: int, parts: int) -> list[tuple[int, int]]:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    return _peak(tensors) < math.inf
+    return _peak(tensor for tensor in tensors if tensor.is_floating_point()) < math.inf
 
 
 def usable(tensors: Iterable[Tensor]) -> bool:

@@ -85,7 +85,7 @@ class CheckpointStore:
             "lineage": state.lineage.chain.hex(),
             "history": history_json(state.history),
         }
-        header = header_of({name: value.shape for name, value in state.tensors.items()}, metadata)
+        header = header_of(state.tensors, metadata)
         num_bytes = len(header) + sum(value.nbytes for value in state.tensors.values())
         while True:
             try:

@@ -1,13 +1,14 @@
 """The optimizers: the update, which is the same at every peer of a stage, and the optimizer state as named tensors.
 
-Each optimizer updates every tensor by itself, so the result does not depend on which tensors share a process.
+Each optimizer updates every tensor by itself, so the result does not depend on which tensors share a process. With
+train.optimizer_bits = 8 the moments are packed (moments.py), and a tensor is updated piece by piece.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -18,6 +19,7 @@ from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.schedule import learning_rate_at
 from peerd.errors import ManifestError
 from peerd.models.stages import initial_parameter_spec
+from peerd.stage.moments import SCALE, Unpacked, chunk_of, dither, num_blocks
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -37,7 +39,7 @@ Update = Callable[[Sequence[Updated], TrainConfig, float, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of optimizer: the parts of its state, each of the parameter's shape, and its update."""
+    """A kind of optimizer: the moments that are its state, each of the parameter's shape, and its update."""
 
     parts: tuple[str, ...]
     update: Update
@@ -51,7 +53,10 @@ class Optimizer:
         self._kind = kind_of(manifest.train)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         offload = manifest.compute.offload_optimizer
-        self._state = {name: _fresh_state(self._kind, value.cpu() if offload else value) for name, value in parameters.items()}
+        self._state = {
+            name: _fresh_state(self._train, parameter.shape, torch.device("cpu") if offload else parameter.device)
+            for name, parameter in parameters.items()
+        }
         self._parameters: dict[str, Tensor] = {}
         self.move_to(parameters)
         decaying = {name for name, parameter in parameters.items() if self._decays(name, parameter)}
@@ -105,22 +110,30 @@ class Optimizer:
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the state from the result of `tensors`, on any device.
 
-        Raises ValueError, with nothing changed, if a tensor is missing, unknown or of the wrong shape.
+        Raises ValueError, with nothing changed, if a tensor is missing, unknown or of the wrong shape or type.
         """
-        _check_shapes("optimizer tensor", optimizer_spec(self._train, self._shapes), tensors)
-        for name, value in self.tensors().items():
+        mine = self.tensors()
+        _check_shapes("optimizer tensor", {name: tuple(value.shape) for name, value in mine.items()}, tensors, mine)
+        for name, value in mine.items():
             value.copy_(tensors[name])
 
 
-def optimizer_spec(train: TrainConfig, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the state's tensors for parameters of these names and shapes."""
-    shapes = {f"{name}.{part}": shape for name, shape in parameters.items() for part in kind_of(train).parts}
-    return shapes | {f"{name}.step": () for name in parameters}
+def optimizer_spec(train: TrainConfig, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The state's tensors for parameters of these names and shapes, without memory (on the meta device)."""
+    meta = torch.device("meta")
+    states = {name: _fresh_state(train, torch.Size(shape), meta) for name, shape in parameters.items()}
+    return {f"{name}.{part}": value for name, state in states.items() for part, value in state.items()}
 
 
 def optimizer_parts(train: TrainConfig) -> set[str]:
     """The suffixes of the state's tensor names."""
-    return {*kind_of(train).parts, "step"}
+    return {*_fresh_state(train, torch.Size(()), torch.device("meta"))}
+
+
+def alike(train: TrainConfig) -> list[TrainConfig]:
+    """These settings, and those whose state is the same but for the bits of its moments."""
+    packable = bool(kind_of(train).parts) and train.optimizer != "lamb"
+    return [train, *[replace(train, optimizer_bits=bits) for bits in (32, 8) if packable and bits != train.optimizer_bits]]
 
 
 def check_no_decay(manifest: Manifest) -> None:
@@ -198,19 +211,53 @@ PLAIN_SGD = Kind((), _plain_sgd)
 
 
 def kind_of(train: TrainConfig) -> Kind:
-    return PLAIN_SGD if train.optimizer == "sgd" and not train.momentum else KINDS[train.optimizer]
+    kind = PLAIN_SGD if train.optimizer == "sgd" and not train.momentum else KINDS[train.optimizer]
+    return Kind(kind.parts, _in_pieces(kind)) if train.optimizer_bits == 8 else kind
 
 
-def _fresh_state(kind: Kind, parameter: Tensor) -> dict[str, Tensor]:
-    """Zeros, on the parameter's device. `step` is float32, as torch's fused AdamW requires."""
-    state = {part: torch.zeros_like(parameter, requires_grad=False) for part in kind.parts}
-    return state | {"step": torch.zeros((), dtype=torch.float32, device=parameter.device)}
+def _in_pieces(kind: Kind) -> Update:
+    """The update of a kind that changes each number by itself, with packed moments: no tensor's moments are unpacked whole."""
+
+    def update(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
+        for each in group:
+            value, gradient, step = each.value.reshape(-1), each.gradient.reshape(-1), each.state["step"]
+            added, chunk = dither(int(step), value.device), chunk_of(value.device)
+            for first in range(0, len(value), chunk):
+                piece = value[first : first + chunk]
+                moments = {part: Unpacked(each.state, part, first, len(piece)) for part in kind.parts}
+                state = {part: moment.values for part, moment in moments.items()} | {"step": step.clone()}
+                kind.update([Updated(piece, gradient[first : first + chunk], state)], train, rate, weight_decay)
+                for moment in moments.values():
+                    moment.pack(added)
+            step.add_(1)
+            if not each.value.is_contiguous():  # `reshape` has copied it
+                each.value.copy_(value.view(each.value.shape))
+
+    return update
 
 
-def _check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], given: Mapping[str, Tensor]) -> None:
+def _fresh_state(train: TrainConfig, shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
+    """Zeros: the state of one parameter. `step` is float32, as torch's fused AdamW requires."""
+    state: dict[str, Tensor] = {}
+    for part in kind_of(train).parts:
+        if train.optimizer_bits == 8:
+            state[part] = torch.zeros(shape, dtype=torch.uint8, device=device)
+            state[part + SCALE] = torch.zeros(num_blocks(shape.numel()), device=device)
+        else:
+            state[part] = torch.zeros(shape, device=device)
+    return state | {"step": torch.zeros((), device=device)}
+
+
+def _check_shapes(
+    what: str, expected: Mapping[str, tuple[int, ...]], given: Mapping[str, Tensor], alike: Mapping[str, Tensor] | None = None
+) -> None:
+    """With `alike`, the numbers have to be of the same type, too."""
     odd = sorted(expected.keys() ^ given.keys())
     if odd:
         raise ValueError(f"{what} {odd[0]} is {'missing' if odd[0] in expected else 'unknown'}")
     for name, shape in expected.items():
-        if tuple(given[name].shape) != shape:
-            raise ValueError(f"{what} {name} has shape {list(given[name].shape)}; it must be {list(shape)}")
+        found = given[name]
+        if tuple(found.shape) != shape:
+            raise ValueError(f"{what} {name} has shape {list(found.shape)}; it must be {list(shape)}")
+        if alike is not None and found.dtype != alike[name].dtype:
+            raise ValueError(f"{what} {name} is of {found.dtype}; it must be of {alike[name].dtype}")

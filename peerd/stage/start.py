@@ -15,12 +15,13 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from peerd.config.manifest import Manifest, StartConfig
+from peerd.config.manifest import Manifest, StartConfig, TrainConfig
 from peerd.errors import DiskError, ManifestError, disk_error
 from peerd.models.stages import initial_parameter_spec
 from peerd.stage.export import write_tensors
 from peerd.stage.history import HistoryEntry, history_from, history_json
-from peerd.stage.optimizer import optimizer_parts, optimizer_spec
+from peerd.stage.moments import packed_state, unpacked_state
+from peerd.stage.optimizer import alike, optimizer_parts, optimizer_spec
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
 
@@ -60,8 +61,9 @@ class StartState:
         for stage in range(manifest.train.num_stages):
             parameters = initial_parameter_spec(manifest, stage)
             self._require("parameters/", parameters)
-            if self._has_optimizer(manifest):
-                self._require("optimizer/", optimizer_spec(manifest.train, parameters))
+            held = self._held_as(manifest.train)
+            if held is not None:
+                self._require("optimizer/", {name: tuple(value.shape) for name, value in optimizer_spec(held, parameters).items()})
         if 0 < manifest.train.steps <= self.step:
             raise ManifestError(f"the run ends at step {manifest.train.steps}, which its start state has reached", "raise train.steps")
         start = StartConfig(state=manifest.start.state, step=self.step, blake3=self.digest())
@@ -70,29 +72,29 @@ class StartState:
         return dataclasses.replace(manifest, start=start)
 
     def of_stage(self, manifest: Manifest, stage: int) -> Downloaded:
-        """The tensors of one stage, after `agree`. Raises DiskError."""
-        parameters = initial_parameter_spec(manifest, stage)
-        names = [f"parameters/{name}" for name in parameters]
-        tensors: dict[str, Tensor] = {}
-        of_optimizer = optimizer_spec(manifest.train, parameters)
-        if self._has_optimizer(manifest):
-            names += [f"optimizer/{name}" for name in of_optimizer]
-        else:
-            tensors = {f"optimizer/{name}": torch.zeros(shape) for name, shape in of_optimizer.items()}
+        """The tensors of one stage, after `agree`, the optimizer's with as many bits as the run keeps. Raises DiskError."""
+        parameters, train, held = initial_parameter_spec(manifest, stage), manifest.train, self._held_as(manifest.train)
         try:
             with safe_open(self.path, framework="pt") as file:
-                tensors |= {name: file.get_tensor(name) for name in names}
+                tensors: dict[str, Tensor] = {f"parameters/{name}": file.get_tensor(f"parameters/{name}") for name in parameters}
+                if held is None:
+                    state = {name: torch.zeros_like(value, device="cpu") for name, value in optimizer_spec(train, parameters).items()}
+                else:
+                    state = {name: file.get_tensor(f"optimizer/{name}") for name in optimizer_spec(held, parameters)}
         except (OSError, SafetensorError) as error:
             raise DiskError(f"{self.path}: {error}") from None
+        if held is not None and held.optimizer_bits != train.optimizer_bits:
+            state = packed_state(state) if train.optimizer_bits == 8 else unpacked_state(state)
+        tensors |= {f"optimizer/{name}": value for name, value in state.items()}
         return Downloaded(self.step, start_lineage(manifest), tensors, self._history)
 
     def digest(self) -> str:
         return blake3().update_mmap(self.path).hexdigest()
 
-    def _has_optimizer(self, manifest: Manifest) -> bool:
-        """Whether the file holds the state of the run's kind of optimizer; the state of another kind is ignored."""
-        wanted = optimizer_parts(manifest.train)
-        return {name.rpartition(".")[2] for name in self._shapes if name.startswith("optimizer/")} == wanted
+    def _held_as(self, train: TrainConfig) -> TrainConfig | None:
+        """The settings with which the file's state was kept: the run's, perhaps with other bits. A state of another kind is ignored."""
+        parts = {name.rpartition(".")[2] for name in self._shapes if name.startswith("optimizer/")}
+        return next((each for each in alike(train) if optimizer_parts(each) == parts), None)
 
     def _require(self, prefix: str, wanted: Mapping[str, tuple[int, ...]]) -> None:
         for name, shape in wanted.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import torch
+
 from peerd.config.manifest import Manifest
 from peerd.models.stages import initial_parameter_spec, tied_spec
 from peerd.policy.step.norms import TOLD_STEPS
@@ -21,9 +23,9 @@ def most_state_bytes(manifest: Manifest, stage: int, tied_only: bool = False) ->
     parameters = tied_spec(manifest, stage) if tied_only else initial_parameter_spec(manifest, stage)
     kinds = ("parameters", "previous", *(["ahead"] if manifest.train.delayed_updates else []))
     shapes = {f"{kind}/{name}": shape for kind in kinds for name, shape in parameters.items()}
-    shapes |= {f"optimizer/{name}": shape for name, shape in optimizer_spec(manifest.train, parameters).items()}
     shapes |= {"tied/inexact": (), "tied/chain": (MAX_CHAIN_BYTES,)}
     if not tied_only:
         shapes |= {f"norms/{_LATEST_STEP - back}": () for back in range(TOLD_STEPS)}
         shapes |= dict.fromkeys((f"loss_scale/{name}" for name in LossScale.first(manifest.train).tensors()), ())
-    return file_bytes(shapes)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return file_bytes(tensors | {f"optimizer/{name}": value for name, value in optimizer_spec(manifest.train, parameters).items()})

@@ -35,8 +35,8 @@ class FileTensors(Mapping[str, Tensor]):
         self.metadata: dict[str, str] = json.loads(text).get("__metadata__", {})
 
     def __getitem__(self, name: str) -> Tensor:
-        shape, at = self._places[name]
-        found = torch.empty(shape)
+        shape, dtype, at = self._places[name]
+        found = torch.empty(shape, dtype=dtype)
         left = memoryview(found.view(-1).numpy().data).cast("B") if found.numel() else memoryview(b"")
         while left:
             count = os.preadv(self._descriptor, [left], at)

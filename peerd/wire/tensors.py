@@ -15,8 +15,10 @@ from peerd.wire import codecs
 from peerd.wire.messages import TensorBytes
 
 _DTYPES = {"float32": torch.float32, "int32": torch.int32}
-_FLOAT_BYTES = 4
-"""Bytes of a float32 number."""
+_FILE_DTYPES = {"F32": torch.float32, "U8": torch.uint8}
+"""Types of numbers in a file."""
+_FILE_NAMES = {dtype: name for name, dtype in _FILE_DTYPES.items()}
+_ALIGNMENT = 4
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
@@ -61,33 +63,38 @@ def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype) -> Tensor:
 
 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[Bytes, ...]:
-    """Return a safetensors file of float32 CPU tensors in pieces: its header, then views of the tensors, which must not change any more.
+    """Return a safetensors file of float32 and uint8 CPU tensors in pieces: its header, then views of the tensors.
 
-    https://huggingface.co/docs/safetensors: 8 bytes of length, JSON padded to a multiple of 8, the tensors one after another.
+    The tensors must not change any more. https://huggingface.co/docs/safetensors: 8 bytes of length, JSON padded to a multiple of 8, the
+    tensors one after another.
     """
-    return header_of({name: tensor.shape for name, tensor in tensors.items()}, metadata), *bodies_of(tensors)
+    return header_of(tensors, metadata), *bodies_of(tensors)
 
 
 def bodies_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     """Yield what follows the header, tensor by tensor. One of another device is copied to the machine's memory for as long."""
-    for _, tensor in sorted(tensors.items()):
-        assert tensor.dtype == torch.float32
+    for _, tensor in _in_order(tensors):
         if tensor.numel():
             yield memoryview(tensor.detach().cpu().contiguous().view(-1).numpy().data).cast("B")
 
 
-def file_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
-    """The size of a file of tensors of these names and shapes, without metadata. One with fewer or smaller tensors is no larger."""
-    return len(header_of(shapes)) + sum(_FLOAT_BYTES * math.prod(shape) for shape in shapes.values())
+def file_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """The size of a file of such tensors, which may be on the meta device, without metadata. With fewer or smaller ones it is no larger."""
+    return len(header_of(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
 
 
-def header_of(shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the header of a file of tensors of these names and shapes."""
+def _in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """By name, those of several bytes a number first: so all of them are aligned."""
+    return sorted(tensors.items(), key=lambda item: (item[1].dtype is torch.uint8, item[0]))
+
+
+def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the header of a file of such tensors, which may be on the meta device."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    for name, shape in sorted(shapes.items()):
-        end = start + _FLOAT_BYTES * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+    for name, tensor in _in_order(tensors):
+        end = start + tensor.nbytes
+        header[name] = {"dtype": _FILE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -95,15 +102,15 @@ def header_of(shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str] |
 
 
 def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file of float32, as views of `data`: nothing is copied.
+    """Return the tensors of a safetensors file of float32 and uint8, as views of `data`: nothing is copied.
 
     Raises ValueError unless the header describes the whole of it, one tensor after another. Any header ends in that or in tensors.
     """
     start = header_end(bytes(data[:8]), len(data))
     found = dict[str, Tensor]()
-    for name, (shape, begin) in places_in_file(bytes(data[8:start]), len(data)).items():
+    for name, (shape, dtype, begin) in places_in_file(bytes(data[8:start]), len(data)).items():
         count = math.prod(shape)
-        flat = torch.frombuffer(data, dtype=torch.float32, count=count, offset=begin) if count else torch.empty(0)
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=begin) if count else torch.empty(0, dtype=dtype)
         found[name] = flat.view(shape)
     return found
 
@@ -111,27 +118,31 @@ def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
 def header_end(first: bytes, num_bytes: int) -> int:
     """Return where the tensors begin in a safetensors file of so many bytes, from its `first` eight. Raises ValueError."""
     start = 8 + int.from_bytes(first, "little")
-    if num_bytes < 8 or start > num_bytes or start % _FLOAT_BYTES:
+    if num_bytes < 8 or start > num_bytes or start % _ALIGNMENT:
         raise ValueError("its header is not of the length that it says")
     return start
 
 
-def places_in_file(text: bytes, num_bytes: int) -> dict[str, tuple[list[int], int]]:
-    """Return shape and first byte of each tensor in a safetensors file of float32, from its header's text. Raises ValueError."""
+def places_in_file(text: bytes, num_bytes: int) -> dict[str, tuple[list[int], torch.dtype, int]]:
+    """Return shape, type and first byte of each tensor in a safetensors file, from its header's text. Raises ValueError."""
     header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("its header is no object")
     header.pop("__metadata__", None)
     start = 8 + len(text)
-    found, end = dict[str, tuple[list[int], int]](), 0
+    found, end = dict[str, tuple[list[int], torch.dtype, int]](), 0
     for name, told in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         shape, (begin, end_told) = told["shape"], told["data_offsets"]
-        if told["dtype"] != "F32":
+        dtype = _FILE_DTYPES.get(str(told["dtype"]))
+        if dtype is None:
             raise ValueError(f"it holds tensors of {str(told['dtype'])[:20]}")
-        if not all(type(size) is int and size >= 0 for size in shape) or begin != end or end_told != begin + 4 * math.prod(shape):
+        if not all(type(size) is int and size >= 0 for size in shape) or begin != end or begin % dtype.itemsize:
+            raise ValueError("its tensors do not follow one another")
+        count = math.prod(shape)
+        if end_told != begin + dtype.itemsize * count:
             raise ValueError("its tensors do not follow one another")
         end = end_told
-        found[name] = shape, start + begin
+        found[name] = shape, dtype, start + begin
     if start + end != num_bytes:
         raise ValueError("its tensors are not all that it holds")
     return found

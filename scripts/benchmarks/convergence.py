@@ -1,4 +1,4 @@
-"""The cost of codecs in quality: losses on real text, raw and compressed, from several seeds whose spread is the noise.
+"""The cost of codecs and of 8-bit moments in quality: losses on real text, from several seeds whose spread is the noise.
 
 The run trains in one process, over the real stages, codecs and compression with its error feedback: each of two peers of a stage
 computes half of the microbatches, and they exchange sums slice by slice, as a round does. `auto` is what the policy chooses for a link:
@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ class Method:
     """Codec of activations and their gradients."""
     weights: str = "none"
     feedback: bool = True
+    optimizer_bits: Literal[32, 8] = 32
     within_noise: bool = False
     """True if the method should be as good as `none`."""
 
@@ -63,6 +65,7 @@ def chosen(load: float) -> str:
 METHODS = {
     "none": Method(),
     "8-bit": Method(boundary="int8", weights="int8", within_noise=True),
+    "8-bit moments": Method(optimizer_bits=8, within_noise=True),
     "auto, home link": Method(boundary=chosen(HOME_LOAD), weights="int8", within_noise=True),
     "auto, slow link": Method(boundary=chosen(SLOW_LOAD), weights="int8", within_noise=True),
     "top-k, a tenth": Method(weights="topk:0.1"),
@@ -79,6 +82,7 @@ class Plan:
     steps: int
     seeds: int
     d_model: int
+    beta2: float
     methods: tuple[str, ...]
     as_json: bool
 
@@ -87,7 +91,15 @@ class Plan:
             seed=seed,
             model=ModelConfig(num_layers=4, d_model=self.d_model, num_heads=4, d_ff=4 * self.d_model),
             data=DataConfig(source=STDLIB),
-            train=TrainConfig(num_stages=2, microbatches_per_step=NUM_PEERS, microbatch_size=4, learning_rate=2e-3, warmup_steps=20),
+            train=TrainConfig(
+                num_stages=2,
+                microbatches_per_step=NUM_PEERS,
+                microbatch_size=4,
+                learning_rate=2e-3,
+                warmup_steps=20,
+                beta2=self.beta2,
+                optimizer_bits=method.optimizer_bits,
+            ),
             compute=ComputeConfig(threads=1),
             wire=WireConfig(activations=method.boundary, activation_gradients=method.boundary, weight_gradients=method.weights),
         )
@@ -231,12 +243,13 @@ def parse() -> Plan:
     parser.add_argument("--steps", type=int, default=300, metavar="N", help="steps of each run (default 300)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each kind, at least 2 (default 3)")
     parser.add_argument("--d-model", type=int, default=64, metavar="N", help="width of the model, a multiple of 8 (default 64)")
+    parser.add_argument("--beta2", type=float, default=0.95, metavar="X", help="of AdamW (default 0.95)")
     parser.add_argument("--only", action="append", choices=[*METHODS][1:], metavar="METHOD", help="beside none; may be repeated")
     given = parser.parse_args()
     if given.steps < WINDOW or given.seeds < 2 or given.d_model < 8 or given.d_model % 8:
         parser.error(f"--steps must be at least {WINDOW}, --seeds at least 2 and --d-model a multiple of 8")
     methods = tuple(name for name in METHODS if name == "none" or not given.only or name in given.only)
-    return Plan(steps=given.steps, seeds=given.seeds, d_model=given.d_model, methods=methods, as_json=given.json)
+    return Plan(steps=given.steps, seeds=given.seeds, d_model=given.d_model, beta2=given.beta2, methods=methods, as_json=given.json)
 
 
 def main() -> int:

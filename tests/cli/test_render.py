@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peerd.cli.demo_view import summary_rows
 from peerd.cli.render import amount, duration, plain, print_peers, print_status, sparkline
-from peerd.control.protocol import DirectInfo, HealthItem
+from peerd.control.protocol import DirectInfo, HealthItem, UpdateInfo
 from tests.cli.replies import owner_info, peer_info, peers_reply, run_info, status_reply
 
 HUGE = 10**15
@@ -58,6 +58,12 @@ def test_status_names_every_problem_with_its_remedy(capsys: pytest.CaptureFixtur
 def test_status_says_how_tensors_go_past_the_tunnel(direct: DirectInfo, row: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_status(status_reply(direct=direct))
     assert row in " ".join(capsys.readouterr().out.split())
+
+
+def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str]) -> None:
+    update = UpdateInfo(learning_rate=0.003, gradient_norm=None, max_gradient_norm=0.0, loss_scale=None, optimizer_bits=8)
+    print_status(status_reply(update=update))
+    assert "learning rate 0.003, moments in 8 bits" in capsys.readouterr().out
 
 
 def test_status_says_that_a_stand_ins_speed_is_not_real(capsys: pytest.CaptureFixture[str]) -> None:

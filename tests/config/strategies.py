@@ -62,6 +62,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models() | hugging_face_models() | blocks_models())
     steps, warmup_steps = draw(st.integers(0, 1 << 40)), draw(st.integers(0, 1000))
     schedule: Any = draw(st.sampled_from(["constant", "linear", "cosine"]))
+    optimizer: Any = draw(st.sampled_from(["adamw", "lamb", "sgd"]))
     delayed = draw(st.booleans())
     falling = schedule != "constant"
     lossy = draw(st.booleans())
@@ -83,7 +84,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         schedule=schedule,
         final_learning_rate=draw(st.floats(0, 100)) if falling else 0.0,
         decay_steps=warmup_steps + draw(st.integers(1, 1000)) if falling else 0,
-        optimizer=draw(st.sampled_from(["adamw", "lamb", "sgd"])),
+        optimizer=optimizer,
+        optimizer_bits=32 if optimizer == "lamb" else draw(st.sampled_from([32, 8])),
         max_gradient_norm=draw(st.floats(0, 1e9)),
         dropout=0.0 if model.has_own_dropout else draw(st.floats(0, 0.99)),
         average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not (delayed or lossy or tied) else 0,

@@ -29,6 +29,17 @@ def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path)
     assert stat.S_IMODE((folder / "organiser.key").stat().st_mode) == 0o600
 
 
+def test_new_packs_moments_where_it_is_told_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for bits in ("32", "8"):
+        assert run(["new", str(tmp_path / bits), "--optimizer-bits", bits, "--d-model", "64", "--json"]) == 0
+        said.append(json.loads(capfd.readouterr().out)["stages"][0])
+        assert manifest.load(tmp_path / bits / "run.toml").train.optimizer_bits == int(bits)
+    assert said[0]["optimizer_bytes"] == 4 * said[1]["optimizer_bytes"] == 2 * said[0]["parameter_bytes"]
+    assert said[0]["memory_bytes"] - said[1]["memory_bytes"] == 3 * said[1]["optimizer_bytes"]
+    assert run(["new", str(tmp_path / "7"), "--optimizer-bits", "7"]) == 2
+
+
 def test_new_ties_embeddings_where_it_is_told_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--stages", "3", "--d-model", "64", "--name", "a"]
     assert run(["new", str(tmp_path / "apart"), *flags]) == 0

@@ -10,16 +10,21 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load, save
 
-from peerd.wire.tensors import file_of
+from peerd.wire.tensors import file_bytes, file_of, tensors_of_file
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 NAMES = st.text("abz/._09", min_size=1, max_size=8)
 
 
-@given(st.dictionaries(NAMES, SHAPES, max_size=6))
-def test_it_is_what_the_library_writes(shapes: dict[str, tuple[int, ...]]) -> None:
-    tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
-    assert b"".join(file_of(tensors)) == save(tensors)
+@given(st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from([torch.float32, torch.uint8])), max_size=6))
+def test_it_is_what_the_library_writes_and_is_read_back(forms: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
+    tensors = {name: torch.randint(256, shape).to(dtype) for name, (shape, dtype) in forms.items()}
+    data = b"".join(file_of(tensors))
+    assert data == save(tensors)
+    assert len(data) == file_bytes(tensors)
+    found = tensors_of_file(bytearray(data))
+    assert {name: value.dtype for name, value in found.items()} == {name: value.dtype for name, value in tensors.items()}
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
 
 
 def test_tensors_that_lie_otherwise_in_memory_and_metadata_are_read_back(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+PACKED: dict[str, dict[str, Any]] = {
+    "8 bits": {"optimizer_bits": 8, "max_gradient_norm": 0.5},
+    "8 bits, sgd": {"optimizer_bits": 8, "optimizer": "sgd", "learning_rate": 0.3, "weight_decay": 0.1},
+    "8 bits, delayed updates": {"optimizer_bits": 8, "delayed_updates": True, "average_parameters_every_steps": 0},
+}
+"""The plain loop does not know these."""
+
 
 def run_with(options: dict[str, Any], num_stages: int) -> Manifest:
     return tiny_manifest(num_stages, **{"accumulate": "float64", "learning_rate": 0.01, **options})
@@ -268,10 +275,10 @@ def test_a_chain_of_stages_equals_a_plain_loop_over_the_whole_model(option: str,
         assert norms == [None] * STEPS
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", OPTIONS | PACKED)
 def test_a_chain_of_stages_equals_the_reference(option: str, tmp_path: Path) -> None:
     """To the bit where sums in double precision hide their order; microbatches come in another order here."""
-    manifest = run_with(OPTIONS[option], num_stages=2)
+    manifest = run_with((OPTIONS | PACKED)[option], num_stages=2)
     corpus = corpus_of(manifest, tmp_path)
     chain, expected = Chain(manifest, keep_graph=True), train_reference(manifest, corpus, STEPS)
     norms = chain.train(corpus)
@@ -289,9 +296,9 @@ def test_offloading_the_optimizer_changes_no_bit_on_a_cpu(tmp_path: Path) -> Non
     assert all(torch.equal(kept.parameters[name], value) for name, value in offloaded.parameters.items())
 
 
-@pytest.mark.parametrize("option", ["clipping", "float16", "parameter averaging", "delayed updates"])
+@pytest.mark.parametrize("option", ["clipping", "float16", "parameter averaging", "delayed updates", "8 bits"])
 def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, tmp_path: Path) -> None:
-    manifest = run_with(OPTIONS[option], num_stages=2)
+    manifest = run_with((OPTIONS | PACKED)[option], num_stages=2)
     corpus = corpus_of(manifest, tmp_path)
     peers, joiners = Chain(manifest), Chain(manifest)
     for joiner in joiners.states:

@@ -26,7 +26,7 @@ def whole_model(manifest: Manifest) -> tuple[dict[str, Tensor], dict[str, Tensor
     generator = torch.Generator().manual_seed(1)
     return (
         {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()},
-        {name: torch.rand(shape, generator=generator) for name, shape in optimizer_spec(manifest.train, shapes).items()},
+        {name: torch.rand(value.shape, generator=generator) for name, value in optimizer_spec(manifest.train, shapes).items()},
     )
 
 

@@ -22,6 +22,7 @@ from tests.tiny_run import tiny_manifest
 TIED = tiny_manifest(3, max_gradient_norm=0.5)
 RUNS = {
     "adamw": tiny_manifest(2),
+    "8 bits": tiny_manifest(2, optimizer_bits=8),
     "plain sgd": tiny_manifest(2, optimizer="sgd", momentum=0.0),
     "delayed": tiny_manifest(2, delayed_updates=True),
     "float16": tiny_manifest(2, precision="float16"),
@@ -59,6 +60,7 @@ def test_the_state_that_a_run_begins_from_is_no_larger() -> None:
     manifest = RUNS["adamw"]
     parameters = initial_parameter_spec(manifest, 1)
     tensors = {f"parameters/{name}": torch.zeros(shape) for name, shape in parameters.items()}
-    tensors |= {f"optimizer/{name}": torch.zeros(shape) for name, shape in optimizer_spec(manifest.train, parameters).items()}
+    state = optimizer_spec(manifest.train, parameters)
+    tensors |= {f"optimizer/{name}": torch.zeros_like(value, device="cpu") for name, value in state.items()}
     header, _ = _as_snapshot(Downloaded(0, start_lineage(manifest), tensors, ()))
     assert header.num_bytes <= most_state_bytes(manifest, 1)

@@ -66,6 +66,15 @@ def test_each_optimizer_takes_the_bytes_that_were_planned(train: dict[str, Any],
     assert planned.optimizer_bytes == numbers * planned.load.parameter_bytes == optimizer_bytes_of(state)
 
 
+def test_packed_moments_take_a_quarter_but_for_their_scales() -> None:
+    tiny = tiny_manifest(1, optimizer_bits=8)
+    manifest = dataclasses.replace(tiny, model=dataclasses.replace(tiny.decoder, d_model=128, d_ff=512))
+    state = StageState(manifest, PeerRecord(peer=PeerId("me")), torch.device("cpu"), lambda: view_of(state.record))
+    planned = estimate_stage(manifest, model_loads(manifest), range(manifest.model.num_layers))
+    assert planned.optimizer_bytes == planned.load.parameter_bytes // 2
+    assert planned.optimizer_bytes <= optimizer_bytes_of(state) <= 1.005 * planned.optimizer_bytes
+
+
 def test_what_is_offloaded_spares_a_gpu_and_not_a_processor() -> None:
     here = tiny_manifest(2)
     there = dataclasses.replace(here, compute=dataclasses.replace(here.compute, offload_optimizer=True))

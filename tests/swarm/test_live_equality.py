@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from peerd.config.manifest import dump
@@ -57,6 +58,17 @@ def test_six_unlike_peers_in_three_stages_equal_one_machine(place: Swarm) -> Non
     assert losses_in(out) == losses_in(expected) == found["losses"]
     assert found["faults"] == []
     assert sum(found["microbatches_by_peer"]) >= 3 * 8 * STEPS
+
+
+def test_packed_moments_are_those_of_one_machine(place: Swarm) -> None:
+    """Every code and every scale."""
+    place.run_file.write_text(dump(swarm_manifest(num_stages=2, optimizer_bits=8)))
+    found, out, expected = demo_and_reference(place, "--run", place.run_file, "--peers", 4)
+    moments = load_file(out / "optimizer.safetensors")
+    assert_close(load_file(out / "model.safetensors"), load_file(expected / "model.safetensors"))
+    assert_close(moments, load_file(expected / "optimizer.safetensors"))
+    assert {moments["head.weight.exp_avg"].dtype, moments["head.weight.exp_avg_sq"].dtype} == {torch.uint8}
+    assert losses_in(out) == losses_in(expected) == found["losses"]
 
 
 def test_sums_in_float32_change_the_losses_by_less_than_a_ten_thousandth(place: Swarm) -> None:

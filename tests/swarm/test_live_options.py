@@ -20,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lamb, clipped, cosine": {"optimizer": "lamb", "max_gradient_norm": 0.3, "schedule": "cosine", "warmup_steps": 1},
     "sgd, bfloat16, dropout": {"optimizer": "sgd", "learning_rate": 0.3, "precision": "bfloat16", "dropout": 0.1},
     "delayed, clipped": {"delayed_updates": True, "max_gradient_norm": 0.3},
+    "8 bits, clipped": {"optimizer_bits": 8, "max_gradient_norm": 0.3},
     "float16": {"precision": "float16", "loss_scale": 2.0**17, "loss_scale_growth_steps": 2},
 }
 
@@ -49,6 +50,7 @@ def assert_told(daemon: Daemon, manifest: Manifest) -> None:
     assert any(step["overflowed"] for step in steps) == (train.precision == "float16")
     assert (update["gradient_norm"], update["max_gradient_norm"]) == (steps[-1]["gradient_norm"], train.max_gradient_norm)
     assert (update["loss_scale"] is not None) == (train.precision == "float16")
+    assert update["optimizer_bits"] == train.optimizer_bits
 
 
 def test_a_clipped_run_survives_the_death_of_a_peer_and_a_newcomer() -> None:
