@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
-from peerd.policy.route.launching import LATE_STEPS, Standstill, Work, launchable, owned_among_first, with_banned
+import pytest
+
+from peerd.policy.route.launching import LATE_STEPS, Standstill, Work, launchable, with_banned
+from peerd.policy.route.owning import owned_among_first
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
@@ -81,6 +84,18 @@ def test_hole_34_where_most_trainers_would_be_late_something_else_stands_still()
     for turn in range(4):
         launching(live, stills, turn * TAKEOVER_S)
     assert all(still.late == () for still in stills.values())
+
+
+@pytest.mark.parametrize(("num_trainers", "num_microbatches"), [(8, 64), (40, 400)])
+def test_hole_34_where_all_is_missing_of_a_large_step_nobody_is_late_though_the_first_of_it_are_one_trainers(
+    num_trainers: int, num_microbatches: int
+) -> None:
+    names = [PeerId(f"p{number:02}") for number in range(num_trainers)]
+    live = view_of(*(member(name, trains=True) for name in names), member("z", stage=1))
+    still = ANEW
+    for turn in range(4):
+        still = launchable(live, 2, num_microbatches, still, turn * TAKEOVER_S, TAKEOVER_S).still
+    assert still.late == ()
 
 
 def test_a_trainer_alone_is_never_late() -> None:

@@ -1,9 +1,8 @@
-"""Launching: who owns which microbatch, when another takes over, and that nothing missing stays unlaunched."""
+"""Launching: who launches which microbatch, when another takes over, and that nothing missing stays unlaunched."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,6 @@ from peerd.policy.route.launching import (
     first_step_owned,
     launchable,
     on_the_way,
-    owned_among_first,
     share,
     trainers_of,
     what_launches_hang_on,
@@ -34,7 +32,6 @@ from tests.strategies import FULL, NUM_MICROBATCHES, live_views, member, view_of
 from tests.tiny_run import tiny_manifest
 
 TAKEOVER_S = 4.0
-trainers = st.lists(st.integers(0, 40).map(lambda n: PeerId(f"t{n}")), min_size=1, max_size=6, unique=True)
 sizes = (2, NUM_MICROBATCHES)
 
 
@@ -47,36 +44,6 @@ def absent_of(work: Work) -> set[tuple[int, int]]:
 
 def as_seen_by(live: LiveView, peer: PeerId) -> LiveView:
     return replace(live, me=peer)
-
-
-def owners(found: tuple[PeerId, ...], step: int, num_microbatches: int, index: int) -> tuple[PeerId, ...]:
-    """The trainers in the order in which they own a microbatch."""
-
-    def rank(peer: PeerId) -> int:
-        ranks = range(1, len(found) + 1)
-        return next(each for each in ranks if owned_among_first(found, peer, step, num_microbatches, each) >> index & 1)
-
-    return tuple(sorted(found, key=rank))
-
-
-@given(trainers, st.integers(0, 9), st.integers(1, 99), st.integers(1, 7))
-def test_as_many_trainers_own_a_microbatch_as_there_are_ranks(found: list[PeerId], step: int, num_microbatches: int, ranks: int) -> None:
-    owned = [owned_among_first(tuple(found), peer, step, num_microbatches, ranks) for peer in found]
-    assert all(sum(each >> index & 1 for each in owned) == min(ranks, len(found)) for index in range(num_microbatches))
-    assert owned == [owned_among_first(tuple(sorted(found)), peer, step, num_microbatches, ranks) for peer in found]
-    assert owned_among_first(tuple(found), PeerId("nobody"), step, num_microbatches, ranks) == 0
-
-
-@given(trainers, st.integers(0, 9), st.integers(0, 98), st.data())
-def test_the_others_keep_their_order_when_a_trainer_goes(found: list[PeerId], step: int, index: int, data: st.DataObject) -> None:
-    gone = data.draw(st.sampled_from(found))
-    rest = tuple(trainer for trainer in found if trainer != gone)
-    assert owners(rest, step, 99, index) == tuple(trainer for trainer in owners(tuple(found), step, 99, index) if trainer != gone)
-
-
-def test_ownership_is_spread_evenly() -> None:
-    found = tuple(PeerId(f"t{n}") for n in range(4))
-    assert all(60 < owned_among_first(found, trainer, 3, 400).bit_count() < 140 for trainer in found)
 
 
 @given(live_views())
@@ -150,17 +117,6 @@ def test_none_is_taken_over_while_others_are_done_or_lost() -> None:
     late = launchable(live, *sizes, still, now_s + TAKEOVER_S, TAKEOVER_S)
     assert {launch.index for launch in late.launches} == {0, 1, 2, 3}
     assert {launch.index for launch in late.launches if launch.again} == {0, 1, 2, 3} - mine
-
-
-def test_what_a_trainer_owns_takes_little_time_however_many_trainers_there_are() -> None:
-    found = tuple(PeerId(f"t{n}") for n in range(300))
-    for ranks in (1, 8, 150):
-        began_s = time.thread_time()
-        owned_among_first(found, found[7], 3, 8192, ranks)
-        assert time.thread_time() - began_s < 0.5
-    began_s = time.thread_time()
-    owned_among_first((*found[:200], PeerId("new")), found[7], 3, 8192, 150)
-    assert time.thread_time() - began_s < 0.05
 
 
 @given(live_views())

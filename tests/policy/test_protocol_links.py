@@ -16,7 +16,7 @@ def never_reach_each_other(kind: Kind, seed: int, off: frozenset[str] = frozense
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, 2])
 def test_hole_41_what_does_not_pass_between_two_members_goes_through_a_mate(seed: int, kind: Kind) -> None:
     outcome = never_reach_each_other(kind, seed)
     assert outcome.problems == ()

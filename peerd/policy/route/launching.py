@@ -1,17 +1,15 @@
-"""Which trainer launches which missing microbatch, and when another takes over (rendezvous hashing)."""
+"""Which missing microbatches a trainer launches, and when another one takes over. `owning.py` says who owns what."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 from statistics import median_high
 
-from peerd.policy.hashing import digest
-from peerd.policy.step.ledger import accumulate_set, full, indices, is_averaged, stages_missing, work_step
+from peerd.policy.route.owning import first_owners, owned_among_first
+from peerd.policy.step.ledger import accumulate_set, indices, is_averaged, stages_missing, work_step
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -20,16 +18,8 @@ FORWARDS_PER_MICROBATCH = 3
 """Forward passes that take as long as a forward and a backward pass."""
 AT_FIRST = 2
 """Microbatches for each peer of the first stage, one to compute and one to wait, that come while it commits the step before theirs."""
-LANE_BYTES, TOP = 2, 15
-"""A lane holds a number of so many bits and a bit for comparisons; a swarm has fewer trainers than that number can count."""
-REMEMBERED = 1 << 10
-STEPS_REMEMBERED = 16
 LATE_STEPS, MOST_TIMES = 16, 8
 """Steps for which a trainer that was late comes after the others; twice as many each time in a row, up to so many times."""
-MOST_JUDGED = 16
-"""Microbatches that are looked at to find the trainers that are late."""
-_DIGITS = bytes(ord("01"[byte >> 7]) for byte in range(256))
-"""By byte: its top bit as a binary digit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +31,6 @@ class Launch:
     accumulate: frozenset[int]
     again: bool = False
     """Another trainer, which may be alive, comes before this one: it may have launched it, too."""
-
-
-@lru_cache(maxsize=REMEMBERED)
-def _weights(trainer: PeerId, step: int, num: int) -> int:
-    """A trainer's rendezvous weights for the first `num` microbatches of a step, in a lane of one number each. The top bits are 0."""
-    drawn = hashlib.shake_256(digest("owner", trainer, step)).digest(LANE_BYTES * num)
-    return int.from_bytes(drawn, "little") & ~_tops(num)
-
-
-@lru_cache
-def _ones(num: int) -> int:
-    """A 1 in each lane."""
-    return int.from_bytes((1).to_bytes(LANE_BYTES, "little") * num, "little")
-
-
-def _tops(num: int) -> int:
-    """The top bit of each lane."""
-    return _ones(num) << TOP
-
-
-@lru_cache(maxsize=STEPS_REMEMBERED)
-def owned_among_first(trainers: tuple[PeerId, ...], peer: PeerId, step: int, num_microbatches: int, ranks: int = 1) -> int:
-    """The bitmap of the microbatches of a step of which `peer` is among the first `ranks` owners: the trainers with the highest weights.
-
-    All lanes are compared at once, because there may be thousands of microbatches and hundreds of trainers: where a lane with its top bit
-    set exceeds another one or equals it, the bit is still set in their difference. Remembered: the trainers hardly ever change, and this is
-    asked at every change of the table.
-    """
-    if peer not in trainers or ranks >= len(trainers):
-        return full(num_microbatches) if peer in trainers else 0
-    tops, mine, others = _tops(num_microbatches), _weights(peer, step, num_microbatches), 0
-    for trainer in trainers:
-        weights = _weights(trainer, step, num_microbatches)
-        if trainer > peer:  # it comes first also where the weights are equal
-            others += ((weights | tops) - mine & tops) >> TOP
-        elif trainer < peer:
-            others += (tops & ~((mine | tops) - weights)) >> TOP
-    among = ((ranks - 1) * _ones(num_microbatches) | tops) - others & tops
-    top_bytes = among.to_bytes(LANE_BYTES * num_microbatches, "little")[LANE_BYTES - 1 :: LANE_BYTES]
-    return int(top_bytes[::-1].translate(_DIGITS), 2)
 
 
 def first_owned(live: LiveView, step: int, num_microbatches: int) -> list[int]:
@@ -279,8 +229,7 @@ def _judged(stands: Standstill, trainers: tuple[PeerId, ...], num_microbatches: 
     Where more than half of the trainers would be late, it is not they that are.
     """
     punctual, step = _punctual(trainers, stands), stands.step
-    missing = islice(indices(stands.absent), MOST_JUDGED)
-    found = {_first_owner(punctual, step, index, num_microbatches) for index in missing} if punctual else set()
+    found = set(islice(first_owners(punctual, step, stands.absent, num_microbatches), len(punctual) // 2 + 1))
     if not found or 2 * len(found) > len(punctual):
         return stands
     return Standstill(step, stands.absent, now_s, _with_late(stands.late, found, step))
@@ -301,11 +250,6 @@ def _with_late(late: tuple[Late, ...], peers: Set[PeerId], step: int) -> tuple[L
         times = min(known[peer].times + 1, MOST_TIMES) if peer in known else 1
         known[peer] = Late(peer, step + 1 + (LATE_STEPS << times - 1), times)
     return tuple(known.values())
-
-
-def _first_owner(trainers: tuple[PeerId, ...], step: int, index: int, num_microbatches: int) -> PeerId:
-    lane, largest = 8 * LANE_BYTES * index, (1 << TOP) - 1
-    return max(trainers, key=lambda trainer: (_weights(trainer, step, num_microbatches) >> lane & largest, trainer))
 
 
 def _perhaps_launched(live: LiveView, trainers: tuple[PeerId, ...], step: int, mine: int, num_microbatches: int) -> int:

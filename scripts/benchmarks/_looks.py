@@ -1,0 +1,103 @@
+"""The looks of `scripts/bench looks`, timed in one process of one checkout. Prints one JSON object: seconds by the name of the look."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from peerd.policy.route.launching import Standstill, launchable, what_launches_hang_on
+from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+NUM_STAGES = 2
+TAKEOVER_S = 10.0
+Look = Callable[[], object]
+
+
+class Table:
+    """Peers of two stages, all of which train. Each view that it gives is a new one, as after a change of the table."""
+
+    def __init__(self, peers: int, microbatches: int) -> None:
+        self.microbatches = microbatches
+        self._names = [[PeerId(f"12D3KooW{stage}{number:06}") for number in range(peers)] for stage in range(NUM_STAGES)]
+        self.me = self._names[0][peers // 2]
+
+    def view(self, step: int, done: int = 0, gone: int = 0) -> LiveView:
+        """All peers at a step, and of it the first microbatches done; the last `gone` peers of each stage are dead."""
+        share = -(-self.microbatches // len(self._names[0]))
+        records = [
+            PeerRecord(
+                peer=name,
+                incarnation=1,
+                version=step,
+                stage=stage,
+                step=step,
+                phase=Phase.ACCUMULATING,
+                done=((1 << share) - 1 << share * number) & (1 << done) - 1,
+                ledger_no=step,
+                trains=True,
+                throughput=10.0,
+                queue=2,
+            )
+            for stage, names in enumerate(self._names)
+            for number, name in enumerate(names[: len(names) - gone])
+        ]
+        return LiveView(me=self.me, records=tuple(sorted(records, key=lambda record: record.peer)))
+
+    def launches(self, view: LiveView, still: Standstill, now_s: float = 0.0) -> Standstill:
+        """What the trainer looks for: what is missing, and what of that it launches first."""
+        work = launchable(view, NUM_STAGES, self.microbatches, still, now_s, TAKEOVER_S)
+        next(iter(each for of_step in work.steps for each in of_step.launches()), None)
+        return work.still
+
+
+def looks(table: Table, step: int) -> dict[str, Look]:
+    """The looks at one step, in the order in which they are to be made. Nothing has been asked of their views yet."""
+    later = table.view(step, done=1)
+    stands = table.launches(later, Standstill())
+    return {
+        "launches: first look at a step": partial(table.launches, table.view(step + 1), Standstill()),
+        "launches: further look": partial(table.launches, table.view(step + 1, done=1), Standstill()),
+        "launches: after a death": partial(table.launches, table.view(step + 1, done=1, gone=1), Standstill()),
+        "launches: takeover": partial(table.launches, replace(later), stands, TAKEOVER_S),
+        "launches: whether to look": partial(hang_on, later),
+    }
+
+
+def hang_on(view: LiveView) -> list[object]:
+    return [what_launches_hang_on(record) for record in view.records]
+
+
+def timed(look: Look) -> float:
+    gc.disable()
+    try:
+        began_s = time.thread_time()
+        look()
+        return time.thread_time() - began_s
+    finally:
+        gc.enable()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", type=int, required=True)
+    parser.add_argument("--microbatches", type=int, required=True)
+    parser.add_argument("--times", type=int, required=True)
+    given = parser.parse_args()
+    took_s: dict[str, list[float]] = {}
+    table = Table(given.peers, given.microbatches)
+    for number in range(given.times):
+        for name, look in looks(table, 2 * number).items():
+            took_s.setdefault(name, []).append(timed(look))
+    print(json.dumps(took_s))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
