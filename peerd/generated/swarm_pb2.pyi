@@ -54,6 +54,7 @@ class GossipRequest(_message.Message):
     WANT_NEWS_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    REACH_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     want_all: _builtins.bool
     """a newcomer asks for the whole table, a page at a time"""
@@ -63,6 +64,8 @@ class GossipRequest(_message.Message):
     """of that the caller has these already, by 8 bytes each: a hash of the peer, incarnation, a hash of the text, version; at most 256"""
     after: _builtins.str
     """with want_all: the page begins with the first peer id above this one"""
+    reach: _builtins.str
+    """a peer that does not answer the caller: the callee asks it whether it is there"""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]:
         """at most 64"""
@@ -76,10 +79,11 @@ class GossipRequest(_message.Message):
         want_news: _builtins.bool = ...,
         known: _builtins.bytes = ...,
         after: _builtins.str = ...,
+        reach: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "known", b"known", "records", b"records", "run", b"run", "want_all", b"want_all", "want_news", b"want_news"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "known", b"known", "reach", b"reach", "records", b"records", "run", b"run", "want_all", b"want_all", "want_news", b"want_news"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -91,8 +95,11 @@ class GossipReply(_message.Message):
 
     RECORDS_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     next: _builtins.str
     """of a page that is not the last: what `after` has to be for the next one"""
+    reached: _builtins.bool
+    """with reach: that peer answers the callee"""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]:
         """of a table at most 512 and about 1 MiB"""
@@ -102,10 +109,11 @@ class GossipReply(_message.Message):
         *,
         records: _abc.Iterable[Global___SignedRecord] | None = ...,
         next: _builtins.str = ...,
+        reached: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "reached", b"reached", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -151,6 +151,11 @@ class Gossip:
         record = live.find(caller)
         return self._membership.news.unknown_to(known, record.stage if record is not None and live.is_summarised else None, clock_s())
 
+    async def reaches(self, caller: PeerId, accused: PeerId) -> bool:
+        """Ask a peer that does not answer the caller. Returns whether it is there."""
+        self._membership.called_by(caller)
+        return self._membership.live().find(caller) is not None and await self._liveness.reaches(accused)
+
     async def _keep_word(self) -> None:
         """Announce at once what cannot wait for the next period."""
         while True:

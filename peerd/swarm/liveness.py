@@ -2,7 +2,8 @@
 
 A re-dial and its answer may wait behind tensors on a busy line. So a peer from which any bytes came since the question was asked lives,
 and is asked again. That is proven by what arrives, and ends when nothing does. The question goes over the connection that there is. If
-nothing at all comes back over that one, it is given up, and the next call dials the peer where its record says it is.
+nothing at all comes back over that one, it is given up, and the next call dials the peer where its record says it is. Before a peer is
+suspected, others are asked whether they reach it: maybe only the link to it is dead.
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
 slower (policy/swarm/suspicion.py).
 """
@@ -18,7 +19,7 @@ import structlog
 
 from peerd.background import start
 from peerd.errors import PeerGoneError, RemoteError
-from peerd.policy.swarm.reaching import has_moved, hosts_among, is_out_of_reach
+from peerd.policy.swarm.reaching import has_moved, hosts_among, is_out_of_reach, is_reached, witnesses
 from peerd.policy.swarm.suspicion import UNANSWERED, DeadLines
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -28,6 +29,8 @@ from peerd.wire.swarm_client import SwarmClient
 REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
 """Through a relay it takes half a dozen round trips, each of them longer."""
 ASK_AGAIN_S = 0.2
+WORD_OF_OTHERS_S = 0.5
+"""Time for the way to a peer that is asked whether it reaches another one, beside that for its own question."""
 LOOK_PERIOD_S = 1.0
 LOG = structlog.get_logger()
 
@@ -54,6 +57,8 @@ class Liveness:
         self._lines = lines
         self._dead_lines = DeadLines()
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
+        self._asked: dict[PeerId, asyncio.Task[bool]] = {}
+        """Peers of which others want to know whether they are there: all who ask at one time get one answer."""
         self.faults_seen = 0
         """Number of peers that did not answer and had not announced that they leave."""
 
@@ -97,7 +102,7 @@ class Liveness:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     def close(self) -> None:
-        for task in self._probes.values():
+        for task in (*self._probes.values(), *self._asked.values()):
             task.cancel()
 
     async def _probe(self, peer: PeerId, pair: tuple[int, int]) -> None:
@@ -118,7 +123,7 @@ class Liveness:
             if is_heard:
                 await asyncio.sleep(ASK_AGAIN_S)
             elif record is not None:
-                if not lives:
+                if not lives and not await self._others_reach(record) and (record := self._unchanged(peer, pair)) is not None:
                     self._suspect(record)
                 return
 
@@ -137,15 +142,57 @@ class Liveness:
     async def answers(self, record: PeerRecord) -> bool:
         """Tell a peer of this one, and find out whether it answers."""
         own = self._membership.raws.get(self._membership.me)
-        timeout_s = RELAYED_REDIAL_TIMEOUT_S if record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
         try:
-            patience_s = timeout_s * self._membership.patience.factor(clock_s())
-            self._membership.absorb(await self._client.gossip(record.peer, [own.raw] if own else [], patience_s), record.peer)
+            told = await self._client.gossip(record.peer, [own.raw] if own else [], self._patience_s(record))
+            self._membership.absorb(told, record.peer)
         except PeerGoneError:
             return False
         except RemoteError:
             return True  # whatever its answer is, it lives
         return True
+
+    def _patience_s(self, record: PeerRecord) -> float:
+        """How long a peer has to answer a re-dial."""
+        usual_s = RELAYED_REDIAL_TIMEOUT_S if record.reach is Reach.RELAYED else REDIAL_TIMEOUT_S
+        return usual_s * self._membership.patience.factor(clock_s())
+
+    async def reaches(self, peer: PeerId) -> bool:
+        """Find out for others whether a peer is there."""
+        record = self._membership.find(peer)
+        if record is None or peer == self._membership.me:
+            return record is not None
+        task = self._asked.get(peer)
+        if task is None:
+            task = self._asked[peer] = start(self._is_there(record))
+            task.add_done_callback(lambda _task: self._asked.pop(peer, None))
+        return await asyncio.shield(task)
+
+    async def _is_there(self, record: PeerRecord) -> bool:
+        """Whether a peer answers, or bytes come from it meanwhile: its answer may be late."""
+        asked_s = time.monotonic()
+        return await self.answers(record) or self._heard_s.get(record.peer, 0.0) > asked_s
+
+    async def _others_reach(self, record: PeerRecord) -> bool:
+        """Ask others whether they reach a peer that does not answer this one. One that leaves is not asked for."""
+        asked = () if record.leaving else witnesses(self._membership.live(), record)
+        within_s = self._patience_s(record) + WORD_OF_OTHERS_S
+        waiting, words = {start(self._word_of(witness, record.peer, within_s)) for witness in asked}, list[bool]()
+        try:
+            while (found := is_reached(len(asked), words)) is None:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                words += [task.result() for task in done]
+        finally:
+            for task in waiting:
+                task.cancel()
+        if found:
+            LOG.info("no answer, but others reach it", to=record.peer)
+        return found
+
+    async def _word_of(self, witness: PeerId, accused: PeerId, within_s: float) -> bool:
+        try:
+            return await self._client.reaches(witness, accused, within_s)
+        except RemoteError:
+            return False
 
     def _suspect(self, record: PeerRecord) -> None:
         if record.leaving:

@@ -28,6 +28,10 @@ class SwarmHandler(Protocol):
 
     def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]: ...
 
+    async def reaches(self, caller: PeerId, accused: PeerId) -> bool:
+        """Ask a peer that does not answer the caller. Returns whether it is there."""
+        ...
+
 
 class Described(Protocol):
     """Tells about this peer to any caller."""

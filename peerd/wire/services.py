@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -31,7 +31,7 @@ from peerd.link.few_each import FewEach
 from peerd.link.lanes import Lanes, Turn
 from peerd.link.traffic import Link, PeerRole, Way
 from peerd.link.tunnel import caller_of
-from peerd.table.record import AverageId, PeerId
+from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import MAX_SPANS, SpanKind
 from peerd.wire import convert, timelines
 from peerd.wire.budgets import most_arriving
@@ -98,20 +98,23 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
         caller = await self._door.caller(context)
         with self._held.by(caller, requests) as conversation:
             while (request := await conversation.question()) is not None:
-                if request.want_all or request.want_news:
+                if request.want_all or request.want_news or request.reach:
                     await self._door.refuse(context, caller, BadMessageError("a conversation is for pushed records only"))
                 yield await self._answer(request, context)
 
     async def _answer(self, request: swarm_pb2.GossipRequest, context: Any) -> swarm_pb2.GossipReply:
-        last: str = ""
+        last, reached = "", False
+        answer: Sequence[RawRecord]
         async with self._door.answering(context, request.run) as caller:
-            if request.want_news:
+            if request.reach:
+                reached, answer = await self._handler.reaches(caller, PeerId(request.reach)), ()
+            elif request.want_news:
                 answer = self._handler.news(caller, convert.tags_from(request.known))
             elif request.want_all:
                 answer, last = self._handler.table(caller, PeerId(request.after))
             else:
                 answer = self._handler.gossip(caller, convert.records_from(request.records))
-        return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer), next=last))
+        return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer), next=last, reached=reached))
 
     async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
         await self._door.caller(context)

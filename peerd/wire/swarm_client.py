@@ -62,6 +62,13 @@ class SwarmClient(Client):
         request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
         return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
 
+    async def reaches(self, peer: PeerId, accused: PeerId, timeout_s: float) -> bool:
+        """Return whether `accused`, which does not answer this peer, answers `peer`."""
+        request = swarm_pb2.GossipRequest(run=self._run, reach=accused)
+        reply = await self._ask(peer, "Gossip", request, timeout_s)
+        self._records_of(request, reply)
+        return bool(reply.reached)
+
     def _records_of(
         self, request: swarm_pb2.GossipRequest, reply: swarm_pb2.GossipReply, most: int = convert.MAX_RECORDS
     ) -> tuple[RawRecord, ...]:

@@ -174,6 +174,15 @@ class Watched:
         told = [dict(daemon.status["counters"]) for daemon in self.honest if daemon.status is not None]
         return sum(int(each[counter]) for each in told)  # type: ignore[call-overload]
 
+    def averages_of_all(self) -> tuple[int, dict[str, int]]:
+        """The same once each peer is in an average: one that has just joined has no work in the step under way."""
+        deadline_s = time.monotonic() + READY_S
+        while time.monotonic() < deadline_s:
+            step, counted = self.averages()
+            if len(counted) == self.scenario.num_peers:
+                return step, counted
+        raise TimedOutError(f"not within {READY_S:.0f} s: each peer is in an average")
+
     def averages(self) -> tuple[int, dict[str, int]]:
         """The step that all honest peers are at, and by peer the number of averages so far that have its gradients."""
         steps: set[int] = set()
@@ -232,7 +241,7 @@ def try_scenario(scenario: Scenario, megabytes: float, num_steps: int) -> Row:
         swarm.start()
         watched = Watched(scenario, swarm, network, num_bytes)
         watched.until(lambda: all(daemon.serves for daemon in swarm.daemons), "all peers serve")
-        began = watched.averages()
+        began = watched.averages_of_all()
         counters = {name: watched.total(name) for name in ("rounds_failed", "replayed_microbatches")}
         watched.change(struck=False)
         if scenario.liar:

@@ -62,6 +62,9 @@ class Stub:
     def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]:
         return ()
 
+    async def reaches(self, caller: PeerId, accused: PeerId) -> bool:
+        return False
+
     def describe(self) -> Description:
         return replace(self._description, clock_s=time.time() + self._clock_off_s)
 

@@ -204,7 +204,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("mine", "Evaluation | None"): lambda w: w.own.evaluation,
     ("mine", "Sequence[Who]"): lambda w: list(w.names),
     "far_speakers": lambda w: w.names[:3],
-    "record": lambda w: w.random.choice(w.records),
+    **dict.fromkeys(("record", "accused"), lambda w: w.random.choice(w.records)),
     "mate": lambda w: w.random.choice(w.records),
     "other": lambda w: w.random.choice(w.records),
     ("other", "PeerId"): World.peer,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerd.table.record import PeerId
+from peerd.policy.swarm.reaching import is_reached, witnesses
+from peerd.table.record import PeerId, PeerRecord
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
@@ -16,6 +17,8 @@ class DeadLinks:
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
         self._pairs: dict[PeerId, tuple[int, int]] = {}
+        self._asking: set[PeerId] = set()
+        """Those of which others are asked whether they reach them."""
 
     @property
     def unreached(self) -> tuple[PeerId, ...]:
@@ -23,6 +26,7 @@ class DeadLinks:
 
     def forget(self) -> None:
         self._pairs = {}
+        self._asking = set()
 
     def fails(self, callee: PeerId) -> None:
         """A call and a re-dial failed. A peer whose record rises all the same lives behind a dead link."""
@@ -35,8 +39,35 @@ class DeadLinks:
             self._pairs[callee] = known = pair
         if pair > known and peer.now - sighting.risen_at_s < peer.view.ttl_s / 2:
             peer.change(unreached=self.unreached)
+        elif callee not in self._asking:
+            self._ask_others(sighting.record)
+
+    def _ask_others(self, accused: PeerRecord) -> None:
+        """Ask others whether they reach it. Where they do not, it is suspected, unless its record has risen."""
+        peer, name, words = self._peer, accused.peer, list[bool]()
+        asked = witnesses(peer.live(), accused) if "witnesses" not in peer.world.scenario.off else ()
+        self._asking.add(name)
+
+        def answered(word: object) -> None:
+            if name not in self._asking:
+                return
+            words.append(word is True)
+            self._decide(accused, is_reached(len(asked), words))
+
+        for witness in asked:
+            peer.rounds.call(witness, lambda mate, reply: mate.rounds.ask(name, lambda _accused: True, reply), answered)
+        if not asked:
+            self._decide(accused, is_there=False)
+
+    def _decide(self, accused: PeerRecord, is_there: bool | None) -> None:
+        if is_there is None:
+            return
+        self._asking.discard(accused.peer)
+        sighting = self._peer.view.sightings.get(accused.peer)
+        if is_there or (sighting is not None and sighting.record.pair > accused.pair):
+            self._peer.change(unreached=self.unreached)
         else:
-            peer.suspect(callee)
+            self._peer.suspect(accused.peer)
 
     def doubt(self, accused: PeerId) -> None:
         """Another peer suspects it: ask whether it lives. The answer vouches for it."""

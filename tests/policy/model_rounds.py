@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerd.policy.round.debts import Edge
+from peerd.policy.round.debts import BEHIND, Edge
 from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.asides import all_merged
 from peerd.policy.step.judging import void_of, why_unheeded
@@ -159,7 +159,7 @@ class Rounds:
             self._propose_to(member, roster)
 
     def _propose_to(self, member: PeerId, roster: Roster) -> None:
-        """A refusal ends the round. Without an answer the member is asked again, until a judge has seen that nothing comes of it."""
+        """A refusal ends the round. Without an answer the member is asked again for a while, and then this leader gives the round up."""
         peer = self._peer
 
         def answered(joined: object) -> None:
@@ -171,9 +171,14 @@ class Rounds:
                 return
             if peer.world.network.has_dead_link(peer.name, member):
                 peer.links.fails(member)
+            if peer.now - self.current.opened_at_s > BEHIND * peer.world.rules.averaging_s:
+                self._tell_closed(self.current, member)
+                self._closed(f"{member} does not answer", peer.name, member)
+                self._withdraw(roster)
+                return
             peer.after(BROKE_S, lambda: self._propose_again(member, roster))
 
-        self._call(member, lambda mate, reply: mate.rounds.serve(roster, reply), answered)
+        self.call(member, lambda mate, reply: mate.rounds.serve(roster, reply), answered)
 
     def _propose_again(self, member: PeerId, roster: Roster) -> None:
         if self.current is not None and self.current.roster.average_id == roster.average_id:
@@ -335,11 +340,9 @@ class Rounds:
             self._peer.world.send(self._peer, member, act, reply=reply)
 
     def ask(self, mate: PeerId, handle: Callable[[ModelPeer], object], answered: Callable[[object], None]) -> None:
-        self._call(mate, lambda peer, reply: reply(handle(peer)), answered)
+        self.call(mate, lambda peer, reply: reply(handle(peer)), answered)
 
-    def _call(
-        self, mate: PeerId, handle: Callable[[ModelPeer, Callable[[object], None]], None], answered: Callable[[object], None]
-    ) -> None:
+    def call(self, mate: PeerId, handle: Callable[[ModelPeer, Callable[[object], None]], None], answered: Callable[[object], None]) -> None:
         """One question with exactly one outcome: the answer, or None when none came in time."""
         asker = self._peer
         settled: list[bool] = []

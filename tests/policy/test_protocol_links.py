@@ -26,6 +26,31 @@ def test_hole_41_what_does_not_pass_between_two_members_goes_through_a_mate(seed
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
+@pytest.mark.parametrize("seed", [10, 16])
+def test_hole_43_a_member_that_two_mates_reach_is_not_suspected_by_the_one_that_does_not(seed: int, kind: Kind) -> None:
+    """p1 and p7 of four mates. In these runs the link dies so late that one of the two would suspect the other in a round."""
+
+    def outcome(off: frozenset[str] = frozenset()) -> Outcome:
+        cut = Fault(0.4, kind, name="p1", other=0.9, lasts_s=1e4)
+        return run(Scenario(seed=seed, peers_per_stage=4, last_step=6, limit_s=100.0, faults=(cut,), off=off))
+
+    found = outcome()
+    assert found.problems == ()
+    assert found.counts["failed rounds"] == found.counts["voids"] == found.counts["suspicions"] == 0
+    assert found.counts["carried"] > 0
+    assert outcome(frozenset({"witnesses"})).counts["failed rounds"] > 0
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
+@pytest.mark.parametrize("seed", [13, 22])
+def test_a_leader_that_gets_no_answer_gives_up_leaves_out_nobody_and_the_next_one_leads(seed: int, kind: Kind) -> None:
+    cut = Fault(0.4, kind, name="p1", other=0.9, lasts_s=1e4)
+    found = run(Scenario(seed=seed, peers_per_stage=4, last_step=6, limit_s=100.0, faults=(cut,)))
+    assert found.problems == ()
+    assert found.counts["voids"] == found.counts["inexact"] == 0
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
 @pytest.mark.parametrize("seed", range(2))
 def test_hole_19_two_members_that_never_reach_each_other_do_not_stop_their_stage(seed: int, kind: Kind) -> None:
     """Not even before the link is known, and where no mate carries."""
@@ -51,8 +76,9 @@ def test_hole_22_a_member_that_cannot_call_the_only_other_one_does_its_share(cal
 @pytest.mark.parametrize(("caller", "callee"), [("p3", 0.3), ("p1", 0.8)])
 def test_hole_22_a_leader_that_cannot_call_the_other_member_would_leave_it_out_of_steps(caller: str, callee: float) -> None:
     """The streams of a pair can be opened by either end, but a proposal is a call: so the one leads that can call the other."""
-    assert cannot_call(caller, callee).run().counts["voids"] <= 1
-    assert cannot_call(caller, callee, frozenset({"go around"})).run().counts["voids"] >= 2
+    found, without = (cannot_call(caller, callee, off).run().counts for off in (frozenset[str](), frozenset({"go around"})))
+    assert found["failed rounds"] == found["sidelined"] == 0
+    assert min(without["failed rounds"], without["sidelined"]) > 0
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY, Kind.NO_CALLS])

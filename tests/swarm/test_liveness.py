@@ -50,6 +50,9 @@ class Silent:
         self.waited_s.append(timeout_s)
         raise PeerGoneError("no answer")
 
+    async def reaches(self, _witness: PeerId, _accused: PeerId, _within_s: float) -> bool:
+        return False
+
 
 async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_peer_that_came_back_does_not() -> None:
     row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
@@ -111,6 +114,76 @@ async def test_a_record_that_rises_meanwhile_ends_the_asking(monkeypatch: pytest
     await probes
     assert 1 < client.asked < 1000
     assert liveness.faults_seen == 0
+
+
+@dataclass
+class Witnesses:
+    """`accused` answers nobody here, and those that reach it say so."""
+
+    accused: PeerId
+    reached_by: set[PeerId] = field(default_factory=set)
+    gone: set[PeerId] = field(default_factory=set)
+    asked: list[PeerId] = field(default_factory=list)
+
+    async def gossip(self, _peer: PeerId, _records: Sequence[RawRecord], _timeout_s: float) -> tuple[RawRecord, ...]:
+        raise PeerGoneError("no answer")
+
+    async def reaches(self, witness: PeerId, accused: PeerId, _within_s: float) -> bool:
+        assert accused == self.accused
+        self.asked.append(witness)
+        if witness in self.gone:
+            raise PeerGoneError("no answer")
+        return witness in self.reached_by
+
+
+OTHERS = [Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in range(10, 15)]
+
+
+async def one_failure(num_others: int, reached_by: int, gone: int = 0, leaving: bool = False) -> tuple[Witnesses, Liveness, PeerRecord]:
+    """The mate does not answer; of so many others the first `reached_by` reach it, and the last `gone` do not answer either."""
+    row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
+    membership = Membership(ME, RUN, ttl_s=60.0, row=row)
+    membership.publish()
+    for identity in (MATE, *OTHERS[:num_others]):
+        record = PeerRecord(peer=identity.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING, leaving=leaving and identity is MATE)
+        membership.absorb([sign_record(record, identity, RUN).raw], identity.peer)
+    names = [identity.peer for identity in OTHERS[:num_others]]
+    client = Witnesses(MATE.peer, set(names[:reached_by]), set(names[num_others - gone :]))
+    liveness = Liveness(membership, cast(SwarmClient, client), {}, Lines())
+    liveness.report_failure(MATE.peer)
+    await asyncio.gather(*liveness._probes.values())
+    published = membership.publish()
+    assert published is not None
+    return client, liveness, published.record
+
+
+@pytest.mark.parametrize("num_others", [1, 2, 3])
+async def test_hole_43_a_peer_that_others_reach_is_named_and_not_suspected(num_others: int) -> None:
+    client, liveness, mine = await one_failure(num_others, reached_by=num_others)
+    assert len(client.asked) == num_others
+    assert (mine.unreached, mine.suspects, liveness.faults_seen) == ((MATE.peer,), (), 0)
+
+
+@pytest.mark.parametrize(("num_others", "reached_by", "gone"), [(1, 0, 0), (2, 0, 2), (2, 1, 0), (3, 1, 1)])
+async def test_a_peer_that_most_of_those_who_are_asked_do_not_reach_is_suspected(num_others: int, reached_by: int, gone: int) -> None:
+    _, liveness, mine = await one_failure(num_others, reached_by, gone)
+    assert ([each.peer for each in mine.suspects], liveness.faults_seen) == ([MATE.peer], 1)
+
+
+async def test_three_are_asked_at_most_and_nobody_of_a_peer_that_leaves() -> None:
+    assert len((await one_failure(5, reached_by=5))[0].asked) == 3
+    client, _, mine = await one_failure(3, reached_by=3, leaving=True)
+    assert (client.asked, [each.peer for each in mine.suspects]) == ([], [MATE.peer])
+
+
+async def test_all_that_ask_at_once_whether_a_peer_is_there_get_one_answer() -> None:
+    membership, client = Membership(ME, RUN, ttl_s=60.0), Answering()
+    membership.absorb([sign_record(PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), MATE, RUN).raw])
+    liveness = Liveness(membership, cast(SwarmClient, client), {}, Lines())
+    assert await asyncio.gather(*(liveness.reaches(MATE.peer) for _ in range(5))) == [True] * 5
+    assert client.asked == [MATE.peer]
+    assert not await liveness.reaches(LIAR.peer), "nothing is known of it"
+    assert (await liveness.reaches(MATE.peer), len(client.asked)) == (True, 2)
 
 
 async def test_hole_22_a_peer_that_cannot_be_called_but_is_heard_of_is_named_and_not_suspected_again_until_it_falls_silent() -> None:

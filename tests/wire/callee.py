@@ -78,6 +78,9 @@ class Listener:
     def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]:
         return ()
 
+    async def reaches(self, caller: PeerId, accused: PeerId) -> bool:
+        return self._membership.find(accused) is not None
+
     def describe(self) -> Description:
         return Description((), "", 0.0)
 

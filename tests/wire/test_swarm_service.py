@@ -60,6 +60,13 @@ async def test_a_record_of_another_run_is_refused(callee: Callee) -> None:
     await assert_refused(callee, await gossip(callee, record), BAD, "not signed by it")
 
 
+async def test_a_caller_hears_whether_this_peer_reaches_one_that_does_not_answer_it(callee: Callee) -> None:
+    await (await gossip(callee, raw_of(record_of(callee.caller), callee.caller)))
+    client = SwarmClient(callee.links(), RUN)
+    assert await client.reaches(callee.caller.peer, callee.caller.peer, PATIENCE_S)
+    assert not await client.reaches(callee.caller.peer, new_identity().peer, PATIENCE_S)
+
+
 async def test_a_third_partys_broken_record_ends_no_conversation(callee: Callee) -> None:
     forged = raw_of(record_of(new_identity()), signer=callee.caller)
     sound = raw_of(record_of(callee.caller), callee.caller)

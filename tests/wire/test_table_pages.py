@@ -45,6 +45,9 @@ class Librarian:
     def news(self, caller: PeerId, known: Collection[bytes]) -> Sequence[RawRecord]:
         return self.own
 
+    async def reaches(self, caller: PeerId, accused: PeerId) -> bool:
+        return False
+
     def describe(self) -> Description:
         return Description((), "", 0.0)
 

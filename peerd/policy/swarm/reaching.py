@@ -12,6 +12,8 @@ from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 
 _ORDER = (Reach.DIRECT, Reach.UNKNOWN, Reach.RELAYED, Reach.CLIENT)
+WITNESSES = 3
+"""So many peers are asked whether they reach one that does not answer this peer."""
 
 
 def can_be_dialled(answers: Sequence[Dialled]) -> bool | None:
@@ -30,6 +32,21 @@ def cut_off(live: LiveView) -> frozenset[PeerId]:
     mine = live.mine
     unreached = mine.unreached if mine is not None else ()
     return frozenset(record.peer for record in live.records if record.peer in unreached or live.me in record.unreached)
+
+
+def witnesses(live: LiveView, accused: PeerRecord) -> tuple[PeerId, ...]:
+    """T5 (suspicion): the peers to ask whether they reach one that this peer does not reach. Its mates are the likeliest to know."""
+    no_use = {live.me, accused.peer, *cut_off(live)}
+    able = [record for record in live.records if record.peer not in no_use and not record.leaving]
+    turns = {record.peer: digest("witness", live.me, accused.peer, record.peer, size=8) for record in able}
+    return tuple(r.peer for r in sorted(able, key=lambda r: (r.stage != accused.stage, turns[r.peer]))[:WITNESSES])
+
+
+def is_reached(num_asked: int, words: Sequence[bool]) -> bool | None:
+    """Whether a peer lives, as more than half of its witnesses say; None while what `words` lacks decides it."""
+    if 2 * sum(words) > num_asked:
+        return True
+    return None if 2 * (num_asked - words.count(False)) > num_asked else False
 
 
 def hosts_among(addresses: Sequence[str]) -> frozenset[str]:

@@ -1,0 +1,56 @@
+"""Rounds with a link between two members that carries nothing: calls over it hang. The leader, or any judge, may be an end of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+import pytest
+import torch
+
+from peerd.averaging import proposing
+from peerd.errors import PeerGoneError
+from peerd.policy.step.judging import judges_of
+from peerd.table.record import PeerId, Phase
+from tests.averaging.rounds_group import Group, whole_sum
+
+MakeGroup = Callable[..., Group]
+AVERAGING_S = 0.6
+NUM_CHUNKS = 12
+PATIENCE_S = 1.5 * AVERAGING_S
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposing, "num_chunks", lambda *_: NUM_CHUNKS)
+
+
+def cut(group: Group, ends: Collection[PeerId]) -> None:
+    """Nothing passes between two members but the proposal of a round."""
+
+    async def fault(kind: str, sender: PeerId, receiver: PeerId) -> None:
+        if {sender, receiver} == set(ends) and kind != "propose":
+            await asyncio.sleep(PATIENCE_S)
+            raise PeerGoneError("no answer in time")
+
+    group.fault = fault
+
+
+@pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 6])
+@pytest.mark.parametrize("ends", [(0, 1), (1, 2), (2, 3)])
+async def test_a_round_goes_around_a_dead_link_wherever_its_judges_stand(
+    make_group: MakeGroup, ends: tuple[int, int], chunk_s: float
+) -> None:
+    """`ends` are ranks: 0 leads, 0 to 2 judge."""
+    group = make_group(4, averaging_s=AVERAGING_S)
+    roster = group.roster(leader=PeerId("member0"))
+    order = [*judges_of(roster), *(peer for peer in roster.peers if peer not in judges_of(roster))]
+    cut(group, [order[rank] for rank in ends])
+    group.chunk_s = dict.fromkeys(group.members, chunk_s)
+    for member in group.members.values():
+        member.host.rates = dict.fromkeys(group.members, (1e5, 1e5))
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+    assert all(member.state.record.voids == () for member in group.members.values())
+    assert all(member.rounds.failed == 0 for member in group.members.values())
