@@ -72,10 +72,6 @@ class Sendings:
     def num_verified(self) -> int:
         return sum(sending.verified for sending in self._all())
 
-    @property
-    def num_under_way(self) -> int:
-        return sum(sending.flow.next - sending.verified for sending in self._all())
-
     def resume(self) -> None:
         """Begin anew at what is not verified."""
         for sending in self._all():

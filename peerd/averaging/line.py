@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from typing import Protocol
 
@@ -17,12 +17,8 @@ from peerd.averaging.carrying import Carrying
 from peerd.averaging.exchange import Exchange
 from peerd.averaging.flows import Sending, Sendings
 from peerd.errors import BadMessageError
-from peerd.policy.round.chunks import WINDOW
 from peerd.policy.round.debts import Edge
 from peerd.wire.messages import Carried, Frame, Verified
-
-LEAST_UNDER_WAY, MOST_UNDER_WAY = 2, 2 * WINDOW
-"""Chunks that are sent and not yet verified: enough to fill the link, and no more, as what waits in buffers goes before what is urgent."""
 
 
 class ChunkListener(Protocol):
@@ -45,31 +41,19 @@ class ChunkListener(Protocol):
         """What a member has verified of this member's chunks, as a mate tells it."""
 
 
-class SendingPace:
-    """How many chunks to have under way: as many as the link carries in the time that a word about one takes to come back."""
+class UnderWay:
+    """When chunks were sent, and their bytes, until they have been verified. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._sent: list[tuple[float, int]] = []
-        self._began_s = self._least_s = math.inf
-        self._num_bytes = 0
-        self.window = LEAST_UNDER_WAY
+        self._sent: deque[tuple[float, int]] = deque()
 
     def sent(self, num_bytes: int, now_s: float) -> None:
-        if not self._sent:
-            self._began_s, self._num_bytes = now_s, 0
         self._sent.append((now_s, num_bytes))
 
     def verified(self, num_chunks: int, now_s: float) -> tuple[int, float]:
-        """The first of the chunks under way have been verified. Returns their bytes, and the seconds since the first of them was sent."""
-        taken, self._sent = self._sent[:num_chunks], self._sent[num_chunks:]
-        if not taken:
-            return 0, 0.0
-        self._num_bytes += sum(num_bytes for _, num_bytes in taken)
-        self._least_s = min(self._least_s, now_s - taken[-1][0])
-        rate = self._num_bytes / max(now_s - self._began_s, 1e-6)
-        chunk = max(1, max(num_bytes for _, num_bytes in taken))
-        self.window = min(max(LEAST_UNDER_WAY, 1 + math.ceil(2 * rate * self._least_s / chunk)), MOST_UNDER_WAY)
-        return sum(num_bytes for _, num_bytes in taken), now_s - taken[0][0]
+        """The first of them have been verified. Returns their bytes, and the seconds since the first of them was sent."""
+        taken = [self._sent.popleft() for _ in range(min(num_chunks, len(self._sent)))]
+        return sum(num_bytes for _, num_bytes in taken), now_s - taken[0][0] if taken else 0.0
 
     def broke(self) -> None:
         self._sent.clear()
@@ -91,7 +75,7 @@ class PairLine:
         self._changed = asyncio.Event()
         """Set when there is something new to tell of what came."""
         self._opened = 0
-        self._pace = SendingPace()
+        self._under_way = UnderWay()
         self.num_incoming = self.num_taken = 0
         """Streams on which the other's chunks come, and those that the other has opened for this member's."""
         self._is_untaken = asyncio.Event()
@@ -140,7 +124,7 @@ class PairLine:
             self._listener.sum_came(me, self.number, total)
         self._carried = verified.carried or self._carried
         self._look_what_is_carried()
-        num_bytes, took_s = self._pace.verified(max(0, self._sendings.num_verified - before), time.monotonic())
+        num_bytes, took_s = self._under_way.verified(max(0, self._sendings.num_verified - before), time.monotonic())
         if num_bytes:
             self._listener.delivered(self.number, num_bytes, took_s)
         if verified.carried:
@@ -184,16 +168,16 @@ class PairLine:
 
     async def _frames(self, mine: int) -> AsyncGenerator[Frame]:
         """Yield the chunks that are due, until the other has verified all of them, or the stream is over."""
-        self._pace.broke()
+        self._under_way.broke()
         self._sendings.resume()
         while self._opened == mine and not self.is_given:
-            sending = self._sendings.next() if self._sendings.num_under_way < self._pace.window else None
+            sending = self._sendings.next()
             if sending is None:
                 self._ready.clear()
                 await self._ready.wait()
                 continue
             frame = await self._next_frame(sending)
-            self._pace.sent(frame.num_bytes, time.monotonic())
+            self._under_way.sent(frame.num_bytes, time.monotonic())
             self.num_bytes += frame.num_bytes
             self._exchange.count(frame, "sent")
             yield frame

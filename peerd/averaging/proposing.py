@@ -8,12 +8,11 @@ other: its time follows from sizes and rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.layout import RoundLayout, shares_of
-from peerd.averaging.open_round import OpenRound
 from peerd.config.codec import Allowed
 from peerd.link.links import HOME_BYTES_PER_S
 from peerd.policy.round.chunks import num_chunks
@@ -24,8 +23,8 @@ from peerd.table.record import PeerId
 
 AVERAGING_SHARE = 0.1
 """Time for a round, as a share of the rest of the step."""
-LEEWAY = 5.0
-"""Chunks are cut so finely that each still moves in good time where a link is so many times slower than believed."""
+HALF = 0.5
+"""A member that sent at less than this share of its rate so far has another line now: earlier rounds do not count any more."""
 Rates = Callable[[PeerId], tuple[float | None, float | None]]
 """Returns bytes per second up and down of a peer; None where nothing is known."""
 
@@ -42,11 +41,11 @@ class Proposing:
         self._begun_s = now_s
         """When the present step began here."""
 
-    def exchanged(self, finished: OpenRound) -> None:
-        """Note a round that is done here."""
-        for peer, rate in finished.rates().items():
+    def exchanged(self, rates: Mapping[PeerId, float]) -> None:
+        """Note how many bytes per second members sent while they owed some, in a round that is done."""
+        for peer, rate in rates.items():
             known = self._measured.get(peer)
-            self._measured[peer] = rate if known is None else (known + rate) / 2
+            self._measured[peer] = rate if known is None or rate < HALF * known else (known + rate) / 2
 
     def applied(self, now_s: float) -> None:
         """Note that an average was applied: a step begins."""
@@ -69,7 +68,7 @@ class Proposing:
         names = tuple(str(codecs[codec]) for codec in chosen) if self._allowed.is_auto else ()
         plan = replace(roster, codecs=names, shares=shares, expected_s=expected_s)
         layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen])
-        count = num_chunks(layout.slice_bytes, LEEWAY * expected_s, self._averaging_s)
+        count = num_chunks(layout.slice_bytes, expected_s, self._averaging_s)
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
 
     def _believed(self, peers: Sequence[PeerId]) -> tuple[list[float], list[float]]:

@@ -234,7 +234,7 @@ class Rounds:
             if self.open is not current:
                 return
             self.open = None
-            self._proposing.exchanged(current)
+            self._proposing.exchanged(current.rates())
             await self._executor.run(Priority.CONTROL, lambda: self._take(current))
             self._host.announce()
         except Exception as error:  # a bug

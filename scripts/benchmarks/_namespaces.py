@@ -27,6 +27,8 @@ FIRST_NEW = 128
 DEVICE = "link0"
 QUEUE_BYTES = 4_000_000
 """Queue of an uplink that the kernel slows down: 1.6 s at 20 Mbit/s, as in a modem with too large a buffer."""
+CONGESTION_CONTROL = "cubic"
+"""What Linux, macOS and Windows do at homes, whatever this machine does itself."""
 NAMESPACES = Path("/run/netns")
 
 
@@ -149,6 +151,7 @@ class Network:
             _ip("-n", name, "link", "set", DEVICE, "up", "txqueuelen", "10000")
             if number in inside:
                 _ip("-n", name, "route", "add", "default", "dev", DEVICE)
+            _ip("-n", name, "route", "replace", f"{SUBNET}.0/24", "dev", DEVICE, "congctl", CONGESTION_CONTROL)
 
 
 def _ip(*arguments: str) -> None:

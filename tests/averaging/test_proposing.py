@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.averaging.compression import Compression
-from peerd.averaging.proposing import AVERAGING_SHARE, LEEWAY, Proposing
+from peerd.averaging.proposing import AVERAGING_SHARE, Proposing
 from peerd.config.codec import parse_averaged, parse_codec
-from peerd.policy.round.chunks import MOST_CHUNK_BYTES, ROWS
+from peerd.policy.round.chunks import LEEWAY, MOST_CHUNK_BYTES, ROWS
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster, RosterEntry, why_never
 from peerd.table.record import PeerId
 from tests.strategies import member
@@ -78,7 +78,7 @@ def test_a_slow_line_reduces_less_and_one_that_is_hardly_slower_as_much() -> Non
     assert planned([(10e6, 10e6), (0.1e6, 0.1e6)]).shares == (), "of two each reduces a half, whatever the rates are"
 
 
-def test_slower_lines_get_finer_chunks_and_none_is_larger_than_a_mebibyte() -> None:
+def test_slower_lines_get_finer_chunks_and_none_is_larger_than_half_a_mebibyte() -> None:
     fast, slow = planned([(1e9, 1e9)] * 2, length=10**8), planned([(1e6, 1e6)] * 2, length=10**8)
     assert 4 * 10**8 / 2 / fast.num_chunks <= MOST_CHUNK_BYTES
     assert slow.num_chunks >= ROWS * LEEWAY * slow.expected_s / AVERAGING_S > fast.num_chunks
@@ -86,3 +86,17 @@ def test_slower_lines_get_finer_chunks_and_none_is_larger_than_a_mebibyte() -> N
 
 def test_nothing_is_planned_for_a_member_that_is_alone() -> None:
     assert planned([(1e6, 1e6)]) == roster_of(1)
+
+
+def test_a_line_that_got_much_slower_is_believed_at_once_and_one_that_got_faster_by_and_by() -> None:
+    proposing = Proposing(parse_averaged("none"), AVERAGING_S, lambda _peer: (1e9, 1e9), 0.0)
+
+    def expected_s() -> float:
+        compression = Compression(parse_averaged("none"), torch.float32)
+        return proposing.planned(roster_of(2), compression, LENGTH, 1.0).expected_s
+
+    seconds = []
+    for rate in (1e8, 1e6, 1e8):
+        proposing.exchanged({NAMES[0]: rate, NAMES[1]: 1e9})
+        seconds.append(expected_s())
+    assert seconds == pytest.approx([4e6 / 1e8, 4e6 / 1e6, 4e6 / 5.05e7])

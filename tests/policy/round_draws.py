@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from peerd.policy.round.chunks import num_chunks
+from peerd.policy.round.chunks import LEEWAY, num_chunks
 from peerd.policy.round.links import HomeLink, RoundLinks
 from peerd.policy.round.simulated import RoundPlan
 from peerd.policy.round.slices import exchange_s, shares_by_rate
@@ -60,7 +60,7 @@ def draw(seed: int, least: int = 2, margins: tuple[float, ...] = (1.0, 1.0, 0.7,
             delay_s[one][other] = delay_s[other][one] = rng.uniform(0.005, 0.15)
     plan = RoundPlan(
         slice_bytes=slice_bytes,
-        num_chunks=num_chunks(slice_bytes, within_s, AVERAGING_S),
+        num_chunks=num_chunks(slice_bytes, within_s / LEEWAY, AVERAGING_S),
         within_s=within_s,
         averaging_s=AVERAGING_S,
         turns=rng.sample(range(num_members), num_members),

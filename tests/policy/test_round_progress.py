@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from peerd.policy.round.chunks import num_chunks
+from peerd.policy.round.chunks import LEEWAY, num_chunks
 from peerd.policy.round.debts import AtFault, Debts, Edge
 from peerd.policy.round.links import HomeLink, LinkBreak, RateChange, RoundLinks
 from peerd.policy.round.simulated import RoundEnd, RoundPlan, simulate
@@ -205,7 +205,7 @@ def home_round(ups: list[float], num_bytes: int, within_s: float) -> tuple[Round
     """Peers with these uplinks in Mbit/s, 100 down and 60 ms apart."""
     lines, members = [HomeLink(up * MBIT, 100 * MBIT) for up in ups], range(len(ups))
     slices = [round(share * num_bytes) for share in shares_by_rate([line.up for line in lines])]
-    chunks = num_chunks(slices, within_s, AVERAGING_S)
+    chunks = num_chunks(slices, within_s / LEEWAY, AVERAGING_S)
     plan = RoundPlan(slice_bytes=slices, num_chunks=chunks, within_s=within_s, averaging_s=AVERAGING_S, turns=members)
     return plan, RoundLinks(lines=lines, delay_s=[[0.03 for _ in members] for _ in members])
 

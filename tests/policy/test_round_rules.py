@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.round.chunks import AFTER_OWN, WINDOW, Flow, chunk_bytes, next_flow, num_chunks
+from peerd.policy.round.chunks import AFTER_OWN, ROW_S, WINDOW, Flow, chunk_bytes, next_flow, num_chunks
 from peerd.policy.round.debts import Debts, Edge
 from peerd.policy.round.edges import PastEdges, mate_for, named_by, whom_to_leave_out
 from peerd.policy.round.links import Line, LinkBreak
@@ -45,7 +45,7 @@ def stalled() -> Debts:
     """A round of three in which member 0 sends nothing, and the others have sent each other what they can."""
     debts = Debts([800, 800, 800], 8, T, T)
     for author, reducer in ((1, 2), (2, 1), (1, 0), (2, 0)):
-        debts.told_part(author, reducer, 8 if reducer == 0 else 4, 0.5)
+        debts.told_part(author, reducer, 8 if reducer == 0 else WINDOW, 0.5)
     return debts
 
 
@@ -117,17 +117,17 @@ def test_what_a_mate_carries_is_owed_by_the_sender_until_the_mate_has_it_and_the
     debts.carry(Edge(0, 1), 2, 1.0)
     assert not debts.owes(0, 1)
     assert debts.owes(0, 2)
-    for chunks in range(1, 5):
+    for chunks in range(1, WINDOW + 1):
         debts.told_carried(Edge(0, 1), chunks, 2.0)
     assert not debts.owes(0, 2)
     debts.told_part(2, 1, 8, 3.0)
     assert debts.owes(2, 1)
-    debts.told_part(0, 1, 4, 3.0)
+    debts.told_part(0, 1, WINDOW, 3.0)
     assert not debts.owes(2, 1)
     assert debts.owes(0, 2)
-    debts.told_carried(Edge(0, 1), 6, 4.0)
+    debts.told_carried(Edge(0, 1), WINDOW + 2, 4.0)
     debts.lost(Edge(0, 1), 5.0)
-    assert debts.carried[Edge(0, 1)] == 4
+    assert debts.carried[Edge(0, 1)] == WINDOW
 
 
 def test_an_author_is_to_be_half_as_fast_through_a_mate_and_the_mate_is_not_to_be_faster_for_it() -> None:
@@ -229,11 +229,20 @@ def test_the_chunks_of_a_slice_are_the_slice(slice_bytes: int, number: int) -> N
     assert max(chunks) - min(chunks) <= 1
 
 
-def test_chunks_are_small_enough_for_the_rates_and_no_larger_than_a_mebibyte() -> None:
-    assert num_chunks([1000, 200_000], T, T) == 8
-    assert num_chunks([1000, 2_000_000], 10 * T, T) == 80
-    assert num_chunks([1000, 2000], T, T) == 1
-    assert num_chunks([1000, 64 << 20], T, T) == 64
+def test_chunks_are_small_enough_for_the_rates_and_no_larger_than_half_a_mebibyte() -> None:
+    assert num_chunks([1000, 200_000], 0.2 * T, T) == 12
+    assert num_chunks([1000, 20_000_000], 2 * T, T) == 180
+    assert num_chunks([1000, 2000], 0.2 * T, T) == 1
+    assert num_chunks([1000, 64 << 20], 0.01 * T, T) == 128
+
+
+@pytest.mark.parametrize("num_members", [2, 4, 8])
+def test_a_row_takes_a_tenth_of_a_second_on_an_uplink_however_many_members_there_are(num_members: int) -> None:
+    rate, num_bytes = 2_500_000.0, 64_000_000
+    slices = [num_bytes // num_members] * num_members
+    expected_s = 2 * num_bytes * (1 - 1 / num_members) / rate
+    row_bytes = 2 * (num_members - 1) * slices[0] / num_chunks(slices, expected_s, 100 * T)
+    assert row_bytes / rate == pytest.approx(ROW_S, rel=0.05)
 
 
 def flow(to: int, number: int, limit: int, hop: int = 1, broke: int = 0) -> Flow:

@@ -14,15 +14,21 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-MOST_CHUNK_BYTES = 1 << 20
+MOST_CHUNK_BYTES = 1 << 19
 LEAST_CHUNK_BYTES, LEAST_SLOW_BYTES = 1 << 14, 1 << 10
 """A smaller chunk costs more in words about it than in bytes. Of a round that takes more than an averaging time it may be as small as the
 second: it has to move in that time."""
+ROW_S = 0.1
+"""A row keeps an uplink busy for about so long. What is on its way delays the words about other chunks and small calls, and a longer
+queue than the other's starves that one: its words come late."""
 WINDOW = 4
-"""A reducer keeps so many chunks of each member's part that wait for those of others."""
+"""A reducer keeps so many chunks of each member's part that wait for those of others. Nothing else limits what a member has under way, so a
+word about a chunk may take `WINDOW * ROW_S` seconds to come back and the uplink is never idle."""
 ROWS = 8
 """At the rates assumed a member moves so many rows in an averaging time. So each flow moves several times in it, also where many take turns
 on a link of half that rate."""
+LEEWAY = 5.0
+"""Chunks are cut so finely that each still moves in good time where a link is so many times slower than believed."""
 
 
 AFTER_OWN = 1 << 40
@@ -76,12 +82,13 @@ def sum_limit(num_summed: int, num_arrived: int) -> int:
     return min(num_summed, num_arrived + WINDOW)
 
 
-def num_chunks(slice_bytes: Sequence[int], within_s: float, averaging_s: float) -> int:
-    """The number of chunks of each slice, where the proposal assumes that the round takes no longer than `within_s`."""
-    largest = max(slice_bytes)
+def num_chunks(slice_bytes: Sequence[int], expected_s: float, averaging_s: float) -> int:
+    """The number of chunks of each slice, where the round takes `expected_s` at the rates believed."""
+    largest, within_s = max(slice_bytes), LEEWAY * expected_s
     least = LEAST_CHUNK_BYTES if within_s <= averaging_s else LEAST_SLOW_BYTES
-    rows = min(math.ceil(ROWS * within_s / averaging_s), largest // least)
-    return max(rows, math.ceil(largest / MOST_CHUNK_BYTES), 1)
+    to_move = min(math.ceil(ROWS * within_s / averaging_s), largest // least)
+    to_flow = min(math.ceil(expected_s / ROW_S), largest // LEAST_CHUNK_BYTES)
+    return max(to_move, to_flow, math.ceil(largest / MOST_CHUNK_BYTES), 1)
 
 
 def chunk_bytes(slice_bytes: int, num_chunks: int, number: int) -> int:
