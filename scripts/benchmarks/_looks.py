@@ -5,18 +5,26 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from peerd.policy.round.proposing import fit
 from peerd.policy.route.launching import Standstill, launchable, what_launches_hang_on
+from peerd.policy.step.acts import Act
+from peerd.policy.step.clocks import StepClocks
+from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import decide
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 NUM_STAGES = 2
-TAKEOVER_S = 10.0
+TAKEOVER_S, TTL_S, AVERAGING_S = 10.0, 15.0, 9.0
+CODEC_BYTES, ROUND_S = (4e8, 2e8, 1e8, 5e7, 2e7), 30.0
 Look = Callable[[], object]
 
 
@@ -67,7 +75,34 @@ def looks(table: Table, step: int) -> dict[str, Look]:
         "launches: after a death": partial(table.launches, table.view(step + 1, done=1, gone=1), Standstill()),
         "launches: takeover": partial(table.launches, replace(later), stands, TAKEOVER_S),
         "launches: whether to look": partial(hang_on, later),
+        "step: decision while it is computed": partial(decision, table, table.view(step, done=1)),
+        "step: decision once all is held": partial(decision, table, table.view(step, done=table.microbatches)),
+        "round: codecs for unequal lines": partial(fit, *lines(table, step), CODEC_BYTES, ROUND_S),
+        "round: id of a roster, asked again": again_its_id(table.view(step, done=table.microbatches)),
     }
+
+
+def decision(table: Table, view: LiveView) -> Act:
+    mine = view.mine
+    assert mine is not None
+    rules = StepRules(num_stages=NUM_STAGES, num_microbatches=table.microbatches, ttl_s=TTL_S, averaging_s=AVERAGING_S)
+    own = StepClocks().noted(OwnState(record=mine), view, rules, 0.0)
+    return decide(Situation(own, view, 0.0, rules))
+
+
+def lines(table: Table, seed: int) -> tuple[list[float], list[float]]:
+    """Uplinks and downlinks of a stage's peers, bytes per second: the slowest ones are too slow for any codec."""
+    draw = random.Random(seed)
+    ups = [draw.uniform(1e5, 1e7) for _ in table.view(0).of_stage(0)]
+    return ups, [up * draw.choice((1, 5, 10)) for up in ups]
+
+
+def again_its_id(view: LiveView) -> Look:
+    """Each message of a round asks for the roster's id."""
+    members = view.members(0, view.records[0].step)
+    roster = Roster(0, members[0].step, 0, members[0].peer, tuple(sorted(map(entry_of, members))))
+    assert roster.average_id
+    return lambda: roster.average_id
 
 
 def hang_on(view: LiveView) -> list[object]:

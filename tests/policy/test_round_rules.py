@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from random import Random
 
 import pytest
@@ -196,6 +197,18 @@ def test_a_round_that_is_proposed_takes_no_longer_than_it_may(ups: list[float], 
         assert codec >= 0 or share == 0
         if codec >= 0 and len(fitted.codecs) - fitted.codecs.count(-1) > 1:
             assert codec_bytes[codec] / up <= within_s * (1 + 1e-9)
+
+
+def test_the_codecs_of_hundreds_of_members_take_little_time() -> None:
+    """A third of the lines is as slow down as up; the slowest can not send in time in any codec."""
+    ups = [1e5 + 3e4 * number for number in range(300)]
+    downs, codec_bytes = [up * (1, 5, 10)[number % 3] for number, up in enumerate(ups)], [4e8, 2e8, 1e8, 5e7, 2e7]
+    for within_s in (1e-9, 10.0, 100.0):
+        began_s = time.thread_time()
+        fitted = fit(ups, downs, codec_bytes, within_s)
+        assert time.thread_time() - began_s < 0.1
+        assert fitted.expected_s <= within_s
+        assert all(why for up, why in zip(ups, fitted.too_slow, strict=True) if 2e7 / up > within_s)
 
 
 def test_the_slowest_takes_another_codec_and_who_is_slower_still_is_left_out_and_told_why() -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from heapq import nsmallest
+from statistics import fmean, median
 
 from peerd.policy.round.slices import least_exchange_s, shares_by_rate
 
 SLOWDOWN = 20.0
 """How many times slower than expected a link may become in the middle of a round: a home's line that others begin to use, too."""
+SOME = 32
+"""Of so many members one takes the next codec at a time, and so does one more for each further as many: a stage may have hundreds."""
 TURN = 2.0
 """Averaging times after which the next member in turn proposes, where those before it are mute."""
 
@@ -70,18 +73,25 @@ def fit(up: Sequence[float], down: Sequence[float], codec_bytes: Sequence[float]
     first. The slowest member takes the next codec, until the round is short enough or it has none left. A codec of its own does not help a
     member whose download is too slow.
     """
-    codecs = [0 for _ in up]
+    least = min(codec_bytes)
+    codecs = [0 if least <= within_s * min(pair) else -1 for pair in zip(up, down, strict=True)]
     while True:
         members = [k for k, codec in enumerate(codecs) if codec >= 0]
         sent = [codec_bytes[codecs[k]] for k in members]
         ups = [up[k] / each for k, each in zip(members, sent, strict=True)]
-        downs = [down[k] * len(members) / sum(sent) for k in members]  # what comes is in the codecs of others
+        mean = fmean(sent) if sent else 1.0  # what comes is in the codecs of others
+        downs = [down[k] / mean for k in members]
         paces = [min(pair) for pair in zip(ups, downs, strict=True)]
         took_s = least_exchange_s(1.0, paces) if members else 0.0
         if took_s <= within_s:
             break
-        slowest = min(range(len(members)), key=paces.__getitem__)
-        codecs[members[slowest]] = _next_codec(codecs[members[slowest]], codec_bytes) if ups[slowest] <= downs[slowest] else -1
+        slowest = nsmallest(1 + len(members) // SOME, range(len(members)), key=paces.__getitem__)
+        for place in slowest:
+            sends_slowly = ups[place] <= downs[place]
+            codec = _next_codec(codecs[members[place]], codec_bytes) if sends_slowly else -1
+            if codec < 0 and place != slowest[0]:
+                break  # the round may be short enough without those before it
+            codecs[members[place]] = codec
     shares = dict(zip(members, shares_by_rate(paces), strict=True)) if members else {}
     why = tuple("" if codec >= 0 else _why(up[k], down[k], codec_bytes, within_s) for k, codec in enumerate(codecs))
     return Fitted(tuple(codecs), tuple(shares.get(k, 0.0) for k in range(len(codecs))), took_s, why)

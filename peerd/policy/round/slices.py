@@ -57,5 +57,5 @@ def exchange_s(num_bytes: float, rates: Sequence[float], shares: Sequence[float]
 
 
 def least_exchange_s(num_bytes: float, rates: Sequence[float]) -> float:
-    """The least time of a round with any shares."""
-    return exchange_s(num_bytes, rates, shares_by_rate(rates))
+    """The least time of a round with any shares: that of the slowest member with no slice, or of all bytes at all rates together."""
+    return num_bytes * max(1 / min(rates), 2 * (len(rates) - 1) / sum(rates)) if len(rates) > 1 else 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from peerd.policy.hashing import digest, peer_rank
 from peerd.policy.step.ledger import full
@@ -31,7 +32,7 @@ class RosterEntry:
     done: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roster:
     """Entries sorted by peer. `attempt`, `leader` and what the leader has chosen make the id of every round unique."""
 
@@ -49,8 +50,9 @@ class Roster:
     expected_s: float = 0.0
     """How long the round takes at the rates that the leader believes, in seconds; 0: no other member takes part."""
 
-    @property
+    @cached_property
     def average_id(self) -> AverageId:
+        """The hash of all this. Each message of a round asks for it."""
         parts: list[bytes | str | int] = ["average", self.stage, self.step, self.attempt, self.leader]
         for entry in self.entries:
             parts += [entry.peer, entry.incarnation, entry.ledger_no, hex(entry.done)]
