@@ -11,9 +11,9 @@ from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
-from peerd.wire.deliveries import Delivery
+from peerd.wire.deliveries import Lending
 from peerd.wire.handlers import Frames, Progress, Receive, Tell
-from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, Verified
+from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -82,11 +82,9 @@ class Reception:
         with self._served() as seat:
             return await seat.rounds.kept.get_tied(step, wanted)
 
-    async def snapshot(
-        self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
-    ) -> tuple[Snapshot, Delivery]:
+    async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         with self._served() as seat:
-            return await seat.snapshots.snapshot(caller, stage, wanted, first_chunk, tied_only)
+            return await seat.snapshots.snapshot(caller, wanted)
 
     def _present(self) -> Seat:
         if self._seat is None:

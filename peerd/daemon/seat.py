@@ -46,8 +46,9 @@ from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
 from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord
 from peerd.train.trainer import Trainer
-from peerd.wire.clients import AveragingClient, StageClient, StateClient
+from peerd.wire.clients import AveragingClient, StageClient
 from peerd.wire.dispatch import Dispatcher
+from peerd.wire.state_client import StateClient
 
 if TYPE_CHECKING:
     from peerd.daemon.peer import Peer

@@ -34,7 +34,7 @@ class StateStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.GetState = channel.unary_stream(
+        self.GetState = channel.stream_stream(
                 '/peerd.State/GetState',
                 request_serializer=peerd_dot_generated_dot_state__pb2.StateRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_state__pb2.StateMessage.FromString,
@@ -44,8 +44,10 @@ class StateStub:
 class StateServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def GetState(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def GetState(self, request_iterator, context):
+        """The first request says which snapshot; the answer to it is the header. Each request after that asks for one chunk, and the chunks come
+        in the order in which they were asked for. The caller ends the stream when it needs no more.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -53,7 +55,7 @@ class StateServicer:
 
 def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'GetState': grpc.unary_stream_rpc_method_handler(
+            'GetState': grpc.stream_stream_rpc_method_handler(
                     servicer.GetState,
                     request_deserializer=peerd_dot_generated_dot_state__pb2.StateRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_state__pb2.StateMessage.SerializeToString,
@@ -70,7 +72,7 @@ class State:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def GetState(request,
+    def GetState(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -80,8 +82,8 @@ class State:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/peerd.State/GetState',
             peerd_dot_generated_dot_state__pb2.StateRequest.SerializeToString,

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from blake3 import blake3
+import structlog
 
-from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, StageError
-from peerd.link.links import CHUNK_BYTES
-from peerd.policy.route.admission import donors, givers_of_start
-from peerd.stage.history import history_from
-from peerd.stage.snapshots import Downloaded, identity_of
+from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, StageError, WrongStateError
+from peerd.policy.route.admission import donors, donors_at_once, givers_of_start
+from peerd.stage.gathering import Gathering
+from peerd.stage.partial_state import PartialState
+from peerd.stage.snapshots import Downloaded
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
-from peerd.wire.clients import StateClient, StateRequest
-from peerd.wire.messages import Snapshot
-from peerd.wire.tensors import tensors_of_file
+from peerd.wire.messages import Snapshot, StateRequest
+from peerd.wire.state_client import StateClient
 
+LOG = structlog.get_logger()
+LOOK_S = 1.0
+"""How often a download looks for more donors."""
 LEAST_WAIT_S = 1.0
 """The shortest pause before a donor that is busy is asked again."""
 Candidates = Callable[[LiveView, frozenset[PeerId]], list[PeerRecord]]
@@ -31,17 +31,26 @@ MostBytes = Callable[[int, bool], int]
 
 
 class Downloader:
-    """Downloads a stage's state from its peers. If a donor fails, another one continues where it stopped."""
+    """Downloads a stage's state from its peers, of several at once. If one fails, others send what it had left."""
 
     def __init__(self, client: StateClient, membership: Membership, most_bytes: MostBytes, patience_s: float) -> None:
         self._client = client
         self._membership = membership
         self._most_bytes = most_bytes
         self._patience_s = patience_s
-        self._unfinished: _Partial | None = None
+        self._partial = PartialState(0, 0)
+        """The last download, or the one under way."""
+        self._unfinished: PartialState | None = None
         """What came of the last download, if that failed just now: the line may be back soon, and the donor keeps the copy for as long."""
-        self.bytes_done = 0
-        self.bytes_total = 0
+
+    @property
+    def bytes_done(self) -> int:
+        return self._partial.bytes_done
+
+    @property
+    def bytes_total(self) -> int:
+        """0 until a donor has told it."""
+        return self._partial.header.num_bytes if self._partial.header is not None else 0
 
     async def download(self, stage: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
         """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
@@ -55,12 +64,12 @@ class Downloader:
             self._keep(partial)
             raise
 
-    def _keep(self, partial: _Partial) -> None:
+    def _keep(self, partial: PartialState) -> None:
         """Let a download that begins soon go on with this one."""
         self._unfinished = partial
         asyncio.get_running_loop().call_later(self._patience_s, self._forget, partial)
 
-    def _forget(self, partial: _Partial) -> None:
+    def _forget(self, partial: PartialState) -> None:
         if self._unfinished is partial:
             self._unfinished = None
 
@@ -76,14 +85,16 @@ class Downloader:
             if self._membership.live().find(donor) is None:
                 continue  # it has ceased to count meanwhile
             try:
-                header = await self._client.get_header(donor, StateRequest(stage=stage), self._patience_s)
+                async with self._client.open(donor, StateRequest(stage=stage), self._patience_s) as opened:
+                    header = opened.header
+                partial = await self._begun(stage)
+                await asyncio.to_thread(partial.check, header)
             except BusyError:
                 return donor
             except RemoteError:
                 continue
             if is_of_use(header):
-                partial = await self._begun(stage)
-                partial.header = header
+                partial.begin(header)
                 self._keep(partial)
                 return donor
         for record in self._membership.live().serving(stage):
@@ -95,119 +106,79 @@ class Downloader:
         """Download the stage's part of the state that the run begins from. Raises StageError if nobody can give it."""
         return await self._download(await self._begun(stage), givers_of_start, None)
 
-    async def _begun(self, stage: int, tied_only: bool = False) -> _Partial:
-        return _Partial(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only)
+    async def _begun(self, stage: int, tied_only: bool = False) -> PartialState:
+        return PartialState(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only)
 
-    async def _download(self, partial: _Partial, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
-        """Ask one donor after another, and one whose connection broke again, as long as it sends more each time.
+    async def _download(self, partial: PartialState, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
+        """Ask several donors at once, others when one fails, and one whose connection broke again, as long as it sends more each time.
 
-        A donor that is busy says for how long. While all others fail, this peer waits for it, and then asks all of them again.
+        A donor that is busy says for how long. While all others fail, this peer waits for it, and then asks all of them again. Where no
+        donor gives the snapshot that was begun with any more, but others give another one, the download begins anew with that.
         """
-        stage = partial.stage
-        tried: set[PeerId] = set()
-        busy_until_s: dict[PeerId, float] = {}
-        last_error = "nobody serves it"
+        tried = Tried()
+        self._partial = partial
         while True:
-            able = [r.peer for r in candidates(self._membership.live(), frozenset(tried)) if r.peer not in tried]
-            ready = [peer for peer in able if busy_until_s.get(peer, 0.0) <= clock_s()]
-            if not able:
-                raise StageError(
-                    f"the state of stage {stage} cannot be downloaded: {last_error}", "wait for another of its peers and join again"
-                )
-            if not ready:
-                await self._membership.changed(min(busy_until_s[peer] for peer in able) - clock_s())
-                continue
-            donor = prefer if prefer in ready else ready[0]
-            if busy_until_s.pop(donor, None) is not None:
-                tried.clear()
-            tried.add(donor)
-            num_before = partial.num_chunks
+            gathering = Gathering(self._client, partial, self._patience_s)
             try:
-                header = await self._download_from(donor, partial)
-                return await asyncio.to_thread(_deserialise, header, partial.data)
-            except RemoteError as error:
-                last_error = f"{donor}: {error.message}"
-                if isinstance(error, BusyError) and error.retry_after_s:
-                    busy_until_s[donor] = clock_s() + max(error.retry_after_s, LEAST_WAIT_S)
-                    tried.discard(donor)
-                if partial.is_complete:  # and unreadable
-                    partial.start_over()
-                elif isinstance(error, PeerGoneError) and partial.num_chunks > num_before:  # the connection broke
-                    tried.discard(donor)
-
-    async def _download_from(self, donor: PeerId, partial: _Partial) -> Snapshot:
-        """Download the rest of the snapshot that another donor began, or a different snapshot from its first chunk."""
-        header, stream = await self._client.get_state(donor, partial.request, self._patience_s)
-        if partial.header is not None and header.chunk_hashes != partial.header.chunk_hashes:
-            begins_later = partial.num_chunks > 0
+                while not partial.is_complete and await self._gather(gathering, tried, candidates, prefer):
+                    pass
+            finally:
+                await gathering.close()
+            if partial.is_complete:
+                try:
+                    return await asyncio.to_thread(partial.whole)
+                except BadMessageError as error:
+                    tried.failed |= gathering.givers
+                    tried.last_error = error.message
+            elif not tried.others:
+                told = f"the state of stage {partial.stage} cannot be downloaded: {tried.last_error}"
+                raise StageError(told, "wait for another of its peers and join again")
             partial.start_over()
-            if begins_later:
-                return await self._download_from(donor, partial)
-        if header.num_bytes > partial.most_bytes or len(header.chunk_hashes) != -(-header.num_bytes // CHUNK_BYTES):
-            raise BadMessageError(
-                f"a state of {header.num_bytes} bytes in {len(header.chunk_hashes)} chunks; at most {partial.most_bytes} bytes are allowed"
-            )
-        partial.header = header
-        self.bytes_total = header.num_bytes
-        async with contextlib.aclosing(stream):
-            async for chunk in stream:
-                number = partial.num_chunks
-                fits = len(chunk) == min(CHUNK_BYTES, header.num_bytes - number * CHUNK_BYTES)
-                if not fits or await asyncio.to_thread(_digest, chunk) != header.chunk_hashes[number]:
-                    raise BadMessageError(f"chunk {number} of the state does not match its hash")
-                partial.add(chunk)
-                self.bytes_done = len(partial.data)
-        if not partial.is_complete:
-            raise PeerGoneError("the state ended early")
-        return header
+            tried.others.clear()
+
+    async def _gather(self, gathering: Gathering, tried: Tried, candidates: Candidates, prefer: PeerId | None) -> bool:
+        """Ask those donors that can be asked now, and wait for news. Returns False once no donor gives this snapshot any more."""
+        live = self._membership.live()
+        able = [r for r in candidates(live, frozenset(tried.failed)) if r.peer not in tried.failed | tried.others]
+        ready = [r for r in able if not tried.is_busy(r.peer)]
+        ready.sort(key=lambda r: (r.peer not in gathering.donors, r.peer != prefer))
+        for record in donors_at_once(ready, live.mine.down if live.mine is not None else 0):
+            if record.peer not in gathering.donors:
+                if tried.busy_until_s.pop(record.peer, None) is not None:
+                    tried.failed.clear()
+                gathering.ask(record.peer)
+        if not gathering.donors:
+            if able:
+                await self._membership.changed(min(tried.busy_until_s[r.peer] for r in able) - clock_s())
+            return bool(able)
+        for donor, error in (await gathering.ended(LOOK_S)).items():
+            tried.note(donor, error, gave=gathering.gave(donor), has_begun=gathering.has_chosen)
+        return True
 
 
 @dataclass(slots=True)
-class _Partial:
-    """The chunks downloaded so far and the snapshot that they belong to: chunks of two snapshots are never mixed (hole 10)."""
+class Tried:
+    """What the donors of one download have come to."""
 
-    stage: int
-    most_bytes: int
-    tied_only: bool = False
-    header: Snapshot | None = None
-    data: bytearray = field(default_factory=bytearray)
-    """The chunks so far. The tensors will be views of it: a state is in memory once while it is downloaded."""
-    num_chunks: int = 0
+    failed: set[PeerId] = field(default_factory=set)
+    others: set[PeerId] = field(default_factory=set)
+    """Those that give another snapshot."""
+    busy_until_s: dict[PeerId, float] = field(default_factory=dict)
+    last_error: str = "nobody serves it"
 
-    @property
-    def request(self) -> StateRequest:
-        return StateRequest(
-            stage=self.stage,
-            first_chunk=self.num_chunks,
-            snapshot=identity_of(self.header.chunk_hashes) if self.header else b"",
-            tied_only=self.tied_only,
-        )
+    def is_busy(self, donor: PeerId) -> bool:
+        return self.busy_until_s.get(donor, 0.0) > clock_s()
 
-    @property
-    def is_complete(self) -> bool:
-        return self.header is not None and self.num_chunks == len(self.header.chunk_hashes)
-
-    def add(self, chunk: bytes) -> None:
-        self.data += chunk
-        self.num_chunks += 1
-
-    def start_over(self) -> None:
-        self.header = None
-        self.data = bytearray()
-        self.num_chunks = 0
-
-
-def _digest(chunk: bytes) -> bytes:
-    return blake3(chunk).digest()
-
-
-def _deserialise(header: Snapshot, data: bytearray) -> Downloaded:
-    """The state in a complete snapshot. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
-    try:
-        tensors = tensors_of_file(data)
-        history = history_from(header.metadata)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError, RecursionError) as error:
-        raise BadMessageError(f"the state is not readable: {error}") from None
-    if not all(math.isfinite(entry.loss) for entry in history):
-        raise BadMessageError("the state's history has a loss that is not finite")
-    return Downloaded(header.step, header.lineage, tensors, history)
+    def note(self, donor: PeerId, error: RemoteError | None, *, gave: bool, has_begun: bool) -> None:
+        """A donor's stream has ended. `gave`: it has given chunks before that; `has_begun`: a snapshot was chosen."""
+        if error is None:
+            return
+        self.last_error = f"{donor}: {error.message}"
+        if isinstance(error, BadMessageError):
+            LOG.warning("what a donor gives of the state is wrong: others are asked for it", donor=donor, error=error.message)
+        if isinstance(error, BusyError) and error.retry_after_s:
+            self.busy_until_s[donor] = clock_s() + max(error.retry_after_s, LEAST_WAIT_S)
+        elif isinstance(error, WrongStateError) and has_begun:
+            self.others.add(donor)
+        elif not (isinstance(error, PeerGoneError) and gave):  # else the connection broke
+            self.failed.add(donor)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from peerd.background import start
 from peerd.errors import BusyError, NotFiniteError, PeerdError, WrongStateError
-from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.step.following import Followers
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.history import HistoryEntry, history_json
@@ -21,9 +20,9 @@ from peerd.stage.parameters import is_finite_state
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId, Phase
-from peerd.wire.chunks import chunks_of
-from peerd.wire.deliveries import Delivery
-from peerd.wire.messages import Snapshot
+from peerd.wire.chunks import CutFile
+from peerd.wire.deliveries import Lending
+from peerd.wire.messages import Snapshot, StateRequest
 from peerd.wire.tensors import file_of
 
 SENT_HISTORY = 10_000
@@ -33,13 +32,6 @@ SHARED_STEPS = 2
 """A joiner that no copy can be made for gets one that is so many steps old. The averages since then are kept for an earlier joiner."""
 WAIT_SHARE, ASK_AGAIN_S = 0.5, 1.0
 """A copy is made between two passes, which may take minutes. A joiner waits for this share of its patience, and then asks again."""
-
-
-class Pieces(list[Bytes]):
-    """A snapshot's file in pieces. It lives while somebody sends it, and can be referred to weakly."""
-
-    def used(self) -> None:
-        """Does nothing: what is to call it later keeps this alive until then."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -78,13 +70,13 @@ class _Copy:
 
     key: Key
     header: Snapshot
-    pieces: weakref.ReferenceType[Pieces]
-    deliveries: weakref.WeakSet[Delivery] = field(default_factory=weakref.WeakSet)
+    file: weakref.ReferenceType[CutFile]
+    lendings: weakref.WeakSet[Lending] = field(default_factory=weakref.WeakSet)
 
     @property
     def left_s(self) -> float | None:
         """The time until nobody needs it any more; None while that is not known."""
-        known = [delivery.left_s for delivery in self.deliveries]
+        known = [lending.left_s for lending in self.lendings]
         return None if None in known else max((left_s for left_s in known if left_s is not None), default=None)
 
 
@@ -108,40 +100,37 @@ class SnapshotServer:
         self._followers = followers
         self._patience_s = patience_s
         self._start = start
-        self._kept: tuple[Downloaded, Pieces] | None = None
+        self._kept: tuple[Downloaded, CutFile] | None = None
         """The newest; it is dropped when this peer commits."""
         self._copies: list[_Copy] = []
         """Oldest first."""
         self._whole: weakref.ReferenceType[Downloaded] | None = None
         """The last copy of the whole state, while it is in use. Only the executor's thread reads and writes it."""
         self._making = asyncio.Lock()
-        self._under_way: dict[tuple[int, bool, bool], asyncio.Task[tuple[_Copy, Pieces]]] = {}
+        self._under_way: dict[tuple[int, bool, bool], asyncio.Task[tuple[_Copy, CutFile]]] = {}
         """By stage and kind, the making of a copy, until somebody has taken it."""
 
-    async def snapshot(
-        self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
-    ) -> tuple[Snapshot, Delivery]:
-        record = self._state.record
+    async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
+        record, stage = self._state.record, wanted.stage
         gives_start = record.stage != stage or record.phase is Phase.JOINING
         if gives_start and self._start is None:
             raise WrongStateError(f"this peer cannot give the state of stage {stage}")
-        key = Key(stage) if gives_start else Key(stage, record.lineage, record.step, tied_only)
+        key = Key(stage) if gives_start else Key(stage, record.lineage, record.step, wanted.tied_only)
         self._begin(caller, key)  # from now on, as the stage may finish steps while the copy is made
         try:
-            copy, pieces = self._find(key, wanted) or await self._made_in_time(key)
-            num_bytes = max(0, copy.header.num_bytes - first_chunk * CHUNK_BYTES)
-            delivery = Delivery(chunks_of(pieces, first_chunk), num_bytes, self._patience_s, partial(self._ended, caller, copy))
+            copy, file = self._find(key, wanted) or await self._made_in_time(key)
+            lending = Lending(file, self._patience_s, partial(self._ended, caller, copy))
             self._begin(caller, copy.key)
         finally:
             self._end(caller, key)
-        copy.deliveries.add(delivery)
-        return copy.header, delivery
+        copy.lendings.add(lending)
+        return copy.header, lending
 
     def _ended(self, caller: PeerId, copy: _Copy, is_broken: bool) -> None:
         self._end(caller, copy.key)
-        pieces = copy.pieces()
-        if is_broken and pieces is not None:  # the joiner goes on where it stopped, if it comes back soon
-            asyncio.get_running_loop().call_later(self._patience_s, pieces.used)
+        file = copy.file()
+        if is_broken and file is not None:  # the joiner goes on where it stopped, if it comes back soon: until then the file is kept
+            asyncio.get_running_loop().call_later(self._patience_s, len, file)
 
     def _begin(self, caller: PeerId, key: Key) -> None:
         if key.has_followers:
@@ -151,20 +140,25 @@ class SnapshotServer:
         if key.has_followers:
             self._followers.ended(caller, clock_s(), self._patience_s)
 
-    def _find(self, key: Key, wanted: bytes) -> tuple[_Copy, Pieces] | None:
-        """The snapshot with this identity, otherwise that of this key."""
-        named = self._newest(lambda copy: identity_of(copy.header.chunk_hashes) == wanted) if wanted else None
-        return named or self._newest(lambda copy: copy.key == key)
+    def _find(self, key: Key, wanted: StateRequest) -> tuple[_Copy, CutFile] | None:
+        """The snapshot that is named, otherwise that of this key. Raises WrongStateError if it is named, and cannot be made any more."""
+        if wanted.snapshot:
+            named = self._newest(lambda copy: identity_of(copy.header.chunk_hashes) == wanted.snapshot)
+            if named is not None:
+                return named
+            if key.lineage is not None and key.step != wanted.step:
+                raise WrongStateError(f"this peer is at step {key.step}, and holds no copy of step {wanted.step}")
+        return self._newest(lambda copy: copy.key == key)
 
-    def _newest(self, fits: Callable[[_Copy], bool]) -> tuple[_Copy, Pieces] | None:
+    def _newest(self, fits: Callable[[_Copy], bool]) -> tuple[_Copy, CutFile] | None:
         return next((each for each in reversed(self._alive()) if fits(each[0])), None)
 
-    def _alive(self) -> list[tuple[_Copy, Pieces]]:
-        found = [(copy, pieces) for copy in self._copies if (pieces := copy.pieces()) is not None]
+    def _alive(self) -> list[tuple[_Copy, CutFile]]:
+        found = [(copy, file) for copy in self._copies if (file := copy.file()) is not None]
         self._copies = [copy for copy, _ in found]
         return found
 
-    async def _made_in_time(self, key: Key) -> tuple[_Copy, Pieces]:
+    async def _made_in_time(self, key: Key) -> tuple[_Copy, CutFile]:
         """Make a copy, or take one that was made for whoever asks next. Raises BusyError if that takes long; it is made all the same."""
         kind, is_new = (key.stage, key.tied_only, key.lineage is None), False
         if kind not in self._under_way:
@@ -179,15 +173,15 @@ class SnapshotServer:
             return await self._made_in_time(key)
         return making.result()
 
-    def _give_up(self, kind: tuple[int, bool, bool], making: asyncio.Task[tuple[_Copy, Pieces]]) -> None:
+    def _give_up(self, kind: tuple[int, bool, bool], making: asyncio.Task[tuple[_Copy, CutFile]]) -> None:
         if self._under_way.get(kind) is making:
             del self._under_way[kind]
 
-    async def _make_or_share(self, key: Key) -> tuple[_Copy, Pieces]:
+    async def _make_or_share(self, key: Key) -> tuple[_Copy, CutFile]:
         async with self._making:
-            return self._find(key, b"") or await self._make_or_share_now(key)
+            return self._newest(lambda copy: copy.key == key) or await self._make_or_share_now(key)
 
-    async def _make_or_share_now(self, key: Key) -> tuple[_Copy, Pieces]:
+    async def _make_or_share_now(self, key: Key) -> tuple[_Copy, CutFile]:
         self._kept = None  # it goes now, unless it is on its way to somebody
         if len(self._alive()) < MOST_COPIES:
             return await self._make(key)
@@ -197,17 +191,17 @@ class SnapshotServer:
             raise BusyError(f"this peer gives its state to others already, and keeps at most {MOST_COPIES} copies of it", left_s)
         return near
 
-    async def _make(self, key: Key) -> tuple[_Copy, Pieces]:
+    async def _make(self, key: Key) -> tuple[_Copy, CutFile]:
         if key.lineage is None and self._start is not None:  # `snapshot` has refused what this peer does not hold
             found = await asyncio.to_thread(self._start, key.stage)
         else:
             found = await self._own(key.tied_only)
             key = Key(key.stage, found.lineage, found.step, key.tied_only)
-        header, pieces = await asyncio.to_thread(_as_snapshot, found)
+        header, file = await asyncio.to_thread(_as_snapshot, found)
         if key.lineage is not None:
-            self._kept = found, pieces
-        self._copies.append(_Copy(key, header, weakref.ref(pieces)))
-        return self._copies[-1], pieces
+            self._kept = found, file
+        self._copies.append(_Copy(key, header, weakref.ref(file)))
+        return self._copies[-1], file
 
     async def own(self) -> Downloaded:
         """This peer's own state, as a joiner would get it."""
@@ -238,16 +232,10 @@ def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
     return blake3(b"".join(chunk_hashes)).digest()
 
 
-def _as_snapshot(state: Downloaded) -> tuple[Snapshot, Pieces]:
+def _as_snapshot(state: Downloaded) -> tuple[Snapshot, CutFile]:
     if not is_finite_state(state.tensors):
         raise NotFiniteError("the run has diverged: this peer's parameters are not finite")
-    pieces = Pieces(file_of(state.tensors))
-    hashes = tuple(blake3(chunk).digest() for chunk in chunks_of(pieces))
-    header = Snapshot(
-        step=state.step,
-        lineage=state.lineage,
-        num_bytes=sum(map(len, pieces)),
-        chunk_hashes=hashes,
-        metadata=history_json(state.history[-SENT_HISTORY:]),
-    )
-    return header, pieces
+    file = CutFile(file_of(state.tensors))
+    metadata = history_json(state.history[-SENT_HISTORY:])
+    header = Snapshot(step=state.step, lineage=state.lineage, num_bytes=file.num_bytes, chunk_hashes=file.hashes(), metadata=metadata)
+    return header, file

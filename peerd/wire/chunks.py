@@ -7,8 +7,10 @@ many kilobytes, so one chunk may be built from several pieces, and the first chu
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from blake3 import blake3
@@ -19,6 +21,8 @@ from peerd.link.links import CHUNK_BYTES, Bytes
 
 _LENGTH_DELIMITED = 2
 _MAX_LENGTH_BYTES = 5
+LARGE_STATE_BYTES = 4 << 30
+"""States up to this size have chunks of 256 KB, larger ones of 1 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +159,40 @@ async def collected(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun
     return tuple(chunks)
 
 
-def chunks_of(pieces: Iterable[Bytes], first: int = 0) -> Iterator[bytes]:
-    """Yield the joined pieces as chunks of 1 MB, from chunk `first` on. Each is copied when it is asked for (gRPC takes only `bytes`)."""
-    skipped, held, size = first * CHUNK_BYTES, list[memoryview](), 0
-    for piece in pieces:
-        left = memoryview(piece)[skipped:]
-        skipped -= min(skipped, len(piece))
-        while left:
-            held.append(left[: CHUNK_BYTES - size])
-            size += len(held[-1])
-            left = left[len(held[-1]) :]
-            if size == CHUNK_BYTES:
-                yield b"".join(held)
-                held, size = [], 0
-    if held:
-        yield b"".join(held)
+def state_chunk_bytes(num_bytes: int) -> int:
+    """The size of the chunks of a stage's state, but for the last: small, so that what is urgent waits for few bytes on a donor's uplink.
+
+    Hashes of all chunks are in one message: 32 bytes each.
+    """
+    return CHUNK_BYTES // 4 if num_bytes <= LARGE_STATE_BYTES else CHUNK_BYTES
+
+
+class CutFile:
+    """A file in pieces of memory, cut into chunks of which each can be asked for. It can be referred to weakly."""
+
+    def __init__(self, pieces: Iterable[Bytes]) -> None:
+        self.pieces = tuple(memoryview(piece) for piece in pieces if len(piece))
+        self._ends = list(accumulate(map(len, self.pieces)))
+        self.num_bytes = self._ends[-1] if self._ends else 0
+        self.chunk_bytes = state_chunk_bytes(self.num_bytes)
+
+    def __len__(self) -> int:
+        """The number of chunks."""
+        return -(-self.num_bytes // self.chunk_bytes)
+
+    def chunk(self, number: int) -> bytes:
+        """A copy of one chunk (gRPC takes only `bytes`). Raises IndexError if there is no such chunk."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        start, held = number * self.chunk_bytes, list[memoryview]()
+        missing, place = min(self.chunk_bytes, self.num_bytes - start), bisect_right(self._ends, start)
+        offset = start - (self._ends[place] - len(self.pieces[place]))
+        while missing > 0:
+            held.append(self.pieces[place][offset : offset + missing])
+            missing -= len(held[-1])
+            place, offset = place + 1, 0
+        return b"".join(held)
+
+    def hashes(self) -> tuple[bytes, ...]:
+        """The BLAKE3 hash of each chunk."""
+        return tuple(blake3(self.chunk(number)).digest() for number in range(len(self)))

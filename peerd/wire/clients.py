@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,8 +19,6 @@ from peerd.generated import (
     data_pb2_grpc,
     stage_pb2,
     stage_pb2_grpc,
-    state_pb2,
-    state_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
 from peerd.link.links import CHUNK_BYTES, Arrival, Links, answer_of, ending, read_within, remote_errors
@@ -31,7 +29,7 @@ from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert
 from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
-from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, Verified
+from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Verified
 
 BACKPROPAGATE, GIVE, TAKE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Give", "/peerd.Averaging/Take"
 
@@ -210,7 +208,7 @@ class AveragingClient(Client):
         """
         request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step)
         with ending((await self._stub(peer)).GetAverage(request)) as rpc:
-            header = await _header_of(rpc, patience_s, "an average without a header")
+            header = await header_of(rpc, patience_s, "an average without a header")
             due = sizes[bool(header.tied_sum)]
             if header.num_bytes != due:
                 raise BadMessageError(f"an average of {header.num_bytes} bytes where {due} are due")
@@ -223,7 +221,7 @@ class AveragingClient(Client):
         request = averaging_pb2.TiedRequest(run=self._run, step=step, id=wanted)
         with ending((await self._stub(peer)).GetTied(request)) as rpc:
             untold = f"a tied weight's gradients without a header that says {num_bytes} bytes"
-            header = await _header_of(rpc, patience_s, untold)
+            header = await header_of(rpc, patience_s, untold)
             if header.num_bytes != num_bytes:
                 raise BadMessageError(untold)
             chunks = await _read_chunks(rpc, num_bytes, patience_s)
@@ -231,32 +229,6 @@ class AveragingClient(Client):
         if await asyncio.to_thread(digest_of, chunks) != header.blake3:
             raise BadMessageError("a tied weight's gradients do not match their hash")
         return chunks
-
-
-class StateClient(Client):
-    stub_of = state_pb2_grpc.StateStub
-
-    async def get_state(self, peer: PeerId, request: StateRequest, patience_s: float) -> tuple[Snapshot, AsyncGenerator[bytes]]:
-        """Return the header of a donor's snapshot and its chunks from `first_chunk` on. The caller has to check them."""
-        rpc = (await self._stub(peer)).GetState(state_pb2.StateRequest(run=self._run, **asdict(request)))
-        header = await _header_of(rpc, patience_s, "a state without a header")
-        return convert.snapshot_from(header), _chunks_of_stream(rpc, "state", self._links, patience_s)
-
-    async def get_header(self, peer: PeerId, request: StateRequest, patience_s: float) -> Snapshot:
-        """Return the header of a donor's snapshot, and read none of its chunks."""
-        rpc = (await self._stub(peer)).GetState(state_pb2.StateRequest(run=self._run, **asdict(request)))
-        try:
-            return convert.snapshot_from(await _header_of(rpc, patience_s, "a state without a header"))
-        finally:
-            rpc.cancel()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateRequest:
-    stage: int
-    first_chunk: int = 0
-    snapshot: bytes = b""
-    tied_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,14 +245,14 @@ class DataClient(Client):
     async def get_data(self, peer: PeerId, digest: bytes, first_chunk: int, patience_s: float) -> tuple[DataHeader, AsyncGenerator[bytes]]:
         """Return the header of a donor's file and its bytes from `first_chunk` on. The caller has to check them."""
         rpc = (await self._stub(peer)).GetData(data_pb2.DataRequest(run=self._run, blake3=digest, first_chunk=first_chunk))
-        header = await _header_of(rpc, patience_s, "data without a header")
+        header = await header_of(rpc, patience_s, "data without a header")
         hashes = tuple(header.chunk_blake3)
         if not convert.are_hashes(hashes):
             raise BadMessageError("data with a damaged header")
         return DataHeader(header.num_bytes, hashes), _chunks_of_stream(rpc, "data", self._links, patience_s)
 
 
-async def _header_of(rpc: Any, patience_s: float, untold: str) -> Any:
+async def header_of(rpc: Any, patience_s: float, untold: str) -> Any:
     """Return the header that begins a stream. Raises BadMessageError(untold) if the stream begins with anything else."""
     first = await read_within(rpc.__aiter__(), patience_s)
     if first is None:

@@ -13,7 +13,9 @@ from typing import Any, Self
 
 import structlog
 
+from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.links import Bytes
+from peerd.wire.chunks import CutFile
 
 IN_FLIGHT_BYTES = 16 << 20
 """Buffers on the way (gRPC, libp2p, TCP) take up to so much before the receiver has any of it, and go on in steps of up to this size."""
@@ -72,13 +74,11 @@ class Watch:
 class Delivery(Watch):
     """The chunks of a stream to one receiver. Their memory is freed when they are sent, or when the receiver stalls."""
 
-    def __init__(self, chunks: Iterable[Bytes], num_bytes: int, patience_s: float, ended: Callable[[bool], object] | None = None) -> None:
-        """`ended` runs once, when the delivery is over: with True if it broke, so that the receiver may come back for the rest."""
+    def __init__(self, chunks: Iterable[Bytes], patience_s: float, ended: Callable[[], object] | None = None) -> None:
+        """`ended` runs once, when the delivery is over."""
         super().__init__(patience_s, self._drop)
         self._chunks = iter(chunks)
-        self._num_bytes = num_bytes
         self._ended = ended
-        self._is_whole = False
         self._present = memoryview(b"")
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -86,13 +86,6 @@ class Delivery(Watch):
         while chunk := self.take():
             self.sends(len(chunk))
             yield chunk
-        self._is_whole = True
-
-    @property
-    def left_s(self) -> float | None:
-        """The time until it is over, at its rate so far; None while that is not known."""
-        elapsed_s = time.monotonic() - self._began_s
-        return (self._num_bytes - self.sent_bytes) * elapsed_s / self.sent_bytes if self.sent_bytes else None
 
     def take(self) -> memoryview:
         """The next chunk; empty at the end."""
@@ -101,6 +94,48 @@ class Delivery(Watch):
 
     def _drop(self) -> None:
         if self._ended is not None:
-            self._ended(not self._is_whole and not self.is_stalled)
+            self._ended()
         self._chunks = iter(())
         self._present.release()  # whatever waits with the chunk must not keep the memory that it is a view of
+
+
+class Lending(Watch):
+    """A file of which one receiver asks for chunks. It is let go when the receiver has enough, or stalls: asks for nothing, too."""
+
+    def __init__(self, file: CutFile, patience_s: float, ended: Callable[[bool], object] | None = None) -> None:
+        """`ended` runs once, at the end: with True if the stream broke, so that the receiver may come back for the rest."""
+        super().__init__(patience_s, self._let_go)
+        self._file: CutFile | None = file
+        self._num_bytes = file.num_bytes
+        self._left = bytearray(b"\1") * len(file)
+        """1 for each chunk that was not asked for yet."""
+        self._ended = ended
+        self.is_whole = False
+        """Whether the receiver has said that it needs no more."""
+
+    def __enter__(self) -> Self:
+        self.sends(0)  # the first request may take as long to come as any other
+        return super().__enter__()
+
+    @property
+    def left_s(self) -> float | None:
+        """The time until all has been sent, at its rate so far; None while that is not known. A receiver may need less of it."""
+        elapsed_s = time.monotonic() - self._began_s
+        return max(0.0, self._num_bytes - self.sent_bytes) * elapsed_s / self.sent_bytes if self.sent_bytes else None
+
+    def chunk(self, number: int) -> bytes:
+        """One chunk, which is sent now. Raises PeerGoneError if the receiver has stalled, BadMessageError if it asks for no chunk of the
+        file, or for one again: it would keep the file for as long as it likes."""
+        if self._file is None:
+            raise PeerGoneError("the caller took nothing of the answer for too long")
+        if number >= len(self._left) or not self._left[number]:
+            raise BadMessageError(f"chunk {number} is not one of the state, or was asked for before")
+        self._left[number] = 0
+        chunk = self._file.chunk(number)
+        self.sends(len(chunk))
+        return chunk
+
+    def _let_go(self) -> None:
+        if self._ended is not None:
+            self._ended(not self.is_whole and not self.is_stalled)
+        self._file = None

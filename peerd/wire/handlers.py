@@ -9,8 +9,8 @@ from peerd.link.links import Bytes
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
-from peerd.wire.deliveries import Delivery
-from peerd.wire.messages import Average, Beat, Call, CallResult, Description, Frame, ProposalAnswer, Snapshot, Verified
+from peerd.wire.deliveries import Lending
+from peerd.wire.messages import Average, Beat, Call, CallResult, Description, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
 
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
 Frames = Callable[[Callable[[Frame], int]], AsyncGenerator[Frame]]
@@ -78,7 +78,5 @@ class AveragingHandler(Protocol):
 
 
 class StateHandler(Protocol):
-    async def snapshot(
-        self, caller: PeerId, stage: int, wanted: bytes = b"", first_chunk: int = 0, tied_only: bool = False
-    ) -> tuple[Snapshot, Delivery]:
-        """Return a snapshot's header and its chunks from `first_chunk` on. All downloads share one copy of the file in memory."""
+    async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
+        """Return a snapshot's header, and its file for the caller to ask for chunks. All downloads share one copy of it in memory."""

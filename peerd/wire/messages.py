@@ -218,6 +218,16 @@ class Snapshot:
     metadata: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRequest:
+    """Which snapshot a joiner wants: the newest, or the one of `step` with this identity (`identity_of` its chunks' hashes)."""
+
+    stage: int
+    snapshot: bytes = b""
+    step: int = 0
+    tied_only: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
     """What a peer tells about itself to any caller."""

@@ -29,6 +29,7 @@ from peerd.generated import (
 )
 from peerd.link.few_each import FewEach
 from peerd.link.lanes import Lanes, Turn
+from peerd.link.links import next_within
 from peerd.link.traffic import Link, PeerRole, Way
 from peerd.link.tunnel import caller_of
 from peerd.table.record import AverageId, PeerId, RawRecord
@@ -40,7 +41,7 @@ from peerd.wire.deliveries import Delivery
 from peerd.wire.door import Door
 from peerd.wire.frames import UNHEADED, LatestWord, count_sent, frames_of, messages_of
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
-from peerd.wire.messages import Call, CallResult, Verified
+from peerd.wire.messages import Call, CallResult, StateRequest, Verified
 from peerd.wire.open_conversations import Held
 from peerd.wire.replies import Replies
 
@@ -163,7 +164,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
             began_s, work = time.monotonic(), _nothing()  # the task holds the gradient, too
             done, chunks = convert.result_to(result, self._door.traffic.incoming[link].rate)
             result = replace(result, gradient=result.gradient and result.gradient.with_chunks(()))
-            with Delivery(chunks, sum(map(len, chunks)), self._door.patience_s, lambda _is_broken: turn.end()) as delivery:
+            with Delivery(chunks, self._door.patience_s, turn.end) as delivery:
                 del chunks
                 yield done
                 for chunk in delivery:
@@ -271,7 +272,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
     async def GetAverage(self, request: averaging_pb2.AverageRequest, context: Any) -> AsyncIterator[averaging_pb2.AverageMessage]:
         async with self._door.answering(context, request.run) as caller:
             average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
-        with Delivery(chunks, average.num_bytes, self._door.patience_s) as delivery:
+        with Delivery(chunks, self._door.patience_s) as delivery:
             del chunks
             yield averaging_pb2.AverageMessage(header=convert.average_to(average, checksum))
             for chunk in delivery:
@@ -283,7 +284,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         async with self._door.answering(context, request.run) as caller:
             checksum, chunks = await self._handler.get_tied(request.step, AverageId(request.id))
         num_bytes = sum(map(len, chunks))
-        with Delivery(chunks, num_bytes, self._door.patience_s) as delivery:
+        with Delivery(chunks, self._door.patience_s) as delivery:
             del chunks
             yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
             for chunk in delivery:
@@ -301,14 +302,18 @@ async def _words(first: averaging_pb2.Verified, messages: AsyncIterator[averagin
 class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
     register = staticmethod(state_pb2_grpc.add_StateServicer_to_server)
 
-    async def GetState(self, request: state_pb2.StateRequest, context: Any) -> AsyncIterator[state_pb2.StateMessage]:
-        async with self._door.answering(context, request.run) as caller:
-            wanted = (request.stage, request.snapshot, request.first_chunk, request.tied_only)
-            snapshot, delivery = await self._handler.snapshot(caller, *wanted)
-        with delivery:
-            yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
-            for chunk in delivery:
-                num_bytes = len(chunk)
-                yield state_pb2.StateMessage(chunk=bytes(chunk))
-                self._door.traffic.gave("state", PeerRole.RECIPIENT, num_bytes)
-        await self._door.check_taken(context, caller, delivery)
+    async def GetState(self, requests: AsyncIterator[state_pb2.StateRequest], context: Any) -> AsyncIterator[state_pb2.StateMessage]:
+        async with self._door.answering(context) as caller:
+            request = await self._door.read(requests)
+            if request is None:
+                raise PeerGoneError("the stream ended before its first message")
+            self._door.check_run(request.run)
+            wanted = StateRequest(stage=request.stage, snapshot=request.snapshot, step=request.step, tied_only=request.tied_only)
+            snapshot, lending = await self._handler.snapshot(caller, wanted)
+            with lending:
+                yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
+                while (asked := await next_within(requests, lending.allowed_s(0))) is not None:
+                    chunk = lending.chunk(asked.chunk)
+                    yield state_pb2.StateMessage(chunk=chunk)
+                    self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
+                lending.is_whole = True

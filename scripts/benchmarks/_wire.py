@@ -141,14 +141,16 @@ class Peerd:
         self._other = others[1 - self._job.rank]["peer"]
 
     async def measure(self, stream: bool, num_bytes: int, repeats: int, direct: bool) -> list[float]:
-        from peerd.wire.chunks import chunks_of
+        from peerd.link.links import CHUNK_BYTES
         from peerd.wire.clients import StageClient
         from peerd.wire.messages import Call, TensorBytes
         from scripts.benchmarks._daemon import RUN
 
         self._daemon.use(direct)
         data = os.urandom(num_bytes)
-        inputs = TensorBytes("float32", (1, num_bytes // 4, 1), tuple(chunks_of([data])))
+        inputs = TensorBytes(
+            "float32", (1, num_bytes // 4, 1), tuple(data[start : start + CHUNK_BYTES] for start in range(0, num_bytes, CHUNK_BYTES))
+        )
         client, channel = StageClient(self._daemon.links, RUN), await self._daemon.links.channel_for_tensors(self._other)
         method = channel.unary_unary(COUNT, request_serializer=bytes, response_deserializer=bytes)
 

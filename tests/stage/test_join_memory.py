@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import cast
 import torch
 from blake3 import blake3
-from peerd.link.links import CHUNK_BYTES
-from peerd.wire.chunks import chunks_of
+from peerd.wire.chunks import state_chunk_bytes
 from peerd.wire.messages import Snapshot
 from peerd.wire.tensors import file_of
 from peerd.table.record import Lineage
 from tests.stage.test_download import Donors, Donor, download
 
 MB, SIZE = 1 << 20, 256
+CHUNK_BYTES = state_chunk_bytes(SIZE * MB)
 
 def memory(what):
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -33,9 +33,8 @@ class FromDisk(Donor):
     def header(self):
         return Snapshot(step=3, lineage=Lineage(), num_bytes=SIZE * MB, chunk_hashes=self.header_changes["hashes"], metadata="[]")
 
-    async def chunks(self, first):
-        for number in range(SIZE * MB // CHUNK_BYTES):
-            yield chunk(number)
+    def chunk(self, number):
+        return chunk(number)
 
 head = file_of({"parameters/w": torch.zeros(0)})[0]
 count = (SIZE * MB - 4096) // 4

@@ -16,17 +16,17 @@ from safetensors.torch import load
 
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, WrongStateError
-from peerd.link.links import CHUNK_BYTES
 from peerd.policy.step.following import Followers
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import SHARED_STEPS, SnapshotServer, identity_of
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId, PeerRecord
-from peerd.wire.deliveries import Delivery
-from peerd.wire.messages import Snapshot
+from peerd.wire.deliveries import Lending
+from peerd.wire.messages import Snapshot, StateRequest
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
+from tests.wire.lent import sent
 
 PATIENCE_S = 15.0
 JOINER = PeerId("joiner")
@@ -49,15 +49,10 @@ async def server(manifest: Manifest) -> AsyncIterator[tuple[SnapshotServer, Stag
 async def test_a_joiner_has_no_state_to_give(server: tuple[SnapshotServer, StageState, Executor]) -> None:
     snapshots, state, _ = server
     with pytest.raises(WrongStateError):
-        await snapshots.snapshot(JOINER, 0)
+        await snapshots.snapshot(JOINER, StateRequest(stage=0))
     state.serve()
     with pytest.raises(WrongStateError):
-        await snapshots.snapshot(JOINER, 1)
-
-
-def sent(delivery: Delivery) -> list[bytes]:
-    with delivery:
-        return [bytes(chunk) for chunk in delivery]
+        await snapshots.snapshot(JOINER, StateRequest(stage=1))
 
 
 async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
@@ -65,20 +60,20 @@ async def test_joiners_of_one_step_share_one_snapshot_which_no_update_changes(
 ) -> None:
     snapshots, state, executor = server
     state.serve()
-    (first, delivery), (second, late) = await asyncio.gather(*(snapshots.snapshot(JOINER, 0) for _ in range(2)))
+    (first, lending), (second, late) = await asyncio.gather(*(snapshots.snapshot(JOINER, StateRequest(stage=0)) for _ in range(2)))
     assert first is second
-    chunks = sent(delivery)
+    chunks = sent(first, lending)
     assert len(chunks) > 1
     assert tuple(blake3(chunk).digest() for chunk in chunks) == first.chunk_hashes
     await executor.run(Priority.CONTROL, state.skip_step)
     with torch.no_grad():
         for parameter in state.holdings.module.parameters():
             parameter.add_(1.0)  # in place, as an optimizer does
-    again, rest = await snapshots.snapshot(JOINER, 0, identity_of(first.chunk_hashes), 1)
+    again, rest = await snapshots.snapshot(JOINER, StateRequest(stage=0, snapshot=identity_of(first.chunk_hashes), step=first.step))
     assert again is first
-    assert sent(rest) == chunks[1:]
-    assert sent(late) == chunks
-    newest, _ = await snapshots.snapshot(JOINER, 0)
+    assert sent(again, rest) == chunks
+    assert sent(second, late) == chunks
+    newest, _ = await snapshots.snapshot(JOINER, StateRequest(stage=0))
     assert newest.step == 1
 
 
@@ -99,7 +94,7 @@ async def test_a_joiner_hears_while_a_pass_of_minutes_is_under_way_and_finds_the
     await asyncio.to_thread(begun.wait, 10)
     for _ in range(3):
         with pytest.raises(BusyError, match="as soon as the pass under way is over") as busy:
-            await asyncio.wait_for(snapshots.snapshot(JOINER, 0), 0.35)
+            await asyncio.wait_for(snapshots.snapshot(JOINER, StateRequest(stage=0)), 0.35)
         assert busy.value.retry_after_s > 0
     ends.set()
     await passing
@@ -107,9 +102,9 @@ async def test_a_joiner_hears_while_a_pass_of_minutes_is_under_way_and_finds_the
     await executor.run(Priority.CONTROL, state.skip_step)  # the step ends with that pass
     snapshots.forget()
     executor.close()  # no other copy can be made
-    header, delivery = await asyncio.wait_for(snapshots.snapshot(JOINER, 0), 0.35)
+    header, lending = await asyncio.wait_for(snapshots.snapshot(JOINER, StateRequest(stage=0)), 0.35)
     assert header.step == 0
-    assert sent(delivery)
+    assert sent(header, lending)
 
 
 async def test_copies_for_joiners_are_bounded_and_shared(server: tuple[SnapshotServer, StageState, Executor]) -> None:
@@ -117,11 +112,11 @@ async def test_copies_for_joiners_are_bounded_and_shared(server: tuple[SnapshotS
     snapshots, state, executor = server
     state.serve()
 
-    async def ask_at(step: int) -> tuple[Snapshot, Delivery]:
+    async def ask_at(step: int) -> tuple[Snapshot, Lending]:
         while state.record.step < step:
             await executor.run(Priority.CONTROL, state.skip_step)
             snapshots.forget()
-        return await snapshots.snapshot(JOINER, 0)
+        return await snapshots.snapshot(JOINER, StateRequest(stage=0))
 
     first, second = await ask_at(0), await ask_at(1)
     third, fourth = await ask_at(2), await ask_at(3)
@@ -129,10 +124,10 @@ async def test_copies_for_joiners_are_bounded_and_shared(server: tuple[SnapshotS
     assert second[0] is third[0] is fourth[0]
     with pytest.raises(BusyError, match="at most 2 copies"):
         await ask_at(4)
-    again = await snapshots.snapshot(JOINER, 0, identity_of(first[0].chunk_hashes))
+    again = await snapshots.snapshot(JOINER, StateRequest(stage=0, snapshot=identity_of(first[0].chunk_hashes), step=first[0].step))
     assert again[0] is first[0], "a joiner goes on with its own"
-    for delivery in (first[1], again[1]):
-        sent(delivery)
+    for lent in (first, again):
+        sent(*lent)
     newest = await ask_at(4)
     assert newest[0].step == 4
     with pytest.raises(BusyError):
@@ -146,22 +141,24 @@ async def test_a_joiner_that_gets_no_copy_hears_when_the_present_downloads_will_
     state.serve()
     under_way = []
     for _ in range(2):
-        under_way.append(await snapshots.snapshot(JOINER, 0))
+        under_way.append(await snapshots.snapshot(JOINER, StateRequest(stage=0)))
         for _ in range(SHARED_STEPS + 1):
             await executor.run(Priority.CONTROL, state.skip_step)
         snapshots.forget()
     with pytest.raises(BusyError) as unknown:
-        await snapshots.snapshot(JOINER, 0)
+        await snapshots.snapshot(JOINER, StateRequest(stage=0))
     assert unknown.value.retry_after_s == PATIENCE_S, "nothing has been sent yet"
-    for (header, delivery), elapsed_s in zip(under_way, (20.0, 60.0), strict=True):
-        next(iter(delivery))
-        delivery._began_s = time.monotonic() - elapsed_s
-        assert header.num_bytes > 2 * CHUNK_BYTES
+    for (header, lending), elapsed_s in zip(under_way, (20.0, 60.0), strict=True):
+        chunk_bytes = len(lending.chunk(0))
+        lending._began_s = time.monotonic() - elapsed_s
+        assert header.num_bytes > 2 * chunk_bytes
     with pytest.raises(BusyError) as busy:
-        await snapshots.snapshot(JOINER, 0)
-    assert busy.value.retry_after_s == pytest.approx(20.0 * (under_way[0][0].num_bytes / CHUNK_BYTES - 1), rel=0.05)
-    for _, delivery in under_way:
-        sent(delivery)
+        await snapshots.snapshot(JOINER, StateRequest(stage=0))
+    assert busy.value.retry_after_s == pytest.approx(20.0 * (under_way[0][0].num_bytes / chunk_bytes - 1), rel=0.05)
+    for lent in under_way:
+        for number in range(1, len(lent[0].chunk_hashes)):
+            lent[1].chunk(number)
+        lent[1].__exit__()
 
 
 async def test_a_copy_outlives_a_broken_download_for_a_while_and_a_whole_one_not_at_all(
@@ -171,16 +168,17 @@ async def test_a_copy_outlives_a_broken_download_for_a_while_and_a_whole_one_not
     snapshots, state, executor = server
     state.serve()
     snapshots._patience_s = 0.2
-    header, delivery = await snapshots.snapshot(JOINER, 0)
-    with delivery:
-        first = bytes(next(iter(delivery)))
+    header, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
+    with lending:
+        first = lending.chunk(0)
     for _ in range(SHARED_STEPS + 1):
         await executor.run(Priority.CONTROL, state.skip_step)
     snapshots.forget()
-    again, rest = await snapshots.snapshot(JOINER, 0, identity_of(header.chunk_hashes), 1)
+    again, rest = await snapshots.snapshot(JOINER, StateRequest(stage=0, snapshot=identity_of(header.chunk_hashes), step=header.step))
     assert again is header
-    chunks = sent(rest)
-    assert tuple(blake3(chunk).digest() for chunk in (first, *chunks)) == header.chunk_hashes
+    chunks = sent(again, rest)
+    assert chunks[0] == first
+    assert tuple(blake3(chunk).digest() for chunk in chunks) == header.chunk_hashes
     assert len(snapshots._alive()) == 1
     async with asyncio.timeout(10):
         while snapshots._alive():  # noqa: ASYNC110 - memory that is freed sets no event
@@ -196,13 +194,13 @@ async def test_averages_are_kept_for_a_joiner_from_the_moment_that_it_asks(
     def needed_from() -> int | None:
         return snapshots._followers.needed_from(view_of(state.record), state.record, clock_s())
 
-    _, delivery = await snapshots.snapshot(JOINER, 0)
+    header, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
     for _ in range(9):
         await executor.run(Priority.CONTROL, state.skip_step)
     assert needed_from() == 0
-    sent(delivery)
+    sent(header, lending)
     assert needed_from() == 0, "it has yet to load the state, and to catch up"
-    _, delivery = await snapshots.snapshot(PeerId("other"), 0, tied_only=True)
+    _, lending = await snapshots.snapshot(PeerId("other"), StateRequest(stage=0, tied_only=True))
     assert needed_from() == 0
 
 
@@ -211,11 +209,11 @@ async def test_a_snapshot_and_a_checkpoint_of_one_step_are_one_copy_of_the_state
 ) -> None:
     snapshots, state, executor = server
     state.serve()
-    await snapshots.snapshot(JOINER, 0)
-    ((_, pieces),) = snapshots._alive()
+    await snapshots.snapshot(JOINER, StateRequest(stage=0))
+    ((_, file),) = snapshots._alive()
     checkpoint = await snapshots.own()
     addresses = {tensor.data_ptr() for tensor in checkpoint.tensors.values()}
-    assert {np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces[1:]} == addresses
+    assert {np.frombuffer(piece, np.uint8).ctypes.data for piece in file.pieces[1:]} == addresses
     assert addresses.isdisjoint({parameter.data_ptr() for parameter in state.holdings.module.parameters()})
     assert await snapshots.own() is checkpoint
     await executor.run(Priority.CONTROL, state.skip_step)
@@ -228,9 +226,9 @@ async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
     snapshots, state, _ = server
     state.serve()
     state.skip_step()  # so that there are previous parameters, too
-    snapshot, delivery = await snapshots.snapshot(JOINER, 0)
+    snapshot, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
     other = StageState(replace(manifest, seed=9), PeerRecord(peer=PeerId("other")), torch.device("cpu"), lambda: view_of(state.record))
-    other.load(load(b"".join(sent(delivery))), snapshot.step, snapshot.lineage, ())
+    other.load(load(b"".join(sent(snapshot, lending))), snapshot.step, snapshot.lineage, ())
     theirs, mine = other.holdings.tensors(other.record), state.holdings.tensors(state.record)
     assert {name.partition("/")[0] for name in theirs} >= {"parameters", "previous", "optimizer"}
     assert theirs.keys() == mine.keys()
@@ -244,7 +242,7 @@ async def test_a_state_that_is_not_finite_is_not_given(server: tuple[SnapshotSer
     with torch.no_grad():
         next(state.holdings.module.parameters()).fill_(torch.inf)
     with pytest.raises(NotFiniteError, match="diverged"):
-        await snapshots.snapshot(JOINER, 0)
+        await snapshots.snapshot(JOINER, StateRequest(stage=0))
 
 
 def test_state_of_another_stage_is_refused_and_changes_nothing(manifest: Manifest) -> None:

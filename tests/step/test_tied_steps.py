@@ -45,8 +45,10 @@ from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus
 from peerd.wire.bans import Bans
-from peerd.wire.clients import AveragingClient, StateClient, StateRequest
-from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Snapshot, Verified
+from peerd.wire.clients import AveragingClient
+from peerd.wire.deliveries import Lending
+from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
+from peerd.wire.state_client import OpenSnapshot, StateClient
 from tests.paper_host import PaperHost
 from tests.tiny_run import corpus_of, tiny_manifest
 
@@ -214,26 +216,31 @@ class Peer:
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
         return tuple((await self._at(peer).rounds.kept.get_tied(step, wanted))[1])
 
-    async def get_state(self, peer: PeerId, request: StateRequest, _patience_s: float) -> tuple[Snapshot, AsyncIterator[bytes]]:
-        asked = (request.stage, request.snapshot, request.first_chunk, request.tied_only)
-        found, delivery = await self._at(peer).snapshots.snapshot(self.me, *asked)
-        header = Snapshot(
-            step=found.step, lineage=found.lineage, num_bytes=found.num_bytes, chunk_hashes=found.chunk_hashes, metadata=found.metadata
-        )
+    @contextlib.asynccontextmanager
+    async def open(self, peer: PeerId, request: StateRequest, _patience_s: float) -> AsyncIterator[OpenSnapshot]:
+        found, lending = await self._at(peer).snapshots.snapshot(self.me, request)
+        with lending:
+            yield Lent(found, lending, self._table)
 
-        async def stream() -> AsyncIterator[bytes]:
-            with delivery:
-                for chunk in delivery:
-                    await self._table.link_works.wait()
-                    yield bytes(chunk)
 
-        return header, stream()
+class Lent:
+    """A stream on which a peer sends its state, while the link works."""
 
-    async def get_header(self, peer: PeerId, request: StateRequest, patience_s: float) -> Snapshot:
-        header, stream = await self.get_state(peer, request, patience_s)
-        async with contextlib.aclosing(cast(AsyncGenerator[bytes], stream)):
-            await anext(stream)
-        return header
+    def __init__(self, header: Snapshot, lending: Lending, table: Table) -> None:
+        self.header = header
+        self._lending = lending
+        self._table = table
+        self._asked: list[int] = []
+
+    def ask(self, number: int) -> None:
+        self._asked.append(number)
+
+    async def take(self, _num_bytes: int) -> bytes:
+        await self._table.link_works.wait()
+        return self._lending.chunk(self._asked.pop(0))
+
+    async def end(self) -> None:
+        self._lending.is_whole = True
 
 
 @pytest.fixture

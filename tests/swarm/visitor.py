@@ -20,9 +20,11 @@ from peerd.daemon.network import Network, ask_for_run, open_network
 from peerd.link.p2pd import watch
 from peerd.swarm.identity import Identity
 from peerd.table.record import PeerId, RunId
-from peerd.wire.clients import StageClient, StateClient, StateRequest
-from peerd.wire.messages import Call, CallResult, Snapshot
+from peerd.wire.clients import StageClient
+from peerd.wire.messages import Call, CallResult, Snapshot, StateRequest
+from peerd.wire.state_client import StateClient
 from peerd.wire.tensors import encode
+from tests.wire.lent import whole_of
 
 PATIENCE_S = 10.0
 
@@ -35,8 +37,9 @@ class Visitor:
 
     async def snapshot(self, peer: PeerId, stage: int) -> tuple[Snapshot, bytes]:
         """What the peer gives a joiner."""
-        header, chunks = await StateClient(self.network.links, self.run).get_state(peer, StateRequest(stage=stage), PATIENCE_S)
-        return header, b"".join([chunk async for chunk in chunks])
+        client = StateClient(self.network.links, self.run)
+        async with client.open(peer, StateRequest(stage=stage), PATIENCE_S) as opened:
+            return opened.header, await whole_of(opened)
 
     async def send(self, peer: PeerId, call: Call) -> CallResult:
         return await StageClient(self.network.links, self.run).backpropagate(peer, call, (), PATIENCE_S, lambda _stage, _peer: None)

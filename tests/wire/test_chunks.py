@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from peerd.errors import BadMessageError
 from peerd.generated.averaging_pb2 import ChunkHeader, ChunkMessage
 from peerd.generated.stage_pb2 import CallMessage, ReplyMessage
-from peerd.link.links import CHUNK_BYTES
-from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, ChunkCoder, Headed, chunks_of, opening
+from peerd.link.links import CHUNK_BYTES, MAX_MESSAGE_BYTES
+from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, ChunkCoder, CutFile, Headed, opening, state_chunk_bytes
 from peerd.wire.convert import grouped
 
 SIZES = st.sampled_from([1, 127, 128, 300, 16383, 16384, 1 << 20])
@@ -86,13 +86,24 @@ def test_no_bytes_are_too_odd_to_be_read(data: bytes, tagged: bytes) -> None:
         assert (bytes(read.chunk) == expected.chunk) if isinstance(read, Chunk) else (read == expected)
 
 
-LENGTHS = st.sampled_from([0, 1, 7, CHUNK_BYTES // 2, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES])
+SIZE = state_chunk_bytes(0)
+LENGTHS = st.sampled_from([0, 1, 7, SIZE // 2, SIZE - 1, SIZE, SIZE + 1, 2 * SIZE])
 
 
-@given(st.lists(LENGTHS, max_size=5), st.integers(0, 4) | st.just((1 << 64) - 1))
+@given(st.lists(LENGTHS, max_size=5))
 @settings(max_examples=40)
-def test_however_bytes_lie_in_pieces_their_chunks_are_those_of_the_whole(lengths: list[int], first: int) -> None:
+def test_however_bytes_lie_in_pieces_their_chunks_are_those_of_the_whole(lengths: list[int]) -> None:
     pieces = [bytes([number + 1]) * length for number, length in enumerate(lengths)]
-    whole = b"".join(pieces)
-    expected = [whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES)][first:]
-    assert list(chunks_of(pieces, first)) == expected
+    whole, file = b"".join(pieces), CutFile(pieces)
+    expected = [whole[start : start + SIZE] for start in range(0, len(whole), SIZE)]
+    assert (len(file), file.num_bytes) == (len(expected), len(whole))
+    for number in reversed(range(len(file))):
+        assert file.chunk(number) == expected[number]
+    for number in (-1, len(file), 1 << 64):
+        with pytest.raises(IndexError):
+            file.chunk(number)
+
+
+def test_the_hashes_of_a_state_of_any_size_are_one_message() -> None:
+    for num_bytes in (1 << 30, 4 << 30, (4 << 30) + 1, 96 << 30):
+        assert 32 * -(-num_bytes // state_chunk_bytes(num_bytes)) < MAX_MESSAGE_BYTES

@@ -27,18 +27,19 @@ from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
 from peerd.wire import convert, deliveries
-from peerd.wire.clients import StateClient, StateRequest
 from peerd.wire.data_service import DataServicer
 from peerd.wire.deliveries import IN_FLIGHT_BYTES, SLOWEST_BYTES_PER_S, Watch
 from peerd.wire.door import Door
 from peerd.wire.handlers import Receive
-from peerd.wire.messages import Call, CallResult, TensorBytes
+from peerd.wire.messages import Call, CallResult, StateRequest, TensorBytes
 from peerd.wire.services import AveragingServicer, StageServicer, StateServicer
+from peerd.wire.state_client import StateClient
 from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 from tests.wire.callee import RUN
+from tests.wire.lent import whole_of
 
 PATIENCE_S, LONGER_S = 0.1, 1.5
 NUM_CHUNKS = 24
@@ -161,9 +162,10 @@ async def test_a_receiver_of_data_that_stalls_gives_its_slot_back() -> None:
             await read_all(rpc)
 
 
+@pytest.mark.parametrize("asked", [0, 40])
 @pytest.mark.usefixtures("short")
-async def test_a_joiner_that_stalls_does_not_keep_the_state_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it may still go on, another joiner hears when to ask again."""
+async def test_a_joiner_that_stalls_does_not_keep_the_state_from_others(monkeypatch: pytest.MonkeyPatch, asked: int) -> None:
+    """It takes nothing of what it asked for, or asks for nothing. While it may still go on, another joiner hears when to ask again."""
     monkeypatch.setattr(snapshots, "MOST_COPIES", 1)
     manifest, record = tiny_manifest(), PeerRecord(peer=PeerId("me"))
     manifest = replace(manifest, model=ModelConfig(num_layers=1, d_model=512, num_heads=2, d_ff=2048))
@@ -172,17 +174,22 @@ async def test_a_joiner_that_stalls_does_not_keep_the_state_from_others(monkeypa
     server = SnapshotServer(state, executor, Followers(), LONGER_S)
     async with serving([StateServicer(Door(RUN, PATIENCE_S, Traffic()), server)]) as served:
         stub = await served.stub(state_pb2_grpc.StateStub, "stalls")
-        rpc = stub.GetState(state_pb2.StateRequest(run=RUN))
+        rpc = stub.GetState()
+        await rpc.write(state_pb2.StateRequest(run=RUN))
         await rpc.read()
+        for number in range(asked):
+            await rpc.write(state_pb2.StateRequest(chunk=number))
         for _ in range(snapshots.SHARED_STEPS + 1):
             state.skip_step()
         client = StateClient(served.links_of("joiner"), RUN)
         with pytest.raises(BusyError) as busy:
-            await client.get_state(PeerId("joiner"), StateRequest(stage=0), 10.0)
+            async with client.open(PeerId("joiner"), StateRequest(stage=0), 10.0):
+                raise AssertionError("it was opened")
         assert busy.value.retry_after_s > 0
         await until(lambda: not server._alive())
-        header, chunks = await client.get_state(PeerId("joiner"), StateRequest(stage=0), 10.0)
-        assert (header.step, sum([len(chunk) async for chunk in chunks])) == (snapshots.SHARED_STEPS + 1, header.num_bytes)
+        async with client.open(PeerId("joiner"), StateRequest(stage=0), 10.0) as opened:
+            assert opened.header.step == snapshots.SHARED_STEPS + 1
+            assert len(await whole_of(opened)) == opened.header.num_bytes
     executor.close()
 
 

@@ -72,7 +72,7 @@ class Calls:
             ("/peerd.Averaging/Abort", lambda: [averaging_pb2.AbortRequest(average_id=self._bytes(16))]),
             ("/peerd.Averaging/GetAverage", lambda: [averaging_pb2.AverageRequest(run=RUN, stage=1, step=rng.choice((0, 1)))]),
             ("/peerd.Averaging/GetTied", lambda: [averaging_pb2.TiedRequest(run=RUN, id=self._bytes(16))]),
-            ("/peerd.State/GetState", lambda: [state_pb2.StateRequest(run=RUN, stage=1)]),
+            ("/peerd.State/GetState", lambda: [state_pb2.StateRequest(run=RUN, stage=1), state_pb2.StateRequest(chunk=0)]),
         ]
 
     def next(self) -> tuple[str, Messages]:

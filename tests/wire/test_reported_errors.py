@@ -44,7 +44,7 @@ async def test_an_unexpected_error_is_counted_and_the_call_fails(
 async def test_a_call_that_its_caller_cancels_is_no_error(callee: Callee) -> None:
     before = INTERNAL_ERRORS.count
     stub = await callee.served.stub(state_pb2_grpc.StateStub, callee.caller.peer)
-    call = stub.GetState(state_pb2.StateRequest(run=RUN, stage=1))
+    call = stub.GetState(iter([state_pb2.StateRequest(run=RUN, stage=1)]))
     await anext(aiter(call))
     call.cancel()
     await asyncio.sleep(0.2)

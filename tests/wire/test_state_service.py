@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from blake3 import blake3
 
 from peerd.errors import BadMessageError, BusyError, WrongStateError
 from peerd.generated import (
@@ -17,29 +18,51 @@ from peerd.generated import (
     swarm_pb2_grpc,
 )
 from peerd.table.record import AverageId, RunId
-from peerd.wire.clients import AveragingClient, StateClient, StateRequest
-from peerd.wire.messages import Beat
+from peerd.wire.chunks import state_chunk_bytes
+from peerd.wire.clients import AveragingClient
+from peerd.wire.messages import Beat, StateRequest
+from peerd.wire.state_client import StateClient
 from peerd.wire.swarm_client import SwarmClient
-from tests.wire.callee import PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.callee import BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 
 
 async def test_state_of_another_stage_and_averages_that_are_not_held_are_refused(callee: Callee) -> None:
     state = await callee.served.stub(state_pb2_grpc.StateStub, callee.caller.peer)
-    await assert_refused(callee, state.GetState(state_pb2.StateRequest(run=RUN, stage=0)), STATE, "stage 0")
+    await assert_refused(callee, state.GetState(iter([state_pb2.StateRequest(run=RUN, stage=0)])), STATE, "stage 0")
     averaging = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     with pytest.raises(grpc.aio.AioRpcError, match="this peer holds no average"):
         await drain(averaging.GetAverage(averaging_pb2.AverageRequest(run=RUN, stage=1, step=9)))
 
 
-async def test_a_download_may_begin_anywhere_even_past_its_end(callee: Callee) -> None:
+async def test_a_joiner_asks_for_chunks_by_number_and_gets_them_in_the_order_in_which_it_asked(callee: Callee) -> None:
     links = callee.links()
-    client = StateClient(links, RUN)
-    for first, expected in ((0, 1), (1, 0), ((1 << 64) - 1, 0)):
-        header, chunks = await client.get_state(callee.caller.peer, StateRequest(stage=1, first_chunk=first), PATIENCE_S)
-        assert len(header.chunk_hashes) == 1
-        assert len([chunk async for chunk in chunks]) == expected
-    assert links.traffic.tensors == {("state", "none", "donor", "received"): links.traffic.received_bytes}
-    assert callee.door.traffic.tensors == {("state", "none", "recipient", "sent"): links.traffic.received_bytes}
+    async with StateClient(links, RUN).open(callee.caller.peer, StateRequest(stage=1), PATIENCE_S) as opened:
+        header = opened.header
+        first, last = state_chunk_bytes(header.num_bytes), header.num_bytes % state_chunk_bytes(header.num_bytes)
+        numbers = [len(header.chunk_hashes) - 1, *range(len(header.chunk_hashes) - 1)]
+        for number in numbers:
+            opened.ask(number)
+        chunks = {number: await opened.take(last if number == numbers[0] else first) for number in numbers}
+        await opened.end()
+    assert tuple(blake3(chunks[number]).digest() for number in sorted(chunks)) == header.chunk_hashes
+    assert links.traffic.tensors == {("state", "none", "donor", "received"): header.num_bytes}
+    assert callee.door.traffic.tensors == {("state", "none", "recipient", "sent"): header.num_bytes}
+
+
+@pytest.mark.parametrize("number", [1 << 20, (1 << 64) - 1])
+async def test_a_chunk_that_is_not_there_is_a_broken_message(callee: Callee, number: int) -> None:
+    stub = await callee.served.stub(state_pb2_grpc.StateStub, callee.caller.peer)
+    requests = iter([state_pb2.StateRequest(run=RUN, stage=1), state_pb2.StateRequest(chunk=number)])
+    with pytest.raises(grpc.aio.AioRpcError, match="is not one of the state") as refusal:
+        await drain(stub.GetState(requests))
+    assert refusal.value.code() is BAD
+
+
+async def test_a_peer_that_is_past_the_snapshot_that_is_named_makes_no_copy_of_another(callee: Callee) -> None:
+    named = StateRequest(stage=1, snapshot=bytes(32), step=9)
+    with pytest.raises(WrongStateError, match="holds no copy of step 9"):
+        async with StateClient(callee.links(), RUN).open(callee.caller.peer, named, PATIENCE_S):
+            raise AssertionError("it was opened")
 
 
 async def test_a_call_that_did_not_come_through_the_tunnel_is_refused(callee: Callee) -> None:

@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 from peerd.policy.hashing import digest, turn_of
 from peerd.policy.step.ledger import ledger_of
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+
+MOST_DONORS = 8
+"""Peers that a joiner downloads from at once."""
+HOME_UP = 2.5e6
+"""Bytes per second of a home's uplink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +109,17 @@ def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
 
 
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
-    """Peers to download a stage's state from: newest step first, those that stay, best lineage; those tried already last.
+    """Peers to download a stage's state from: newest step first, those that stay, best lineage, fast uplinks; those tried already last.
 
-    Each joiner orders equal donors differently, so that many joiners do not meet at one donor. A leaving peer still gives: it may
-    be the only one left with the newest step.
+    Uplinks count by powers of two, and each joiner orders equal donors differently, so that many joiners do not meet at one donor. A
+    leaving peer still gives: it may be the only one left with the newest step.
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
-    return sorted(able, key=lambda r: (r.peer in tried, -r.step, r.leaving, r.lineage, turn_of(live.me, r.peer)))
+
+    def order(record: PeerRecord) -> tuple[bool, int, bool, Lineage, int, bytes]:
+        return record.peer in tried, -record.step, record.leaving, record.lineage, -record.up.bit_length(), turn_of(live.me, record.peer)
+
+    return sorted(able, key=order)
 
 
 def givers_of_data(live: LiveView) -> list[PeerRecord]:
@@ -123,3 +132,17 @@ def givers_of_start(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord
     """Peers to get the state that the run begins from: those that stay first. Each joiner has an order of its own."""
     able = [r for r in live.records if r.gives_start and r.peer != live.me]
     return sorted(able, key=lambda r: (r.peer in tried, r.leaving, turn_of(live.me, r.peer)))
+
+
+def donors_at_once(donors: Sequence[PeerRecord], down: float) -> list[PeerRecord]:
+    """The first of these peers, as many as fill the joiner's downlink of `down` bytes per second (0: unknown) by what their records say.
+
+    A peer that does not know its uplink counts as a home's. More than MOST_DONORS would hold a copy each for little.
+    """
+    chosen, total = list[PeerRecord](), 0.0
+    for record in donors[:MOST_DONORS]:
+        if down and total >= down:
+            break
+        chosen.append(record)
+        total += record.up or HOME_UP
+    return chosen

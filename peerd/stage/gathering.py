@@ -1,0 +1,166 @@
+"""Rule J2 (download): the chunks of one snapshot come from several donors at once, of each as many as its line carries."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Collection
+
+from peerd.background import start
+from peerd.errors import BadMessageError, RemoteError, WrongStateError
+from peerd.policy.route.chunk_shares import AskingPace
+from peerd.stage.partial_state import PartialState
+from peerd.table.record import Lineage, PeerId
+from peerd.wire.messages import Snapshot
+from peerd.wire.state_client import OpenSnapshot, StateClient
+
+GRACE_S, CLOSING_S = 0.5, 0.25
+"""How much longer than the first offer others may take until one is chosen; how long it may take to tell donors of the end."""
+
+
+class OtherSnapshotError(WrongStateError):
+    """This donor gives another snapshot than the one that is downloaded."""
+
+
+class Gathering:
+    """The donors that are asked for chunks of one state at this moment, each by a task."""
+
+    def __init__(self, client: StateClient, partial: PartialState, patience_s: float) -> None:
+        self._client = client
+        self._partial = partial
+        self._patience_s = patience_s
+        self._tasks: dict[PeerId, asyncio.Task[None]] = {}
+        self._offers: dict[PeerId, Snapshot] = {}
+        """What donors offer while none of it is chosen."""
+        self._began_s = time.monotonic()
+        self._choose_at_s: float | None = None
+        self._chosen = asyncio.Event()
+        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Set, and replaced by a new one, when chunks that were asked for may have to be asked of others, or all are here."""
+        self._given: Counter[PeerId] = Counter()
+        """Chunks that each donor has given since it was last asked."""
+        if partial.header is not None:
+            self._chosen.set()
+
+    @property
+    def donors(self) -> Collection[PeerId]:
+        return self._tasks.keys()
+
+    @property
+    def has_chosen(self) -> bool:
+        """Whether the snapshot to download is chosen."""
+        return self._chosen.is_set()
+
+    def ask(self, donor: PeerId) -> None:
+        """Ask one more donor."""
+        self._given[donor] = 0
+        self._tasks[donor] = start(self._from(donor), expects=(RemoteError,))
+        self._tasks[donor].add_done_callback(lambda _task: self._news.set())
+
+    async def ended(self, timeout_s: float) -> dict[PeerId, RemoteError | None]:
+        """Wait for donors that end, and at most so long. Returns them with their errors."""
+        waits_s = timeout_s if self._choose_at_s is None else max(0.0, min(timeout_s, self._choose_at_s - time.monotonic()))
+        try:
+            async with asyncio.timeout(waits_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+        self._news.clear()
+        over = {donor: task for donor, task in self._tasks.items() if task.done()}
+        self._tasks = {donor: task for donor, task in self._tasks.items() if donor not in over}
+        self._choose()
+        return {donor: _error_of(task) for donor, task in over.items()}
+
+    def gave(self, donor: PeerId) -> bool:
+        """Whether a donor has given any chunk since it was last asked."""
+        return self._given[donor] > 0
+
+    @property
+    def givers(self) -> set[PeerId]:
+        """Those that have given a chunk since they were last asked."""
+        return {donor for donor, number in self._given.items() if number}
+
+    async def close(self) -> None:
+        """End all streams. A donor that has nothing more to send is told so, and need not keep its copy."""
+        tasks = [*self._tasks.values()]
+        if tasks and self._partial.is_complete:
+            await asyncio.wait(tasks, timeout=CLOSING_S)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def _choose(self) -> None:
+        """Choose among the offers once all donors have answered, or have had time to: the one of most donors, of these the newest."""
+        if self._chosen.is_set() or not self._offers:
+            return
+        if len(self._offers) < len(self._tasks) and (self._choose_at_s is None or time.monotonic() < self._choose_at_s):
+            return
+        votes = Counter(map(_claim, self._offers.values()))
+        best = max(self._offers.values(), key=lambda header: (votes[_claim(header)], header.step))
+        self._partial.begin(best)
+        self._choose_at_s = None
+        self._chosen.set()
+
+    async def _from(self, donor: PeerId) -> None:
+        async with self._client.open(donor, self._partial.request, self._patience_s) as opened:
+            header = opened.header
+            await asyncio.to_thread(self._partial.check, header)
+            if not self._chosen.is_set():
+                self._offers[donor] = header
+                if self._choose_at_s is None:
+                    now_s = time.monotonic()
+                    self._choose_at_s = now_s + max(GRACE_S, now_s - self._began_s)
+                self._news.set()
+                try:
+                    await self._chosen.wait()
+                finally:
+                    del self._offers[donor]
+            chosen = self._partial.header
+            if chosen is None or header.chunk_hashes != chosen.chunk_hashes:
+                raise OtherSnapshotError(f"it gives the state of step {header.step}")
+            await self._take_chunks(donor, opened)
+
+    async def _take_chunks(self, donor: PeerId, opened: OpenSnapshot) -> None:
+        partial, pace, asked = self._partial, AskingPace(), deque[int]()
+        shares = partial.shares
+        try:
+            while shares.num_left:
+                while pace.num_asked < pace.most and (number := shares.next_for(donor)) is not None:
+                    opened.ask(number)
+                    pace.asked(time.monotonic())
+                    asked.append(number)
+                if not asked:  # others have yet to send what they were asked for, and may fail to
+                    await self._changed.wait()
+                    continue
+                number = asked.popleft()
+                chunk = await opened.take(partial.size_of(number))
+                pace.came(time.monotonic())
+                self._given[donor] += 1
+                if shares.is_due(number):
+                    if not await asyncio.to_thread(partial.is_sound, number, chunk):
+                        raise BadMessageError(f"chunk {number} of the state does not match its hash")
+                    partial.put(number, chunk)
+            if not asked:
+                await opened.end()
+        finally:
+            shares.gone(donor)
+            self._tell_change()
+
+    def _tell_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _claim(header: Snapshot) -> tuple[tuple[bytes, ...], int, Lineage]:
+    """What donors of one snapshot say alike of it."""
+    return header.chunk_hashes, header.step, header.lineage
+
+
+def _error_of(task: asyncio.Task[None]) -> RemoteError | None:
+    error = task.exception()
+    if error is not None and not isinstance(error, RemoteError):
+        raise error
+    return error

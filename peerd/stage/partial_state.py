@@ -1,0 +1,93 @@
+"""The chunks of one snapshot that have come so far. Chunks of two snapshots are never mixed (hole 10)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from blake3 import blake3
+
+from peerd.errors import BadMessageError
+from peerd.policy.route.chunk_shares import ChunkShares
+from peerd.stage.history import history_from
+from peerd.stage.snapshots import Downloaded, identity_of
+from peerd.wire.chunks import state_chunk_bytes
+from peerd.wire.messages import Snapshot, StateRequest
+from peerd.wire.tensors import tensors_of_file
+
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError, RecursionError)
+
+
+@dataclass(slots=True)
+class PartialState:
+    stage: int
+    most_bytes: int
+    tied_only: bool = False
+    header: Snapshot | None = None
+    """Of the snapshot that is downloaded; None while the donors' offers are compared."""
+    data: bytearray = field(default_factory=bytearray)
+    """The whole file. Chunks come in any order. The tensors will be views of it: a state is in memory once while it is downloaded."""
+    shares: ChunkShares = field(default_factory=lambda: ChunkShares(0))
+    bytes_done: int = 0
+
+    @property
+    def request(self) -> StateRequest:
+        if self.header is None:
+            return StateRequest(stage=self.stage, tied_only=self.tied_only)
+        named = identity_of(self.header.chunk_hashes)
+        return StateRequest(stage=self.stage, snapshot=named, step=self.header.step, tied_only=self.tied_only)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.header is not None and not self.shares.num_left
+
+    def check(self, header: Snapshot) -> None:
+        """Raise BadMessageError if this cannot be the header of such a state. A long history takes a while: call it off the event loop."""
+        chunks = len(header.chunk_hashes)
+        if header.num_bytes > self.most_bytes or chunks != -(-header.num_bytes // state_chunk_bytes(header.num_bytes)):
+            raise BadMessageError(f"a state of {header.num_bytes} bytes in {chunks} chunks; at most {self.most_bytes} bytes are allowed")
+        try:
+            history = history_from(header.metadata)
+        except _UNREADABLE as error:
+            raise BadMessageError(f"the state's history is not readable: {error}") from None
+        if not all(math.isfinite(entry.loss) for entry in history):
+            raise BadMessageError("the state's history has a loss that is not finite")
+
+    def begin(self, header: Snapshot) -> None:
+        """Download this snapshot, whose header was checked."""
+        self.header = header
+        self.data = bytearray(header.num_bytes)
+        self.shares = ChunkShares(len(header.chunk_hashes))
+        self.bytes_done = 0
+
+    def start_over(self) -> None:
+        """Nothing of this snapshot is kept."""
+        self.header = None
+        self.data = bytearray()
+        self.shares = ChunkShares(0)
+        self.bytes_done = 0
+
+    def size_of(self, number: int) -> int:
+        """Bytes of a chunk."""
+        size = state_chunk_bytes(len(self.data))
+        return min(size, len(self.data) - number * size)
+
+    def is_sound(self, number: int, chunk: bytes) -> bool:
+        return self.header is not None and blake3(chunk).digest() == self.header.chunk_hashes[number]
+
+    def put(self, number: int, chunk: bytes) -> None:
+        """Take a sound chunk; one that came before is ignored."""
+        if self.shares.is_due(number):
+            start = number * state_chunk_bytes(len(self.data))
+            self.data[start : start + len(chunk)] = chunk
+            self.bytes_done += len(chunk)
+            self.shares.came(number)
+
+    def whole(self) -> Downloaded:
+        """The complete state. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
+        assert self.header is not None
+        try:
+            tensors = tensors_of_file(self.data)
+        except _UNREADABLE as error:
+            raise BadMessageError(f"the state is not readable: {error}") from None
+        return Downloaded(self.header.step, self.header.lineage, tensors, history_from(self.header.metadata))
