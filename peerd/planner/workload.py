@@ -89,7 +89,7 @@ def stage_flops(manifest: Manifest, load: Load, is_last: bool) -> int:
 def optimizer_bytes(train: TrainConfig) -> int:
     """Bytes of the optimizer's state per parameter: both moments for AdamW and LAMB, the velocity for SGD with momentum.
 
-    The scales of packed moments are not counted: a five-hundredth of them in all but small parameters.
+    The scales of packed moments are not counted, a five-hundredth of them; nor that vectors keep 32 bits.
     """
     numbers = int(train.momentum > 0) if train.optimizer == "sgd" else 2
     return numbers * train.optimizer_bits // 8

@@ -24,12 +24,17 @@ from torch import Tensor
 
 BLOCK = 2048
 """Numbers that share a scale."""
+LEAST_PACKED = 2 * BLOCK
+"""A parameter with fewer numbers keeps float32 moments: vectors take little memory, and packing one takes twenty times as long."""
 SCALE = "_scale"
 """Ends the name of the part of a state that holds the scales of another part."""
 _FRACTION_BITS = 3
 _DROPPED_BITS = 23 - _FRACTION_BITS
 """Bits of a float32's fraction that a code lacks."""
-_SIGN, _CODE_BITS, _SIZE_BITS = 0x80, 8, 11
+_SIGN, _CODE_BITS = 0x80, 8
+_BY_20, _BY_4 = torch.tensor(_DROPPED_BITS, dtype=torch.int32), torch.tensor(4, dtype=torch.int16)
+_SIZE, _EXPONENT = torch.tensor(0x7FF, dtype=torch.int16), torch.tensor(0x7F8, dtype=torch.int16)
+"""Operands of the tensors' own types: torch converts any other first, which takes as long as the operation."""
 _LEAST_EXPONENT = 32
 """The smallest scale is 2^-95, so that every code stands for a normal number: devices treat others differently."""
 _BIAS = 127
@@ -55,7 +60,8 @@ SIGNED, POSITIVE = Grid(is_signed=True), Grid(is_signed=False)
 
 
 def num_blocks(num_values: int) -> int:
-    return -(-num_values // BLOCK)
+    """Blocks of a parameter with so many numbers; 0 if its moments are not packed."""
+    return -(-num_values // BLOCK) if num_values >= LEAST_PACKED else 0
 
 
 def chunk_of(device: torch.device) -> int:
@@ -71,33 +77,37 @@ def dither(step: int, device: torch.device) -> Tensor:
 
 def pack(values: Tensor, grid: Grid, added: Tensor) -> tuple[Tensor, Tensor]:
     """float32 [blocks, BLOCK], which is overwritten -> uint8 [blocks, BLOCK] and scales float32 [blocks]."""
-    rounded = values.view(torch.int32).add_(added).bitwise_right_shift_(_DROPPED_BITS).to(torch.int16)
-    sizes = rounded.bitwise_and((1 << _SIZE_BITS) - 1) if grid.is_signed else rounded
-    exponents = sizes.amax(1).bitwise_right_shift_(_FRACTION_BITS).clamp_(min=_LEAST_EXPONENT)
-    smallest = exponents.sub(grid.num_exponents - 1).bitwise_left_shift_(_FRACTION_BITS)
-    codes = sizes.sub(smallest[:, None]).clamp_(min=0)
+    rounded = values.view(torch.int32).add_(added).bitwise_right_shift_(_BY_20).to(torch.int16)
+    sizes = rounded.bitwise_and(_SIZE) if grid.is_signed else rounded
+    scales = sizes.amax(1).clamp_(min=_LEAST_EXPONENT << _FRACTION_BITS).bitwise_and_(_EXPONENT)
+    codes = sizes.sub(_smallest(scales, grid)[:, None]).clamp_(min=0)
     if grid.is_signed:
-        codes.bitwise_or_(rounded.bitwise_right_shift_(_SIZE_BITS - _CODE_BITS + 1).bitwise_and_(_SIGN))
-    return codes.to(torch.uint8), exponents.int().bitwise_left_shift_(23).view(torch.float32)
+        codes.bitwise_or_(rounded.bitwise_right_shift_(_BY_4).bitwise_and_(_SIGN))
+    return codes.to(torch.uint8), scales.int().bitwise_left_shift_(_BY_20).view(torch.float32)
 
 
 def unpack(codes: Tensor, scales: Tensor, grid: Grid) -> Tensor:
     """uint8 [blocks, BLOCK] and scales float32 [blocks] -> float32 [blocks, BLOCK]."""
-    shares = _shares(grid, codes.device).index_select(0, codes.view(-1).int())
-    return shares.view(-1, BLOCK).mul_(scales[:, None])
+    if grid.is_signed:
+        shares = _shares(codes.device).index_select(0, codes.view(-1).int())
+        return shares.view(-1, BLOCK).mul_(scales[:, None])
+    sizes = scales.view(torch.int32).bitwise_right_shift(_BY_20).to(torch.int16).clamp_(min=_LEAST_EXPONENT << _FRACTION_BITS)
+    upper_half = codes.to(torch.int16).view(-1, BLOCK).add_(_smallest(sizes, grid)[:, None]).bitwise_left_shift_(_BY_4)
+    return upper_half.view(torch.bfloat16).float()
+
+
+def _smallest(scales: Tensor, grid: Grid) -> Tensor:
+    """int16 [blocks], the upper twelve bits of the scales -> those of what code 0 would stand for."""
+    return scales.sub((grid.num_exponents - 1) << _FRACTION_BITS)
 
 
 @functools.cache
-def _shares(grid: Grid, device: torch.device) -> Tensor:
-    """float32 [256]: what each code stands for, as a share of the scale."""
-    count = 1 << (_CODE_BITS - grid.is_signed)
-    size = torch.arange(count, dtype=torch.int32)
-    bits = (size + ((_BIAS + 1 - grid.num_exponents) << _FRACTION_BITS)) << _DROPPED_BITS
-    shares = bits.view(torch.float32)
-    if grid.is_signed:
-        shares[0] = 0.0
-        shares = torch.cat([shares, -shares])
-    return shares.to(device)
+def _shares(device: torch.device) -> Tensor:
+    """float32 [256]: what each signed code stands for, as a share of the scale."""
+    sizes = torch.arange(_SIGN, dtype=torch.int32) + ((_BIAS + 1 - SIGNED.num_exponents) << _FRACTION_BITS)
+    shares = (sizes << _DROPPED_BITS).view(torch.float32)
+    shares[0] = 0.0
+    return torch.cat([shares, -shares]).to(device)
 
 
 def grid_of(part: str) -> Grid:
@@ -112,10 +122,10 @@ class Unpacked:
         codes, scales = state[part], state[part + SCALE]
         self._grid = grid_of(part)
         self._codes = codes.view(-1)[first : first + count]
-        self._scales = scales[first // BLOCK : first // BLOCK + num_blocks(count)]
+        self._scales = scales[first // BLOCK : -(-(first + count) // BLOCK)]
         whole = self._codes
         if count % BLOCK:
-            whole = torch.zeros(num_blocks(count) * BLOCK, dtype=torch.uint8, device=codes.device)
+            whole = torch.zeros(len(self._scales) * BLOCK, dtype=torch.uint8, device=codes.device)
             whole[:count] = self._codes
         self._blocks = unpack(whole, self._scales, self._grid)
         self.values = self._blocks.view(-1)[:count]
@@ -129,12 +139,14 @@ class Unpacked:
 
 def packed_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of an optimizer with its float32 moments packed, each number to the nearest code. Keys are `<parameter>.<part>`."""
-    found = dict[str, Tensor]()
+    found = dict(state)
     for name, value in state.items():
         if name.endswith(".step"):
-            found[name] = value
             continue
         blocks = torch.zeros(num_blocks(value.numel()), BLOCK)
+        if not len(blocks):
+            found[name + SCALE] = torch.zeros(0)
+            continue
         blocks.view(-1)[: value.numel()] = value.reshape(-1)
         codes, found[name + SCALE] = pack(blocks, grid_of(name.rpartition(".")[2]), _HALF)
         found[name] = codes.view(-1)[: value.numel()].clone().view(value.shape)
@@ -146,9 +158,11 @@ def unpacked_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = dict[str, Tensor]()
     for name, value in state.items():
         parameter, _, part = name.rpartition(".")
-        if part == "step":
+        if part.endswith(SCALE):
+            continue
+        if part == "step" or not num_blocks(value.numel()):
             found[name] = value
-        elif not part.endswith(SCALE):
+        else:
             parts = {each: state[f"{parameter}.{each}"] for each in (part, part + SCALE)}
             found[name] = Unpacked(parts, part, 0, value.numel()).values.clone().view(value.shape)
     return found

@@ -21,6 +21,7 @@ from peerd.errors import ManifestError
 from peerd.models.stages import initial_parameter_spec
 from peerd.stage.moments import SCALE, Unpacked, chunk_of, dither, num_blocks
 
+_LEAST_NORMAL = torch.finfo(torch.float32).tiny
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -171,6 +172,19 @@ def _adamw(group: Sequence[Updated], train: TrainConfig, rate: float, weight_dec
     )
 
 
+def _adamw_by_operations(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
+    """AdamW as above, for pieces so small that torch takes one thread. Its kernel, and its square root, take all, and wait for each."""
+    for each in group:
+        first, second, step = each.state["exp_avg"], each.state["exp_avg_sq"], each.state["step"].add_(1)
+        first.lerp_(each.gradient, 1 - train.beta1)
+        second.mul_(train.beta2).addcmul_(each.gradient, each.gradient, value=1 - train.beta2)
+        updates = int(step)
+        root = second.clamp(min=_LEAST_NORMAL).rsqrt_().mul_(second).div_(math.sqrt(1 - train.beta2**updates)).add_(train.epsilon)
+        if weight_decay:
+            each.value.mul_(1 - rate * weight_decay)
+        each.value.addcdiv_(first, root, value=-rate / (1 - train.beta1**updates))
+
+
 def _lamb(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
     """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2), with phi(z) = z and a layer being a tensor."""
     for each in group:
@@ -207,26 +221,31 @@ KINDS: dict[str, Kind] = {
     "sgd": Kind(("momentum_buffer",), _sgd),
 }
 """The optimizer for each value of the manifest's train.optimizer."""
+PIECEWISE: dict[str, Update] = {"adamw": _adamw_by_operations, "sgd": _sgd}
+"""The update of a piece of a tensor, for those that change each number by itself."""
 PLAIN_SGD = Kind((), _plain_sgd)
 
 
 def kind_of(train: TrainConfig) -> Kind:
     kind = PLAIN_SGD if train.optimizer == "sgd" and not train.momentum else KINDS[train.optimizer]
-    return Kind(kind.parts, _in_pieces(kind)) if train.optimizer_bits == 8 else kind
+    return Kind(kind.parts, _in_pieces(kind, PIECEWISE[train.optimizer])) if train.optimizer_bits == 8 else kind
 
 
-def _in_pieces(kind: Kind) -> Update:
+def _in_pieces(kind: Kind, update_piece: Update) -> Update:
     """The update of a kind that changes each number by itself, with packed moments: no tensor's moments are unpacked whole."""
 
     def update(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
         for each in group:
+            if not num_blocks(each.value.numel()):
+                kind.update([each], train, rate, weight_decay)
+                continue
             value, gradient, step = each.value.reshape(-1), each.gradient.reshape(-1), each.state["step"]
             added, chunk = dither(int(step), value.device), chunk_of(value.device)
             for first in range(0, len(value), chunk):
                 piece = value[first : first + chunk]
                 moments = {part: Unpacked(each.state, part, first, len(piece)) for part in kind.parts}
                 state = {part: moment.values for part, moment in moments.items()} | {"step": step.clone()}
-                kind.update([Updated(piece, gradient[first : first + chunk], state)], train, rate, weight_decay)
+                update_piece([Updated(piece, gradient[first : first + chunk], state)], train, rate, weight_decay)
                 for moment in moments.values():
                     moment.pack(added)
             step.add_(1)
@@ -241,8 +260,9 @@ def _fresh_state(train: TrainConfig, shape: torch.Size, device: torch.device) ->
     state: dict[str, Tensor] = {}
     for part in kind_of(train).parts:
         if train.optimizer_bits == 8:
-            state[part] = torch.zeros(shape, dtype=torch.uint8, device=device)
-            state[part + SCALE] = torch.zeros(num_blocks(shape.numel()), device=device)
+            blocks = num_blocks(shape.numel())
+            state[part] = torch.zeros(shape, dtype=torch.uint8 if blocks else torch.float32, device=device)
+            state[part + SCALE] = torch.zeros(blocks, device=device)
         else:
             state[part] = torch.zeros(shape, device=device)
     return state | {"step": torch.zeros((), device=device)}

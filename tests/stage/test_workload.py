@@ -72,7 +72,7 @@ def test_packed_moments_take_a_quarter_but_for_their_scales() -> None:
     state = StageState(manifest, PeerRecord(peer=PeerId("me")), torch.device("cpu"), lambda: view_of(state.record))
     planned = estimate_stage(manifest, model_loads(manifest), range(manifest.model.num_layers))
     assert planned.optimizer_bytes == planned.load.parameter_bytes // 2
-    assert planned.optimizer_bytes <= optimizer_bytes_of(state) <= 1.005 * planned.optimizer_bytes
+    assert planned.optimizer_bytes <= optimizer_bytes_of(state) <= 1.01 * planned.optimizer_bytes
 
 
 def test_what_is_offloaded_spares_a_gpu_and_not_a_processor() -> None:
