@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +63,14 @@ def test_six_unlike_peers_in_three_stages_equal_one_machine(place: Swarm) -> Non
 
 def test_packed_moments_are_those_of_one_machine(place: Swarm) -> None:
     """Every code and every scale."""
-    place.run_file.write_text(dump(swarm_manifest(num_stages=2, optimizer_bits=8)))
+    manifest = swarm_manifest(num_stages=2, optimizer_bits=8)
+    manifest = replace(manifest, model=replace(manifest.decoder, d_model=64, d_ff=128))  # so large are matrices that are packed
+    place.run_file.write_text(dump(manifest))
     found, out, expected = demo_and_reference(place, "--run", place.run_file, "--peers", 4)
     moments = load_file(out / "optimizer.safetensors")
     assert_close(load_file(out / "model.safetensors"), load_file(expected / "model.safetensors"))
     assert_close(moments, load_file(expected / "optimizer.safetensors"))
-    assert {moments["head.weight.exp_avg"].dtype, moments["head.weight.exp_avg_sq"].dtype} == {torch.uint8}
+    assert {moments[f"{name}.exp_avg_sq"].dtype for name in ("embedding.weight", "head.weight")} == {torch.uint8}
     assert losses_in(out) == losses_in(expected) == found["losses"]
 
 
