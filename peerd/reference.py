@@ -39,7 +39,7 @@ from peerd.stage.parameters import copy_parameters
 from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, run_module
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
-from peerd.stage.update import apply_means
+from peerd.stage.update import apply_sums
 from peerd.table.record import Evaluation
 from peerd.train.corpus import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
@@ -111,7 +111,7 @@ def train_reference(
                 copy_parameters(newest, stage)
         norm = _whole_norm(stages, gradients) if train.shares_norms else None
         for optimizer, of_stage in zip(optimizers, gradients, strict=True):
-            apply_means(train, optimizer, step, of_stage, norm)
+            apply_sums(train, optimizer, step, of_stage, 1, norm)
         if norm is not None:
             norms.append(norm)
             scale = scale.after(norm, train)

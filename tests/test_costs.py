@@ -103,14 +103,14 @@ def test_of_layers_that_are_alike_one_is_asked() -> None:
 
 
 def test_new_says_what_a_list_of_blocks_takes_and_cuts_it_for_a_device(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["new", str(tmp_path), "--model", "blocks:resnet", "--device-memory", "6MB"]) == 0
+    assert run(["new", str(tmp_path), "--model", "blocks:resnet", "--device-memory", "3MB"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[1].split()[:2] == ["stage", "layers"]
     made = manifests.load(tmp_path / "run.toml")
     assert made.train.num_stages > 1
     loads = told_of(made)
     biggest = max(estimate_stage(made, loads, layers_of(made, stage)).memory_bytes for stage in range(made.train.num_stages))
-    assert biggest <= 6_000_000
+    assert biggest <= 3_000_000
 
 
 @pytest.mark.slow

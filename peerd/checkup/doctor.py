@@ -126,7 +126,7 @@ async def _examine_network(
             told = [_milder(each) if remembered else each for each in reached]
             return [*findings, *_memory(order, limits, []), *told]
         book.update({record.peer: record.addresses for record in contact.membership.live().records if record.addresses})
-        needed = await asyncio.to_thread(contact.stage_memory_bytes)
+        needed = await asyncio.to_thread(contact.stage_memory_bytes, here.is_apart(order.device))
         findings += [*_memory(order, limits, needed), *reached, await there.clocks(network, contact), *_files_for(len(contact.peers))]
         if status is not None:
             findings += await asyncio.to_thread(_told_by_daemon, Home(Path(order.home)), status)

@@ -263,6 +263,16 @@ def platform_line() -> Iterator[Finding]:
         yield ok("platform", f"{platform.system()} {platform.release()}, {platform.machine()}")
 
 
+def is_apart(wanted: str) -> bool:
+    """Whether the device has memory of its own."""
+    from peerd.daemon.device import choose_device, has_own_memory
+
+    try:
+        return has_own_memory(choose_device(wanted))
+    except PeerdError:
+        return False  # told with the device
+
+
 def free_memory(wanted: str) -> int:
     """Bytes a stage may take on the device. PeerdError where the device is not there."""
     from peerd.daemon.device import choose_device, free_memory_bytes

@@ -21,7 +21,8 @@ from peerd.link.certificate import make_certificate
 from peerd.link.direct import Pins, Showing
 from peerd.link.links import Links
 from peerd.link.throttle import Throttles
-from peerd.models.stages import estimate_stage_memory_bytes
+from peerd.models.stages import estimate_stage_memory
+from peerd.planner.memory import Placing, least_on_device
 from peerd.policy.owner.governor import Limits
 from peerd.policy.swarm.checkup import (
     CAPPED,
@@ -73,10 +74,11 @@ class Contact:
     def peers(self) -> list[PeerId]:
         return [self.address.peer, *self.others]
 
-    def stage_memory_bytes(self) -> list[int]:
-        """What each of the run's stages takes."""
+    def stage_memory_bytes(self, has_own_memory: bool) -> list[int]:
+        """What each of the run's stages takes at least, of a device with memory of its own or of one that shares the machine's."""
         manifest = self.signed.manifest
-        return [estimate_stage_memory_bytes(manifest, stage, manifest.slots) for stage in range(manifest.train.num_stages)]
+        placing = least_on_device(manifest) if has_own_memory else Placing.TOGETHER
+        return [estimate_stage_memory(manifest, stage, manifest.slots, placing).device for stage in range(manifest.train.num_stages)]
 
 
 async def reach(network: Network, identity: Identity, contacts: Sequence[Address]) -> tuple[Contact | None, list[Finding]]:

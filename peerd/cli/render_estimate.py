@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,9 @@ if TYPE_CHECKING:
 
 NOMINAL_FLOPS = 1e12
 """Device speed for which tokens/s and upload are printed; both are proportional to it."""
-USUAL_GPUS_GB = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
-"""Usual memory sizes of GPUs."""
-TORCH_GB = 1
+USUAL_GPUS_GIB = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
+"""Usual memory sizes of GPUs, which are sold as GB."""
+TORCH_GIB = 1
 """GPU memory for the driver, torch's kernels and the slack of its allocator."""
 
 
@@ -29,18 +30,21 @@ def estimate_lines(stages: list[StageEstimate], needs: list[StageNeed], slots: i
     num_tied = max(stage.load.num_tied for stage in stages)
     tied = f"parameters: {num_tied / 1e6:,.2f} M of them are the tied embeddings, which the first and the last stage each hold"
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
-    offloaded_bytes = max(stage.offloaded_bytes for stage in stages)
-    offloaded = [f"offloaded: up to {offloaded_bytes / 1e9:,.2f} GB more of the machine's memory"] if offloaded_bytes else []
     return [
         *lines,
         *[tied] * (num_tied > 0),
-        f"memory: with {slots} microbatches in hand; what torch takes for itself comes on top",
-        f"GPU: the smallest usual one that has so much, and {TORCH_GB} GB for torch itself",
-        *offloaded,
+        f"memory: a GPU's at most, with {slots} microbatches in hand; torch's own comes on top",
+        f"machine: up to {_most_gb(stage.host_bytes for stage in stages)} of its memory beside that",
+        f"processor: up to {_most_gb(stage.together_bytes for stage in stages)} in all where there is no GPU",
+        f"GPU: the smallest usual one that has so much, and {TORCH_GIB} GB for torch itself",
         "tokens/s, upload: of a device that sustains 1 TFLOP/s",
         "averaging: uploaded once a step where many peers serve the stage",
         f"line: at least {_rates(needs)} up and down where two such devices serve each stage; a slower peer is left out of averages",
     ]
+
+
+def _most_gb(sizes: Iterable[int]) -> str:
+    return f"{max(sizes) / 1e9:,.2f} GB"
 
 
 def _rates(needs: list[StageNeed]) -> str:
@@ -70,8 +74,8 @@ def _cells(stage: StageEstimate) -> tuple[str, ...]:
 
 
 def _smallest_gpu(memory_bytes: int) -> str:
-    needed_gb = memory_bytes / 1e9 + TORCH_GB
-    return next((f"{size} GB" for size in USUAL_GPUS_GB if size >= needed_gb), "none")
+    needed_gib = memory_bytes / (1 << 30) + TORCH_GIB
+    return next((f"{size} GB" for size in USUAL_GPUS_GIB if size >= needed_gib), "none")
 
 
 def estimate_fields(stage: StageEstimate, need: StageNeed) -> dict[str, Any]:

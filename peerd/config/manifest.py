@@ -64,8 +64,11 @@ class ComputeConfig:
 
     More than the number of stages needs only as free memory allows.
     """
-    offload_optimizer: bool = False
-    """Keep the optimizer's state in the machine's memory to spare a GPU's. Changes nothing on CPUs."""
+    offload: Literal["auto", "none", "all"] = "auto"
+    """What a GPU leaves to the machine's memory: "all" but the parameters, the gradients and their sums, or "none" of it.
+
+    "auto": each peer offloads where its GPU would not hold the rest as well. Changes nothing where a device has no memory of its own.
+    """
 
     def __post_init__(self) -> None:
         check_bounds("compute.", self)

@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from peerd.errors import UsageError
+from peerd.planner.memory import Room
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -72,6 +73,12 @@ def memory_for(device: torch.device, allowed_bytes: int) -> int:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total) if allowed_bytes else 1.0, device)
     return min(free, allowed_bytes or free)
+
+
+def room_on(device: torch.device, allowed_bytes: int) -> Room:
+    """The memory that a stage may take; `allowed_bytes` is the owner's limit for the device (0: none)."""
+    host = int(psutil.virtual_memory().available) if has_own_memory(device) else None
+    return Room(memory_for(device, allowed_bytes), host)
 
 
 def utilisation(device: torch.device) -> float | None:

@@ -12,7 +12,8 @@ import structlog
 
 from peerd.daemon.departure import Departure
 from peerd.daemon.seat import Seat
-from peerd.models.stages import estimate_forward_flops, estimate_stage_memory_bytes
+from peerd.models.stages import estimate_forward_flops, estimate_stage_memory, placing_of_stage
+from peerd.planner.memory import Placing, least_on_device
 from peerd.policy.swarm.rebalance import Rebalancing, move_of, plan, seed_at
 
 THROUGHPUT_ERROR = 0.05
@@ -43,9 +44,18 @@ class Mover:
         """Estimate the memory and work of each stage, which takes some hundredths of a second per stage."""
         manifest = self._seat.peer.place.manifest
         stages = range(manifest.train.num_stages)
-        self._needed = tuple(estimate_stage_memory_bytes(manifest, stage, manifest.slots) for stage in stages)
+        least = Placing.TOGETHER if manifest.compute.offload == "none" else least_on_device(manifest)
+        self._needed = tuple(estimate_stage_memory(manifest, stage, manifest.slots, least).device for stage in stages)
         if not self._seat.peer.settings.compute_stand_in_ms:  # a stand-in takes equally long in every stage
             self._work = tuple(float(estimate_forward_flops(manifest, stage)) for stage in stages)
+
+    def _fits(self, stage: int) -> bool:
+        """Whether this peer has the memory. A record does not say whether it has a device of its own, so a plan counts on the least."""
+        manifest, room = self._seat.peer.place.manifest, self._seat.room
+        lacks = room.lacks(estimate_stage_memory(manifest, stage, manifest.slots, placing_of_stage(manifest, stage, room)))
+        if lacks:
+            LOG.info("not moved", to_stage=stage, reason=f"it needs {lacks}")
+        return not lacks
 
     def _plan_once(self, now_s: float) -> None:
         seat = self._seat
@@ -60,6 +70,6 @@ class Mover:
         found = plan(seat.peer.membership.live(), seat.peer.place.manifest.train.num_stages, seed_at(now_s, params), params)
         seat.rebalance_reason, seat.rebalance_moves = found.reason, found.moves
         move = move_of(found, seat.state.record)
-        if move is not None and not seat.peer.settings.stay:
+        if move is not None and not seat.peer.settings.stay and self._fits(move.to_stage):
             LOG.info("rebalancing", to_stage=move.to_stage, reason=move.reason)
             self._departure.move(move.to_stage)

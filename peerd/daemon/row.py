@@ -51,7 +51,7 @@ class Row(OwnRow):
             evaluation=seat.training.evaluation,
             software=__version__,
             device=describe(peer.governor.device),
-            memory_bytes=seat.memory_bytes,
+            memory_bytes=seat.room.device,
             kept_averages=seat.rounds.kept.num_kept,
             diverged_at=trainer.diverged_at if trainer else None,
             sidelined=seat.rounds.absences.sidelining.peers,

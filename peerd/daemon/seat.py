@@ -16,11 +16,11 @@ from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.background import start
 from peerd.daemon.commits import Commits
-from peerd.daemon.device import has_own_memory
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, PeerdError
 from peerd.link.peer_keys import public_key_of, verify
-from peerd.models.stages import affordable_slots, largest_state_bytes
+from peerd.models.stages import affordable_slots, largest_state_bytes, placing_of_stage
+from peerd.planner.memory import Room
 from peerd.policy.owner.governor import Limits
 from peerd.policy.round.needs import averaging_s as averaging_s_of
 from peerd.policy.step.acts import Commit
@@ -85,14 +85,14 @@ class Seat:
         executor: Executor,
         state: StageState,
         store: CheckpointStore,
-        memory_bytes: int,
+        room: Room,
         beginning: Beginning,
         watcher: Watcher,
     ) -> None:
         place, membership, links, settings = peer.place, peer.membership, peer.network.links, peer.settings
         manifest, run = place.manifest, place.signed.run
         train = manifest.train
-        self.peer, self.executor, self.state, self.store, self.memory_bytes = peer, executor, state, store, memory_bytes
+        self.peer, self.executor, self.state, self.store, self.room = peer, executor, state, store, room
         self.stage = state.record.stage
         self._watcher = watcher
         self.leaving = False
@@ -124,7 +124,7 @@ class Seat:
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
         held = state.holdings.module, state.keep_graph
-        self.service.slots = affordable_slots(manifest, *held, memory_bytes, on_gpu=has_own_memory(peer.governor.device))
+        self.service.slots = affordable_slots(manifest, *held, room.device, placing_of_stage(manifest, self.stage, room))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room)
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
         self._followers = Followers()

@@ -8,12 +8,13 @@ from dataclasses import replace
 import structlog
 import torch
 
-from peerd.daemon.device import has_own_memory, memory_for
+from peerd.daemon.device import room_on
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat, Watcher
 from peerd.errors import StageError
-from peerd.models.stages import estimate_stage_memory_bytes, keeps_graphs
+from peerd.models.stages import estimate_stage_memory, keeps_graphs, placing_of_stage
 from peerd.observe.archive import Archive
+from peerd.planner.memory import Placing, Room
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.recovery import Beginning
@@ -31,12 +32,12 @@ LOG = structlog.get_logger()
 async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     """Take the seat of the stage `wanted`, or of the one that needs help most. The table shows it from then on."""
     place, settings = peer.place, peer.settings
-    memory_bytes = memory_for(peer.governor.device, peer.governor.limits.memory)
+    room = room_on(peer.governor.device, peer.governor.limits.memory)
     home, run = peer.network.home, place.signed.run
-    room = DiskRoom(home.checkpoints(run), home.averages)
-    store = CheckpointStore(home.checkpoints(run), place.manifest.train.num_stages, room)
+    disk = DiskRoom(home.checkpoints(run), home.averages)
+    store = CheckpointStore(home.checkpoints(run), place.manifest.train.num_stages, disk)
     checkpoints = await asyncio.to_thread(store.scan)
-    stage = await asyncio.to_thread(_stage_to_serve, peer, wanted, memory_bytes, checkpoints)
+    stage = await asyncio.to_thread(_stage_to_serve, peer, wanted, room, checkpoints)
     steps = tuple(checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage)
     founds = bool(settings.run_file) and not peer.has_served
     reached = await reached_before(peer.archive) if founds and not steps else 0
@@ -45,11 +46,11 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     offers = PeerRecord(peer=peer.membership.me, stage=stage, checkpoints=steps, gives_start=place.start is not None)
     executor = Executor()
     try:
-        state = await executor.run(Priority.CONTROL, lambda: _build_state(peer, offers, memory_bytes))
+        state = await executor.run(Priority.CONTROL, lambda: _build_state(peer, offers, room))
     except BaseException:
         executor.close()
         raise
-    seat = Seat(peer, executor, state, store, memory_bytes, beginning, watcher)
+    seat = Seat(peer, executor, state, store, room, beginning, watcher)
     seat.keep_limits(peer.governor.in_force)
     peer.take(seat)
     return seat
@@ -61,7 +62,7 @@ async def reached_before(archive: Archive) -> int:
     return max((entry.step + 1 for entry in newest), default=0)
 
 
-def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageState:
+def _build_state(peer: Peer, record: PeerRecord, room: Room) -> StageState:
     """Set torch's number of threads and create the stage's first weights, on the torch thread."""
     manifest, device = peer.place.manifest, peer.governor.device
     if manifest.compute.threads:
@@ -69,32 +70,45 @@ def _build_state(peer: Peer, record: PeerRecord, memory_bytes: int) -> StageStat
     seen = peer.membership.find(peer.membership.me)
     highest = max(seen.incarnation if seen else 0, peer.membership.word.highest_seen)
     record = replace(record, incarnation=peer.local.raise_incarnation(highest))
-    keep_graph = keeps_graphs(manifest, record.stage, manifest.slots + 1, memory_bytes, on_gpu=has_own_memory(device))
+    placing = placing_of_stage(manifest, record.stage, room)
+    keep_graph = keeps_graphs(manifest, record.stage, manifest.slots + 1, room.device, placing)
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=manifest.compute.recompute)
-    return StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans)
+    _tell_placing(peer, record.stage, placing)
+    return StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans, placing is Placing.OFFLOADED)
 
 
-def _stage_to_serve(peer: Peer, wanted: int, memory_bytes: int, checkpoints: list[Checkpoint]) -> int:
+def _tell_placing(peer: Peer, stage: int, placing: Placing) -> None:
+    manifest = peer.place.manifest
+    needed = estimate_stage_memory(manifest, stage, manifest.slots, placing)
+    sizes = {"device_gb": round(needed.device / 1e9, 2), "machine_gb": round(needed.host / 1e9, 2)}
+    told = {
+        Placing.TOGETHER: "one memory holds the stage",
+        Placing.DEVICE: "the device holds the stage",
+        Placing.OFFLOADED: "the machine's memory holds the optimizer's state and what is set aside",
+    }
+    LOG.info(told[placing], offload=manifest.compute.offload, **sizes)
+
+
+def _stage_to_serve(peer: Peer, wanted: int, room: Room, checkpoints: list[Checkpoint]) -> int:
     """Return the stage to serve: `wanted` if it is not negative; that of the newest checkpoint if nobody serves it; or the weakest one.
 
     Raises StageError if it is unknown or does not fit.
     """
-    manifest, on_gpu = peer.place.manifest, has_own_memory(peer.governor.device)
+    manifest = peer.place.manifest
     num_stages = manifest.train.num_stages
-    needed = [estimate_stage_memory_bytes(manifest, stage, manifest.slots, on_gpu=on_gpu) for stage in range(num_stages)]
+    placings = [placing_of_stage(manifest, stage, room) for stage in range(num_stages)]
+    needed = [estimate_stage_memory(manifest, stage, manifest.slots, placing) for stage, placing in enumerate(placings)]
     if wanted >= num_stages:
         raise StageError(f"there is no stage {wanted}", f"this run's stages are 0 to {num_stages - 1}; leave --stage out")
     if wanted >= 0:
-        if needed[wanted] > memory_bytes:
-            raise StageError(
-                f"stage {wanted} needs {needed[wanted] / 1e9:.2f} GB of memory; {memory_bytes / 1e9:.2f} GB may be had",
-                "leave --stage out, free some memory, or allow more with `peerd limits --memory`",
-            )
+        if lacks := room.lacks(needed[wanted]):
+            remedy = "leave --stage out, free some memory, or allow more with `peerd limits --memory`"
+            raise StageError(f"stage {wanted} needs {lacks}", remedy)
         return wanted
     live = peer.membership.live()
     if checkpoints and stage_step(live, checkpoints[-1].stage) is None and checkpoints[-1].stage < num_stages:
         return checkpoints[-1].stage
-    choice = choose_stage(live, needed, memory_bytes)
+    choice = choose_stage(live, [room.lacks(each) for each in needed])
     if choice.stage is None:
         raise StageError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
     LOG.info("stage chosen", stage=choice.stage, reason=choice.reason)

@@ -19,11 +19,11 @@ from peerd.models.module import StageModule as StageModule
 from peerd.planner.cutting import resolved, stage_layers
 from peerd.planner.kinds import planned_loads
 from peerd.planner.link_needs import stage_traffic
-from peerd.planner.workload import FLOAT32_BYTES, Load, ModelLoads, optimizer_bytes, stage_memory_bytes
+from peerd.planner.load import FLOAT32_BYTES, Load
+from peerd.planner.memory import EASY_SHARE, Memory, Placing, Room, optimizer_bytes, placing_in, stage_memory
+from peerd.planner.workload import ModelLoads
 from peerd.policy.round.needs import StageTraffic
 
-AUTO_MEMORY_SHARE = 0.5
-"""Share of free memory that "auto" gives to a stage with its graphs: other processes may count on the same free memory."""
 MOST_SLOTS_FACTOR = 4
 """Upper bound of the slots for long links, as a multiple of the usual number, which fills a pipeline of short links."""
 
@@ -148,17 +148,22 @@ def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def estimate_stage_memory_bytes(manifest: Manifest, stage: int, slots: int, *, on_gpu: bool = False) -> int:
-    """Bytes that serving a stage takes with `slots` microbatches in hand; `planner.workload.stage_memory_bytes` says what counts."""
-    return stage_memory_bytes(manifest, _memory_load(manifest, _on_meta(manifest, stage)), slots, on_gpu=on_gpu)
+def estimate_stage_memory(manifest: Manifest, stage: int, slots: int, placing: Placing = Placing.TOGETHER) -> Memory:
+    """What serving a stage takes with `slots` microbatches in hand; `planner.memory.stage_memory` says what counts."""
+    return stage_memory(manifest, _memory_load(manifest, _on_meta(manifest, stage)), slots, placing)
 
 
-def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, *, on_gpu: bool = False) -> bool:
+def placing_of_stage(manifest: Manifest, stage: int, room: Room) -> Placing:
+    """Where the tensors of a stage lie on a peer with this room."""
+    return placing_in(room, manifest, _memory_load(manifest, _on_meta(manifest, stage)), manifest.slots)
+
+
+def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, placing: Placing = Placing.TOGETHER) -> bool:
     """True if a peer with this much free memory keeps a graph per slot from forward to backward, False if it recomputes."""
     if manifest.compute.recompute != "auto":
         return manifest.compute.recompute == "never"
     keeping = replace(manifest, compute=replace(manifest.compute, recompute="never"))
-    return estimate_stage_memory_bytes(keeping, stage, slots, on_gpu=on_gpu) <= AUTO_MEMORY_SHARE * free_bytes
+    return estimate_stage_memory(keeping, stage, slots, placing).device <= EASY_SHARE * free_bytes
 
 
 def _memory_load(manifest: Manifest, module: StageModule) -> Load:
@@ -170,15 +175,17 @@ def _memory_load(manifest: Manifest, module: StageModule) -> Load:
     )
 
 
-def affordable_slots(manifest: Manifest, module: StageModule, keeps_graph: bool, free_bytes: int, *, on_gpu: bool = False) -> int:
+def affordable_slots(
+    manifest: Manifest, module: StageModule, keeps_graph: bool, free_bytes: int, placing: Placing = Placing.TOGETHER
+) -> int:
     """Microbatches that a peer with this much free memory may hold if links are long: `compute.slots`, or as many as fit."""
     if manifest.compute.slots:
         return manifest.compute.slots
     kept = replace(manifest, compute=replace(manifest.compute, recompute="never" if keeps_graph else "always"))
     load = _memory_load(manifest, module)
-    most, most_bytes = MOST_SLOTS_FACTOR * manifest.slots, AUTO_MEMORY_SHARE * free_bytes
+    most, most_bytes = MOST_SLOTS_FACTOR * manifest.slots, EASY_SHARE * free_bytes
     many = range(most, manifest.slots, -1)
-    return next((slots for slots in many if stage_memory_bytes(kept, load, slots, on_gpu=on_gpu) <= most_bytes), manifest.slots)
+    return next((slots for slots in many if stage_memory(kept, load, slots, placing).device <= most_bytes), manifest.slots)
 
 
 def _on_meta(manifest: Manifest, stage: int) -> StageModule:

@@ -11,7 +11,8 @@ from typing import Literal
 from peerd.config.cut import cut_points
 from peerd.config.manifest import Manifest
 from peerd.errors import ManifestError
-from peerd.planner.workload import ModelLoads, estimate_stage, stage_flops, stage_load, stage_memory_bytes
+from peerd.planner.memory import least_on_device, stage_memory
+from peerd.planner.workload import ModelLoads, estimate_stage, stage_flops, stage_load
 
 NO_LIMIT = 1 << 62
 
@@ -27,7 +28,8 @@ def balanced_cut(manifest: Manifest, loads: ModelLoads, most_bytes: int = NO_LIM
     def cost_of(start: int, end: int) -> tuple[int, int]:
         """Memory and work of a stage that holds these layers."""
         load = stage_load(manifest, loads, range(start, end))
-        return stage_memory_bytes(manifest, load, manifest.slots, on_gpu=True), stage_flops(manifest, load, end == num_layers)
+        memory_bytes = stage_memory(manifest, load, manifest.slots, least_on_device(manifest)).device
+        return memory_bytes, stage_flops(manifest, load, end == num_layers)
 
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
     """Layers before the cut -> the slowest stage's work so far, the sum of squares, the counts."""

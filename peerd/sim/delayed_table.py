@@ -58,7 +58,7 @@ class DelayedTable:
             if record.throughput != total:
                 self._summary[stage] = PeerRecord(peer=record.peer, stage=stage, throughput=total)
         peopled = tuple(record for record in self._summary if record.throughput > ROUNDING)
-        choice = choose_stage(LiveView(me=joiner, records=peopled), [0] * len(self._totals), 1)
+        choice = choose_stage(LiveView(me=joiner, records=peopled), [""] * len(self._totals))
         assert choice.stage is not None  # every stage fits
         return choice.stage
 

@@ -111,23 +111,16 @@ class Accumulator:
         views = views_of(flat_sum, self._shapes)
         return torch.cat([views[name].flatten() for name in self._tied])
 
-    def means(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None, here: bool = False) -> dict[str, Tensor]:
-        """The mean gradient per parameter of a summed vector; `tied` is both stages' sum for the tied parameters.
-
-        `here`: the means overwrite this accumulator, whose sums are no longer needed.
-        """
-        if here:
-            torch.div(flat_sum, num_microbatches, out=self.flat)
-            views = self._views
-        else:
-            views = views_of(flat_sum / num_microbatches, self._shapes)
-        return views if tied is None else views | views_of(tied / num_microbatches, self._tied)
+    def sums(self, flat_sum: Tensor, tied: Tensor | None = None) -> dict[str, Tensor]:
+        """A summed vector by parameter, in its own memory; `tied` is both stages' sum for the tied parameters."""
+        views = views_of(flat_sum, self._shapes)
+        return views if tied is None else views | views_of(tied, self._tied)
 
     def norm(self, flat_sum: Tensor, num_microbatches: int, tied: Tensor | None = None) -> float:
         """The norm of the mean gradient of a summed vector; infinite if a microbatch overflowed."""
         if self._overflows and bool(flat_sum[-2] > 0):
             return math.inf
-        sums = self._named(flat_sum, tied)
+        sums = self.sums(flat_sum, tied)
         counted = [view for name, view in sums.items() if self._counts_tied or name not in self._tied]
         return gradient_norm(counted) / num_microbatches
 
@@ -135,10 +128,6 @@ class Accumulator:
         """The mean over the microbatches whose loss is finite; NaN if there are none."""
         with_loss = num_microbatches - int(flat_sum[-3]) if self._overflows else num_microbatches
         return float(flat_sum[-1]) / with_loss if with_loss > 0 else math.nan
-
-    def _named(self, flat: Tensor, tied: Tensor | None) -> dict[str, Tensor]:
-        views = views_of(flat, self._shapes)
-        return views if tied is None else views | views_of(tied, self._tied)
 
 
 def accumulators_of(manifest: Manifest, module: StageModule, device: torch.device) -> list[Accumulator]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.errors import WrongStateError
 from peerd.models.module import StageModule
+from peerd.stage.places import Places
 from peerd.stage.precision import run_module
 
 
 class EvaluatedStep:
     """The parameters of the last evaluated step, kept until the next evaluated step ends. Touches neither accumulator nor ledger."""
 
-    def __init__(self, manifest: Manifest) -> None:
+    def __init__(self, manifest: Manifest, places: Places) -> None:
         self._manifest = manifest
+        self._places = places
         self._module: StageModule | None = None
         self.step: int | None = None
         """The step whose parameters are set aside."""
@@ -25,7 +25,7 @@ class EvaluatedStep:
     def set_aside(self, step: int, module: StageModule) -> None:
         """Keep a copy if `step` is evaluated. Called before the parameters of `step` change."""
         if self._manifest.train.evaluates_at(step):
-            self.step, self._module = step, copy.deepcopy(module)
+            self.step, self._module = step, self._places.set_aside(module)
 
     def forget(self) -> None:
         """Drop the copy: the stage has loaded another state, possibly of another lineage."""
@@ -37,4 +37,4 @@ class EvaluatedStep:
         if module is None:
             raise WrongStateError(f"this peer does not hold the parameters of step {step}")
         with torch.no_grad():
-            return run_module(self._manifest.train, module, inputs, labels if module.is_last else None)
+            return run_module(self._manifest.train, self._places.to_compute(module), inputs, labels if module.is_last else None)

@@ -21,6 +21,7 @@ from peerd.stage.leases import Lease, Leases
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.parameters import by_kind, checked_state, copy_parameters, set_parameters
 from peerd.stage.passes import Passes
+from peerd.stage.places import Places
 from peerd.stage.precision import norm_tensors, norms_from
 from peerd.table.record import Lineage, PeerRecord, StepNorm
 
@@ -32,13 +33,14 @@ MAX_INEXACT = 1 << 24
 class Holdings:
     """The tensors of one stage at one peer. Every method is a job for the executor's thread."""
 
-    def __init__(self, manifest: Manifest, stage: int, device: torch.device) -> None:
+    def __init__(self, manifest: Manifest, stage: int, device: torch.device, offloads: bool = False) -> None:
         self._manifest = manifest
         self.device = device
+        self.places = Places(device, offloads)
         self.module: StageModule = build_stage(manifest, stage, device)
         self.previous: StageModule | None = None
         self.delayed = DelayedUpdate(self.module) if manifest.train.delayed_updates else None
-        self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()))
+        self.optimizer = Optimizer(manifest, dict(self.module.named_parameters()), self.places.host)
         self.passes = Passes(manifest)
         self.tied_names = self.module.tied_names
         self._leases = Leases()
@@ -51,12 +53,12 @@ class Holdings:
         return self.module if self.delayed is None else self.delayed.wait()
 
     def of_step(self, steps_ahead: int) -> StageModule | None:
-        """The parameters of the step that is `steps_ahead` of this one (-1: the step before); None if they are not held."""
+        """The parameters to compute the step with that is `steps_ahead` of this one (-1: the one before); None if they are not held."""
         match steps_ahead:
             case 0:
-                return self.module
+                return self.places.to_compute(self.module)
             case -1:
-                return self.previous
+                return self.previous and self.places.to_compute(self.previous)
             case 1 if self.delayed is not None:
                 return self.delayed.wait()
         return None
@@ -66,16 +68,26 @@ class Holdings:
 
         With delayed updates the next step uses the parameters that were updated during this one, and `update` runs meanwhile.
         """
-        self._leases.wait()
-        spare = self.previous if self.previous is not None else copy.deepcopy(self.module)
+        self._may_change()
         if self.delayed is None:
-            self.previous = spare
-            copy_parameters(self.module, spare)
+            self._keep_previous()
             update()
         else:
+            spare = self.previous if self.previous is not None else copy.deepcopy(self.module)  # they take turns on the device
             self.delayed.wait()
             self.optimizer.move_to(dict(spare.named_parameters()))
             self.previous, self.module = self.module, self.delayed.advance(spare, update)
+
+    def _keep_previous(self) -> None:
+        if self.previous is None:
+            self.previous = self.places.set_aside(self.module)
+        else:
+            copy_parameters(self.module, self.previous)
+
+    def _may_change(self) -> None:
+        """Wait for those who read the tensors."""
+        self._leases.wait()
+        self.places.leave()
 
     def release(self) -> None:
         """Drop all tensors, which frees their memory."""
@@ -116,7 +128,7 @@ class Holdings:
         kinds = ["parameters", "previous", "optimizer"] + ["norms"] * self._manifest.train.shares_norms
         kinds += ["loss_scale"] * self.passes.is_scaled + ["ahead"] * (self.delayed is not None) + ["tied"] * bool(self.tied_names)
         groups = checked_state(self.module, tensors, kinds)
-        self._leases.wait()
+        self._may_change()
         ahead = self.delayed.wait() if self.delayed is not None else None
         try:
             norms = norms_from(groups.get("norms", {}))
@@ -130,7 +142,7 @@ class Holdings:
         if ahead is not None:
             set_parameters(ahead, groups["ahead"] or groups["parameters"])
         if groups["previous"]:
-            self.previous = self.previous or copy.deepcopy(self.module)
+            self.previous = self.previous or (self.places.set_aside(self.module) if ahead is None else copy.deepcopy(self.module))
             set_parameters(self.previous, groups["previous"])
         else:
             self.previous = None
@@ -151,7 +163,7 @@ class Holdings:
             given = groups[kind] or groups["parameters"]  # a peer that has just begun has no previous parameters
             if module is not None:
                 pairs += [(module.get_parameter(name), given.get(name)) for name in self.tied_names]
-        self._leases.wait()
+        self._may_change()
         _copy_all(pairs)
         self.generation += 1
 

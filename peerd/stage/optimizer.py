@@ -49,14 +49,13 @@ class Kind:
 class Optimizer:
     """The run's optimizer over named parameters. Vectors (norms and biases) and train.no_decay get no weight decay."""
 
-    def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter], place: torch.device | None = None) -> None:
+        """`place`: where its state lies, and where it updates; by default each parameter's device."""
         self._train = manifest.train
         self._kind = kind_of(manifest.train)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        offload = manifest.compute.offload_optimizer
         self._state = {
-            name: _fresh_state(self._train, parameter.shape, torch.device("cpu") if offload else parameter.device)
-            for name, parameter in parameters.items()
+            name: _fresh_state(self._train, parameter.shape, place or parameter.device) for name, parameter in parameters.items()
         }
         self._parameters: dict[str, Tensor] = {}
         self.move_to(parameters)
@@ -71,8 +70,8 @@ class Optimizer:
         self._parameters = {name: parameter.detach() for name, parameter in parameters.items()}
 
     @torch.no_grad()
-    def update(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Apply one update from the mean gradients over the microbatches of `step`, of any float type.
+    def update(self, step: int, gradients: Mapping[str, Tensor], gradient_of: Callable[[Tensor], Tensor] = lambda given: given) -> None:
+        """Apply one update from `gradient_of` each of the `gradients` of `step`, of any float type: they are made one at a time.
 
         Raises ValueError, with nothing changed, unless there is exactly one gradient of the right shape for each parameter: a
         parameter without a gradient would silently go without its update.
@@ -80,8 +79,8 @@ class Optimizer:
         _check_shapes("gradient", self._shapes, gradients)
         rate = learning_rate_at(self._train, step)
         for names, weight_decay in self._groups:
-            for name in names:  # one after another: a gradient may be converted, or move to another device, for as long
-                updated = self._updated(name, gradients[name])
+            for name in names:
+                updated = self._updated(name, gradient_of(gradients[name]))
                 self._kind.update([updated], self._train, rate, weight_decay)
                 if updated.value.device != self._parameters[name].device:
                     self._parameters[name].copy_(updated.value)
@@ -90,7 +89,7 @@ class Optimizer:
         return parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in self._train.no_decay)
 
     def _updated(self, name: str, gradient: Tensor) -> Updated:
-        """The update's arguments, on the state's device: with compute.offload_optimizer a GPU's parameter is copied to the CPU and back.
+        """The update's arguments, on the state's device: where that is offloaded, a GPU's parameter is copied to the CPU and back.
 
         `to` is called only where it is needed: every torch call releases the interpreter lock and may wait long to get it back.
         """

@@ -33,7 +33,7 @@ from peerd.stage.parameters import flat_parameters, set_mean_parameters
 from peerd.stage.phase_spans import PhaseSpans
 from peerd.stage.results import HeldAverage, Ticket, TiedGradients
 from peerd.stage.sums import Sums
-from peerd.stage.update import apply_means
+from peerd.stage.update import apply_sums
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import SpanKind, SpanRing
@@ -56,12 +56,13 @@ class StageState:
         live: Callable[[], LiveView],
         keep_graph: bool | None = None,
         spans: SpanRing | None = None,
+        offloads: bool = False,
     ) -> None:
         self._manifest = manifest
         self._live = live
         self.num_microbatches, self.microbatch_size = manifest.train.microbatches_per_step, manifest.train.microbatch_size
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
-        self.holdings = Holdings(manifest, record.stage, device)
+        self.holdings = Holdings(manifest, record.stage, device, offloads)
         self._sums = [Sums(accumulator) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
         """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
@@ -76,7 +77,7 @@ class StageState:
         self.weight_codecs = parse_averaged(manifest.wire.weight_gradients)
         """The codec in which peers of this stage send each other gradients."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
-        self.evaluated = EvaluatedStep(manifest)
+        self.evaluated = EvaluatedStep(manifest, self.holdings.places)
         self.spans = spans or SpanRing(0)
         self._phases = PhaseSpans(self.spans, record.step)
 
@@ -266,10 +267,8 @@ class StageState:
         def update() -> None:
             if self._averages_parameters(roster.step):
                 set_mean_parameters(self.holdings.module, flat_sum[length:], len(roster.entries))
-            sums = flat_sum[:length].to(accumulator.flat.device)
-            of_both = tied.values.to(sums.device) if tied else None
-            means = accumulator.means(sums, num_microbatches, of_both, here=self.holdings.delayed is None)
-            apply_means(train, optimizer, roster.step, means, norm)
+            sums = accumulator.sums(flat_sum[:length], tied.values if tied else None)
+            apply_sums(train, optimizer, roster.step, sums, num_microbatches, norm)
 
         self.holdings.advance(update)
         if module.is_last:

@@ -33,7 +33,7 @@ from peerd.models.stages import StageModule, build_stage, initial_parameter_spec
 from peerd.policy.route.compressing import choose_rung
 from peerd.reference import backpropagate
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.update import apply_means
+from peerd.stage.update import apply_sums
 from peerd.table.record import AverageId
 from peerd.train.corpus import Corpus
 from scripts.benchmarks._report import SCHEMA, progress, run
@@ -167,7 +167,7 @@ def train(manifest: Manifest, method: Method, corpus: Corpus, steps: int) -> lis
             mean = group.average(step, [of_peer[number] for of_peer in by_peer]) / NUM_PEERS
             pieces = torch.split(mean[:-1], [parameter.numel() for parameter in stage.parameters()])
             named = {name: piece.view_as(value) for (name, value), piece in zip(stage.named_parameters(), pieces, strict=True)}
-            apply_means(manifest.train, optimizer, step, named, None)
+            apply_sums(manifest.train, optimizer, step, named, 1, None)
         losses.append(float(mean[-1]))
     return losses
 

@@ -41,7 +41,7 @@ OPTIONS: dict[str, Option] = {
     "lamb": Option(changes={"train": {"optimizer": "lamb"}}),
     "clipping": Option(changes={"train": {"max_gradient_norm": 0.5}}),
     "bfloat16": Option(changes={"train": {"precision": "bfloat16"}}),
-    "offload": Option(changes={"compute": {"offload_optimizer": True}}),
+    "offload": Option(changes={"compute": {"offload": "all"}}),
     "shared layers": Option(changes={"model": {"layers_per_group": 2}}, why_decoder="no layers of a Llama share weights"),
     "sgd": Option(changes={"train": {"optimizer": "sgd", "learning_rate": 0.3}}),
     "cosine": Option(changes={"train": {"schedule": "cosine", "warmup_steps": 2}}),

@@ -18,7 +18,7 @@ from peerd.models.stages import (
     StageModule,
     build_stage,
     estimate_forward_flops,
-    estimate_stage_memory_bytes,
+    estimate_stage_memory,
     initial_parameter_spec,
     keeps_graphs,
     layers_of,
@@ -129,23 +129,23 @@ def test_only_the_ends_differ() -> None:
 
 def test_the_memory_estimate_grows_with_what_it_counts() -> None:
     manifest = tiny_manifest(2)
-    bytes_per_slots = [estimate_stage_memory_bytes(manifest, 0, slots) for slots in range(4)]
+    bytes_per_slots = [estimate_stage_memory(manifest, 0, slots).device for slots in range(4)]
     assert bytes_per_slots == sorted(set(bytes_per_slots))
     precise = replace_train(manifest, accumulate="float64")
     module = build_stage(manifest, 0, "cpu")
     num_parameters, graph_bytes = sum(map(torch.numel, module.parameters())), module.graph_bytes(manifest.tokens_per_microbatch)
-    assert bytes_per_slots[0] == 36 * num_parameters
-    assert estimate_stage_memory_bytes(precise, 0, 0) == 52 * num_parameters
+    assert bytes_per_slots[0] == 24 * num_parameters
+    assert estimate_stage_memory(precise, 0, 0).device == 32 * num_parameters
     keeping = dataclasses.replace(manifest, compute=ComputeConfig(recompute="never"))
-    assert estimate_stage_memory_bytes(keeping, 0, 1) == bytes_per_slots[1]
-    assert estimate_stage_memory_bytes(keeping, 0, 3) == bytes_per_slots[3] + 2 * graph_bytes
-    assert estimate_stage_memory_bytes(replace_train(manifest, sequence_length=32), 0, 2) > bytes_per_slots[2]
+    assert estimate_stage_memory(keeping, 0, 1).device == bytes_per_slots[1]
+    assert estimate_stage_memory(keeping, 0, 3).device == bytes_per_slots[3] + 2 * graph_bytes
+    assert estimate_stage_memory(replace_train(manifest, sequence_length=32), 0, 2).device > bytes_per_slots[2]
 
 
 def test_auto_keeps_graphs_where_they_fit_into_half_of_the_free_memory() -> None:
     auto = tiny_manifest(2)
     never, always = (dataclasses.replace(auto, compute=ComputeConfig(recompute=choice)) for choice in ("never", "always"))
-    needed = estimate_stage_memory_bytes(never, 0, 3)
+    needed = estimate_stage_memory(never, 0, 3).device
     assert auto.compute.recompute == "auto"
     assert keeps_graphs(auto, 0, 3, 2 * needed)
     assert not keeps_graphs(auto, 0, 3, 2 * needed - 1)

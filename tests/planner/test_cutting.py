@@ -14,7 +14,8 @@ from peerd.errors import ManifestError
 from peerd.planner.cutting import balanced_cut, fitted, stage_layers
 from peerd.planner.decoder import decoder_loads
 from peerd.planner.kinds import planned_loads
-from peerd.planner.workload import Load, ModelLoads, estimate_stage, stage_flops, stage_load, stage_memory_bytes
+from peerd.planner.memory import least_on_device, stage_memory
+from peerd.planner.workload import Load, ModelLoads, estimate_stage, stage_flops, stage_load
 
 FIRST, LAST = Load(num_parameters=900), Load(num_parameters=900, forward_flops=700)
 
@@ -50,7 +51,9 @@ def test_a_limit_on_memory_is_kept_whenever_it_can_be(parameters: list[int], mos
 
     def fits(bounds: tuple[int, ...]) -> bool:
         layers = [range(start, end) for start, end in pairwise(bounds)]
-        return all(stage_memory_bytes(manifest, stage_load(manifest, loads, each), manifest.slots) <= limit for each in layers)
+        placing = least_on_device(manifest)
+        needed = [stage_memory(manifest, stage_load(manifest, loads, each), manifest.slots, placing) for each in layers]
+        return all(memory.device <= limit for memory in needed)
 
     counts = balanced_cut(manifest, loads, limit)
     every = [(0, *cuts, len(parameters)) for cuts in combinations(range(1, len(parameters)), num_stages - 1)]

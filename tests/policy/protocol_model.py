@@ -340,7 +340,7 @@ class World:
         host = self.rng.choice(hosts)
         joiner.hearing.receive(self.directory.records(self.now) + host.hearing.recent_records(name, limit=99), host.name)
         live = joiner.live()
-        stage = choose_stage(live, [1] * self.scenario.num_stages, 1).stage
+        stage = choose_stage(live, [""] * self.scenario.num_stages).stage
         assert stage is not None
         joiner.join(stage)
         self.counts["joins"] += 1

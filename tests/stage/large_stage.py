@@ -1,29 +1,43 @@
 """A child process that is one peer of a large stage for some steps, and tells what memory that took.
 
 `python -m tests.stage.large_stage NAME`, of RUNS, prints one JSON object: bytes before the stage was built, at most while it was built, at
-most in the steps, the estimate, and the bytes of the whole model's parameters.
+most in the steps and their checkpoints, the estimate, and the bytes of the whole model's parameters.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import resource
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
+from peerd.averaging.compression import Compression
+from peerd.averaging.exchange import Exchange, Signatures
+from peerd.averaging.layout import RoundLayout
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
+from peerd.link.links import CHUNK_BYTES
 from peerd.models.hf.manifest_model import choose_model
-from peerd.models.stages import build_stage, estimate_stage_memory_bytes, initial_parameter_spec
+from peerd.models.stages import build_stage, estimate_stage_memory, initial_parameter_spec
 from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.stage.checkpoints import CheckpointStore
+from peerd.stage.executor import Executor
+from peerd.stage.malloc import keep_freed_memory, limit_arenas
 from peerd.stage.microbatches import backward, forward
 from peerd.stage.results import HeldMicrobatch, Ticket
+from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import NO_AVERAGE, PeerId, PeerRecord
+from peerd.wire.messages import Frame
 from tests.strategies import view_of
 
 LLAMA_SIZES = {
@@ -58,34 +72,66 @@ RUNS: dict[str, tuple[Callable[[], Manifest], int]] = {
     "sgd": (decoder(optimizer="sgd"), 2),
     "sgd without momentum": (decoder(optimizer="sgd", momentum=0.0), 2),
     "delayed updates": (decoder(delayed_updates=True), 3),
+    "clipping": (decoder(max_gradient_norm=1e-3), 2),
+    "8 bits": (decoder(optimizer_bits=8), 2),
+    "float64": (decoder(accumulate="float64"), 2),
 }
 """Name -> the run, and how many steps of it are made: what it holds from step to step is there in the second, or with delays the third."""
 
 
-def train_stage(run: Manifest, stage: int, steps: int) -> None:
+def train_stage(run: Manifest, stage: int, steps: int, folder: Path) -> None:
     me = PeerId("me")
     state = StageState(run, PeerRecord(peer=me, incarnation=1, stage=stage), torch.device("cpu"), lambda: view_of(state.record))
     state.serve()
     for _ in range(steps):
-        train_one_step(run, state)
+        train_one_step(run, state, folder)
     assert state.holdings.newest is not None  # and what is made in the background is made
 
 
-def train_one_step(run: Manifest, state: StageState) -> None:
-    """Two microbatches in hand at once, their backward passes, a round with what a mate sends, and the update."""
-    batches = [_batch(run, state.record, index) for index in range(SLOTS)]
-    outputs = [forward(state, batch) for batch in batches]
-    for batch, output in zip(batches, outputs, strict=True):
+def train_one_step(run: Manifest, state: StageState, folder: Path) -> None:
+    """Two microbatches, a round with a mate, the update, and a checkpoint."""
+    for index in range(SLOTS):
+        batch = _batch(run, state.record, index)
+        output = forward(state, batch)
         assert backward(state, batch, torch.ones_like(output)).refused == ""
+    del batch, output
     record = state.record
-    entry = RosterEntry(record.peer, record.incarnation, record.ledger_no, (1 << SLOTS) - 1)
-    roster = Roster(record.stage, record.step, 0, record.peer, (entry,))
-    reason, own = state.open_round(roster)
+    mine = RosterEntry(record.peer, record.incarnation, record.ledger_no, (1 << SLOTS) - 1)
+    alone = Roster(record.stage, record.step, 0, record.peer, (mine,))
+    reason, own = state.open_round(alone)
     assert own is not None, reason
-    received = own.clone()
-    state.take_average(roster, own + received)
-    state.commit()
-    assert received.numel() == own.numel()
+    mate = RosterEntry(PeerId("mate"), 1, 1, 0)
+    chunks = -(-own.nbytes // 2 // CHUNK_BYTES)
+    with_mate = replace(alone, entries=(mine, mate), num_chunks=chunks)
+    asyncio.run(_exchanged(state, with_mate, own))
+    state.take_average(alone, own)
+    del own
+    state.commit(state.record.gradient_norm)
+    state.applied = None
+    lease = state.holdings.lend(state.record)
+    CheckpointStore(folder, run.train.num_stages).save(record.stage, Downloaded(state.record.step, state.record.lineage, lease.tensors, ()))
+    lease.end()
+
+
+async def _exchanged(state: StageState, roster: Roster, own: Tensor) -> None:
+    """Exchange chunks with a mate whose parts and sums are zeros, one chunk after another."""
+    sums, me = state.accumulator, roster.peers.index(state.record.peer)
+    compression, of_mate = (Compression(state.weight_codecs, own.dtype, sums.shapes, sums.num_exact) for _ in range(2))
+    layout = RoundLayout(roster, own.numel(), compression, 2 * [state.weight_codecs.most_exact])
+    executor = Executor("sums")
+    exchange = Exchange(roster, own, compression, layout, executor, Signatures(state.record.peer, lambda _: b"", lambda *_: True))
+    mate = 1 - me
+    for number in range(layout.num_chunks):
+        for reducer in (me, mate):
+            where = layout.piece(reducer, number, mate)
+            sent = of_mate.sent(of_mate.parts, NO_AVERAGE, where, torch.zeros(where.end - where.start, dtype=own.dtype))[1]
+            of_mate.parts.pending.clear()
+            if reducer == mate:
+                await exchange.frame(mate, me, number, mate)
+            await exchange.take(Frame(reducer, mate, number, me, chunks=tuple(map(bytes, sent))))
+        await exchange.frame(me, me, number, mate)
+    assert exchange.is_done
+    executor.close()
 
 
 def _batch(run: Manifest, record: PeerRecord, index: int) -> HeldMicrobatch:
@@ -99,17 +145,21 @@ def peak_bytes() -> int:
 
 
 def main(name: str) -> None:
+    limit_arenas()
+    keep_freed_memory()
     torch.set_num_threads(1)
+    torch.nn.Linear(64, 64)(torch.randn(8, 64)).sum().backward()  # torch's kernels are loaded, and count to what it takes itself
     make, steps = RUNS[name]
     run = make()
     num_stages = run.train.num_stages
     stage = num_stages // 2
-    estimate = estimate_stage_memory_bytes(run, stage, SLOTS)
+    estimate = estimate_stage_memory(run, stage, SLOTS).device
     shapes = [shape for each in range(num_stages) for shape in initial_parameter_spec(run, each).values()]
     before = max(peak_bytes(), psutil.Process().memory_info().rss)
     build_stage(run, stage, "cpu")
     built = peak_bytes()
-    train_stage(run, stage, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        train_stage(run, stage, steps, Path(folder))
     whole = 4 * sum(math.prod(shape) for shape in shapes)
     print(json.dumps({"before": before, "built": built, "peak": peak_bytes(), "estimate": estimate, "whole": whole}))
 

@@ -53,14 +53,14 @@ def test_a_gradient_too_few_is_an_error_and_not_a_silent_shift() -> None:
         Accumulator(SHAPES, torch.float32, CPU).add(gradients_of(0)[:-1], loss=None)
 
 
-def test_means_are_named_and_divided() -> None:
+def test_sums_are_named_and_stay_where_they_are() -> None:
     accumulator = Accumulator(SHAPES, torch.float64, CPU)
     for seed in range(4):
         accumulator.add(gradients_of(seed), loss=None)
-    means = accumulator.means(accumulator.flat, 4)
-    assert {name: mean.shape for name, mean in means.items()} == SHAPES
-    expected = torch.stack([gradients_of(seed)[1].double() for seed in range(4)]).mean(0)
-    assert torch.allclose(means["b"], expected)
+    sums = accumulator.sums(accumulator.flat)
+    assert {name: total.shape for name, total in sums.items()} == SHAPES
+    assert torch.allclose(sums["b"], torch.stack([gradients_of(seed)[1].double() for seed in range(4)]).sum(0))
+    assert sums["a"].data_ptr() == accumulator.flat.data_ptr()
 
 
 def test_views_share_the_memory_of_the_vector() -> None:

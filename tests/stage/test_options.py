@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig
+from peerd.config.manifest import Manifest, TrainConfig
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.step.ledger import number_of
@@ -76,13 +76,15 @@ class Chain:
 
     manifest: Manifest
     keep_graph: bool = False
+    offloads: bool = False
     states: list[StageState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
         for stage in range(self.manifest.train.num_stages):
             record = PeerRecord(peer=PeerId(f"p{stage}"), stage=stage)
-            state = StageState(self.manifest, record, CPU, lambda record=record: view_of(record), self.keep_graph)  # type: ignore[misc]
+            live = lambda record=record: view_of(record)  # noqa: E731
+            state = StageState(self.manifest, record, CPU, live, self.keep_graph, offloads=self.offloads)
             state.serve()
             self.states.append(state)
 
@@ -287,13 +289,18 @@ def test_a_chain_of_stages_equals_the_reference(option: str, tmp_path: Path) -> 
     assert [norm for norm in norms if norm is not None] == expected.norms
 
 
-def test_offloading_the_optimizer_changes_no_bit_on_a_cpu(tmp_path: Path) -> None:
-    manifest = run_with({"optimizer": "lamb", "max_gradient_norm": 0.5}, num_stages=2)
+@pytest.mark.parametrize("option", [{"optimizer": "lamb", "max_gradient_norm": 0.5}, {"delayed_updates": True}, {"accumulate": "float64"}])
+def test_offloading_changes_no_bit(option: dict[str, Any], tmp_path: Path) -> None:
+    """Its copies are made on a CPU, too, where they are of no use."""
+    manifest = run_with(option, num_stages=2)
     corpus = corpus_of(manifest, tmp_path)
-    kept, offloaded = (Chain(replace(manifest, compute=ComputeConfig(threads=1, offload_optimizer=each))) for each in (False, True))
-    kept.train(corpus, 2)
-    offloaded.train(corpus, 2)
-    assert all(torch.equal(kept.parameters[name], value) for name, value in offloaded.parameters.items())
+    kept, offloaded = (Chain(manifest, offloads=each) for each in (False, True))
+    kept.train(corpus, 3)
+    offloaded.train(corpus, 3)
+    for state, other in zip(kept.states, offloaded.states, strict=True):
+        found, expected = (each.holdings.tensors(each.record) for each in (other, state))
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.parametrize("option", ["clipping", "float16", "parameter averaging", "delayed updates", "8 bits"])

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, WrongStateError
-from peerd.models.stages import build_stage, estimate_stage_memory_bytes, initial_parameter_spec
+from peerd.models.stages import build_stage, estimate_stage_memory, initial_parameter_spec
 from peerd.planner.cutting import stage_layers
 from peerd.planner.decoder import decoder_loads
-from peerd.planner.workload import estimate_stage, stage_load, stage_memory_bytes
+from peerd.planner.memory import Placing, stage_memory
+from peerd.planner.workload import estimate_stage, stage_load
 from peerd.reference import train_reference
 from peerd.stage.holdings import history_from, history_tensors
 from peerd.table.record import Lineage, Phase
@@ -188,7 +189,7 @@ def test_the_planner_counts_the_copy_where_there_is_one(num_stages: int) -> None
         assert load.num_parameters == sum(torch.Size(shape).numel() for shape in initial_parameter_spec(manifest, stage).values())
         holds = num_stages > 1 and stage in (0, num_stages - 1)
         assert load.num_tied == vocabulary * holds
-        assert stage_memory_bytes(manifest, load, 0) == estimate_stage_memory_bytes(manifest, stage, 0)
+        assert stage_memory(manifest, load, 0, Placing.TOGETHER) == estimate_stage_memory(manifest, stage, 0)
         apart = estimate_stage(manifest, loads, layers).averaging_bytes - 2 * 4 * load.num_parameters
         assert apart == 4 * vocabulary * holds
 

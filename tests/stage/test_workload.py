@@ -11,7 +11,8 @@ import torch
 from peerd.averaging.compression import Compression
 from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest, WireConfig
-from peerd.models.stages import estimate_stage_memory_bytes, layers_of, measured_loads, model_loads
+from peerd.models.stages import layers_of, measured_loads, model_loads
+from peerd.planner.memory import Placing, stage_memory
 from peerd.planner.workload import estimate_stage, stage_load
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
@@ -75,15 +76,21 @@ def test_packed_moments_take_a_quarter_but_for_their_scales() -> None:
     assert planned.optimizer_bytes <= optimizer_bytes_of(state) <= 1.01 * planned.optimizer_bytes
 
 
-def test_what_is_offloaded_spares_a_gpu_and_not_a_processor() -> None:
-    here = tiny_manifest(2)
-    there = dataclasses.replace(here, compute=dataclasses.replace(here.compute, offload_optimizer=True))
-    loads, layers = model_loads(here), layers_of(here, 0)
-    kept, spared = estimate_stage(here, loads, layers), estimate_stage(there, loads, layers)
-    assert (kept.offloaded_bytes, spared.offloaded_bytes) == (0, kept.optimizer_bytes)
-    assert spared.memory_bytes == kept.memory_bytes - kept.optimizer_bytes
-    assert estimate_stage_memory_bytes(there, 0, here.slots) == kept.memory_bytes
-    assert estimate_stage_memory_bytes(there, 0, here.slots, on_gpu=True) == spared.memory_bytes
+def test_what_a_peer_that_offloads_holds_on_its_device_is_what_was_planned() -> None:
+    """Parameters and sums last: 8 bytes a parameter. The rest of what lasts is set aside."""
+    manifest = tiny_manifest(2)
+    record = PeerRecord(peer=PeerId("me"), stage=0)
+    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record), offloads=True)
+    state.holdings.advance(lambda: None)
+    assert state.holdings.previous is not None
+    values, previous = ([*module.parameters()] for module in (state.holdings.module, state.holdings.previous))
+    on_device = sum(each.nbytes for each in values) + state.accumulator.flat.nbytes
+    aside = sum(each.nbytes for each in previous) + optimizer_bytes_of(state)
+    load = stage_load(manifest, model_loads(manifest), layers_of(manifest, 0))
+    planned = stage_memory(manifest, load, 0, Placing.OFFLOADED)
+    assert on_device == 8 * load.num_parameters + 4  # the loss rides along
+    assert planned.device == on_device - 4 + 4 * load.num_parameters  # a pass's gradients
+    assert planned.host == aside + 4 * load.num_parameters  # a round's copy
 
 
 @pytest.mark.parametrize("model", VARIANTS[:2])
@@ -118,4 +125,5 @@ def test_codecs_spare_upload_and_error_feedback_takes_memory() -> None:
     before, after = (estimate_stage(manifest, model_loads(manifest), layers_of(manifest, 1)) for manifest in (plain, small))
     assert after.upload_bytes_per_token == pytest.approx(32 * (1 + 4 / 256) + 2 * 32)
     assert after.averaging_bytes < 0.26 * before.averaging_bytes
-    assert after.memory_bytes == before.memory_bytes + 2 * before.load.parameter_bytes
+    assert after.memory_bytes == before.memory_bytes
+    assert after.host_bytes == before.host_bytes + 3 * before.load.parameter_bytes

@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def run_of(option: str) -> Manifest:
     manifest = swarm_manifest(num_stages=2, steps=STEPS, **OPTIONS[option])
-    return replace(manifest, compute=replace(manifest.compute, offload_optimizer=True))
+    return replace(manifest, compute=replace(manifest.compute, offload="all"))
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -69,7 +69,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_device_memory_bytes": lambda: memory_of(device).total,
         "peerd_device_memory_used_bytes": lambda: memory_of(device).used,
         "peerd_device_utilisation_ratio": lambda: utilisation(device),
-        "peerd_memory_available_bytes": peer.seat.memory_bytes,
+        "peerd_memory_available_bytes": peer.seat.room.device,
         "peerd_cpu_seconds_total": lambda: sum(psutil.Process().cpu_times()[:2]),
         "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S, now_s) if observer else 0.0,
         "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles(now_s) if observer else {},

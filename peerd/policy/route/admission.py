@@ -24,16 +24,15 @@ class StageChoice:
     reason: str
 
 
-def choose_stage(live: LiveView, needed_bytes: Sequence[int], available_bytes: int) -> StageChoice:
-    """The weakest stage among those that fit this machine's memory.
+def choose_stage(live: LiveView, lacking: Sequence[str]) -> StageChoice:
+    """The weakest stage among those that fit this machine's memory. `lacking`: by stage, what is too little for it, or an empty string.
 
     Strength is the sum of throughputs; a peer still downloading counts, and one not yet measured counts as the mean.
     Ties go by hash, so that joiners at one moment spread.
     """
-    fitting = [stage for stage, needed in enumerate(needed_bytes) if needed <= available_bytes]
+    fitting = [stage for stage, lacks in enumerate(lacking) if not lacks]
     if not fitting:
-        least = min(needed_bytes)
-        return StageChoice(None, f"the smallest stage needs {least / 1e9:.2f} GB of memory and {available_bytes / 1e9:.2f} GB is free")
+        return StageChoice(None, f"stage 0 needs {lacking[0]}, and the others do not fit either")
     measured = [r.throughput for r in live.records if r.throughput > 0 and r.peer != live.me]
     mean = sum(measured) / len(measured) if measured else 1.0
 

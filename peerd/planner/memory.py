@@ -1,0 +1,148 @@
+"""The memory that serving a stage takes at most: of the device, and of the machine beside it.
+
+Bytes a parameter with AdamW and sums in float32, on one memory: 4 each for the value, the previous value, two moments and the sum of
+gradients are there all the time, and 4 more either for the gradient of a pass or for a round's copy of the sum: 24.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from peerd.config.codec import parse_averaged
+from peerd.config.manifest import Manifest, TrainConfig
+from peerd.planner.load import FLOAT32_BYTES, Load
+
+EASY_SHARE = 0.5
+"""Share of free memory that "auto" fills with what is faster and not needed: other processes may count on the same free memory."""
+
+
+class Placing(enum.Enum):
+    """Where a stage's tensors lie."""
+
+    TOGETHER = "together"
+    """One memory holds all: a processor's, or that of a GPU without its own."""
+    DEVICE = "device"
+    """A device with its own memory holds all but what a round takes, which is summed by the processor."""
+    OFFLOADED = "offloaded"
+    """It holds the parameters, the gradients and their sums, and the machine's memory the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes at the worst moment."""
+
+    device: int
+    host: int
+    """0 where one memory holds all: it is the device's."""
+
+
+def least_on_device(manifest: Manifest) -> Placing:
+    """How a device with its own memory holds least, as the run allows."""
+    return Placing.DEVICE if manifest.compute.offload == "none" else Placing.OFFLOADED
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory that a stage may take here, in bytes."""
+
+    device: int
+    host: int | None = None
+    """The machine's; None where one memory holds all."""
+
+    def holds(self, memory: Memory) -> bool:
+        return memory.device <= self.device and (self.host is None or memory.host <= self.host)
+
+    def lacks(self, memory: Memory) -> str:
+        """What is too little, in words; empty if it is enough."""
+        if memory.device > self.device:
+            return f"{memory.device / 1e9:.2f} GB of memory; {self.device / 1e9:.2f} GB may be had"
+        if not self.holds(memory):
+            return f"{memory.host / 1e9:.2f} GB of the machine's memory beside its device's; {(self.host or 0) / 1e9:.2f} GB may be had"
+        return ""
+
+
+def placing_in(room: Room, manifest: Manifest, load: Load, slots: int) -> Placing:
+    """Where a stage's tensors lie on a peer with this room.
+
+    With compute.offload "auto" a device holds all where that takes at most `EASY_SHARE` of it: the rest keeps graphs, and without them
+    each forward pass is made twice, while offloading moves the parameters twice a step. Otherwise it offloads, if the machine has room.
+    """
+    if room.host is None:
+        return Placing.TOGETHER
+    if manifest.compute.offload != "auto":
+        return least_on_device(manifest)
+    whole, apart = (stage_memory(manifest, load, slots, placing) for placing in (Placing.DEVICE, Placing.OFFLOADED))
+    is_easy = whole.device <= EASY_SHARE * room.device
+    return Placing.DEVICE if room.holds(whole) and (is_easy or not room.holds(apart)) else Placing.OFFLOADED
+
+
+def optimizer_bytes(train: TrainConfig) -> int:
+    """Bytes of the optimizer's state per parameter: both moments for AdamW and LAMB, the velocity for SGD with momentum.
+
+    The scales of packed moments are not counted, a five-hundredth of them; nor that vectors keep 32 bits.
+    """
+    numbers = int(train.momentum > 0) if train.optimizer == "sgd" else 2
+    return numbers * train.optimizer_bits // 8
+
+
+def sum_bytes(train: TrainConfig) -> int:
+    """Bytes of one summed gradient."""
+    return 8 if train.accumulate == "float64" else FLOAT32_BYTES
+
+
+def stage_memory(manifest: Manifest, load: Load, slots: int, placing: Placing) -> Memory:
+    """The memory that serving a stage takes with `slots` microbatches in hand.
+
+    A pass and a round are at different moments, unless steps overlap. Torch itself, the allocator's slack, what a joiner is given,
+    and on a GPU a copy of the previous parameters while a late microbatch is computed, come on top.
+    """
+    used, aside = _lasting(manifest, load)
+    in_pass, in_round = _in_pass(manifest, load, slots), _in_round(manifest, load)
+    on_device = used + slots * 2 * manifest.boundary_bytes
+    if placing is Placing.TOGETHER:
+        passing = in_pass + in_round if manifest.train.overlaps_steps else max(in_pass, in_round)
+        return Memory(on_device + aside + _residuals(manifest, load) + passing, 0)
+    host = _residuals(manifest, load) + in_round
+    if placing is Placing.DEVICE:
+        return Memory(on_device + aside + in_pass, host)
+    return Memory(on_device + in_pass, aside + host)
+
+
+def _lasting(manifest: Manifest, load: Load) -> tuple[int, int]:
+    """What is there all the time: what is computed with, and what may be set aside.
+
+    Computed with: the values, the sum of gradients, with overlapping steps that of the next step; with delayed updates the values before
+    and after, which take turns. Set aside: the optimizer's state, the previous values unless they take turns, and with evaluation those
+    of the evaluated step.
+    """
+    train = manifest.train
+    values = FLOAT32_BYTES * load.num_parameters
+    used = (3 if train.delayed_updates else 1) * values + (1 + train.overlaps_steps) * sum_bytes(train) * load.num_parameters
+    num_aside = (not train.delayed_updates) + (train.evaluate_every_steps > 0)
+    return used, optimizer_bytes(train) * load.num_parameters + num_aside * values
+
+
+def _in_pass(manifest: Manifest, load: Load, slots: int) -> int:
+    """The gradients of one microbatch, and graphs: one per slot if compute.recompute is "never", else one at a time.
+
+    "auto" recomputes when memory is short.
+    """
+    num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
+    return FLOAT32_BYTES * load.num_parameters + num_graphs * load.graph_bytes
+
+
+def _in_round(manifest: Manifest, load: Load) -> int:
+    """A copy of the sum. With parameter averaging the values follow it, and are copied twice. With a lossy codec the new residuals.
+
+    For a tied weight the other stage's gradients and the sum of both.
+    """
+    of_sums = sum_bytes(manifest.train)
+    num_copies = 3 if manifest.train.average_parameters_every_steps else 1
+    return of_sums * (num_copies * load.num_parameters + 2 * load.num_tied) + _residuals(manifest, load)
+
+
+def _residuals(manifest: Manifest, load: Load) -> int:
+    """What a lossy codec has left out: of this peer's parts, and of its sums, where two peers average: more have smaller slices."""
+    is_lossy = parse_averaged(manifest.wire.weight_gradients).is_lossy
+    return is_lossy * sum_bytes(manifest.train) * load.num_parameters * 3 // 2

@@ -1,0 +1,103 @@
+"""What a stage takes of a device and of its machine, where its tensors lie, and how few stages a home's cards need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.cli.new_estimate import fitted_to, loads_of
+from peerd.cli.render_estimate import TORCH_GIB
+from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig, WireConfig
+from peerd.planner.load import Load
+from peerd.planner.memory import Memory, Placing, Room, placing_in, stage_memory
+
+LOAD = Load(num_parameters=1000)
+GB, GIB = 10**9, 1 << 30
+
+
+def manifest_of(offload: Any = "auto", **train: Any) -> Manifest:
+    return Manifest(train=TrainConfig(**train), compute=ComputeConfig(offload=offload))
+
+
+def bytes_of(manifest: Manifest, placing: Placing) -> tuple[float, float]:
+    """Of a parameter, on the device and on the host."""
+    found = stage_memory(manifest, LOAD, 0, placing)
+    return found.device / LOAD.num_parameters, found.host / LOAD.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("train", "together", "device", "offloaded"),
+    [
+        ({}, 24, (24, 4), (12, 16)),
+        ({"accumulate": "float64"}, 32, (28, 8), (16, 20)),
+        ({"optimizer_bits": 8}, 18, (18, 4), (12, 10)),
+        ({"optimizer": "sgd"}, 20, (20, 4), (12, 12)),
+        ({"optimizer": "sgd", "momentum": 0.0}, 16, (16, 4), (12, 8)),
+        ({"delayed_updates": True}, 36, (32, 4), (24, 12)),
+        ({"average_parameters_every_steps": 2}, 32, (24, 12), (12, 24)),
+    ],
+)
+def test_bytes_of_a_parameter(train: dict[str, Any], together: int, device: tuple[int, int], offloaded: tuple[int, int]) -> None:
+    manifest = manifest_of(**train)
+    expected = {Placing.TOGETHER: (together, 0), Placing.DEVICE: device, Placing.OFFLOADED: offloaded}
+    assert {placing: bytes_of(manifest, placing) for placing in Placing} == expected
+
+
+def test_a_lossy_codec_takes_the_machines_memory_alone() -> None:
+    lossy = replace(manifest_of(), wire=WireConfig(weight_gradients="int8"))
+    assert bytes_of(lossy, Placing.OFFLOADED) == (12, 28)
+    assert bytes_of(lossy, Placing.TOGETHER) == (36, 0)
+
+
+@pytest.mark.parametrize(
+    ("offload", "room", "expected"),
+    [
+        ("all", Room(100_000), Placing.TOGETHER),
+        ("none", Room(10_000, 10_000), Placing.DEVICE),
+        ("all", Room(100_000, 10_000), Placing.OFFLOADED),
+        ("auto", Room(48_000, 100_000), Placing.DEVICE),
+        ("auto", Room(47_999, 100_000), Placing.OFFLOADED),
+        ("auto", Room(47_999, 15_999), Placing.DEVICE),
+        ("auto", Room(23_999, 15_999), Placing.OFFLOADED),
+    ],
+)
+def test_where_a_stage_lies(offload: str, room: Room, expected: Placing) -> None:
+    assert placing_in(room, manifest_of(offload), LOAD, 0) is expected
+
+
+@given(st.integers(0, 60_000), st.integers(0, 60_000))
+def test_auto_chooses_what_fits_wherever_something_does(device: int, host: int) -> None:
+    room, manifest = Room(device, host), manifest_of()
+    needed = {placing: stage_memory(manifest, LOAD, 0, placing) for placing in (Placing.DEVICE, Placing.OFFLOADED)}
+    chosen = placing_in(room, manifest, LOAD, 0)
+    assert room.holds(needed[chosen]) == any(room.holds(each) for each in needed.values())
+    assert bool(room.lacks(needed[chosen])) == (not room.holds(needed[chosen]))
+
+
+def test_what_is_lacking_is_named_by_whose_memory_it_is() -> None:
+    assert Room(10 * GB, GB).lacks(Memory(9 * GB, GB)) == ""
+    assert Room(10 * GB, GB).lacks(Memory(11 * GB, 0)) == "11.00 GB of memory; 10.00 GB may be had"
+    assert Room(10 * GB, GB).lacks(Memory(9 * GB, 2 * GB)) == "2.00 GB of the machine's memory beside its device's; 1.00 GB may be had"
+    assert Room(10 * GB).lacks(Memory(9 * GB, 2 * GB)) == ""
+
+
+LLAMA_7B = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 11008}
+LLAMA_1_3B = {"num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 5504}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "card_gib", "most_stages"), [(LLAMA_7B, 2048, 24, 5), (LLAMA_1_3B, 1024, 8, 3)], ids=["7B", "1.3B"]
+)
+def test_a_llama_fits_into_few_cards_of_a_home(sizes: dict[str, int], tokens: int, card_gib: int, most_stages: int) -> None:
+    """With so many tokens a microbatch; a GiB of each card is torch's."""
+    pytest.importorskip("transformers")
+    from peerd.models.hf.manifest_model import choose_model
+
+    model = choose_model("llama", {}, sizes | {"vocab_size": 32000, "max_position_embeddings": 2048})
+    manifest = Manifest(model=model, train=TrainConfig(microbatch_size=1, sequence_length=tokens))
+    cut = fitted_to(manifest, loads_of(manifest), (card_gib - TORCH_GIB) * GIB, stages_given=False)
+    assert cut.train.num_stages <= most_stages
