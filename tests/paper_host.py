@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -20,7 +20,7 @@ from peerd.table.record import NO_RECORD, PeerId, RawRecord
 class PaperRounds:
     """Rounds of a stepper that opens none and fetches nothing."""
 
-    open = None
+    open = last = None
 
     def __init__(self) -> None:
         self.fetcher = self
@@ -45,6 +45,8 @@ class PaperHost:
     strangers: set[PeerId] = field(default_factory=set)
     """Peers that are not known to serve this stage."""
     rates: dict[PeerId, tuple[float | None, float | None]] = field(default_factory=dict)
+    cut: set[tuple[PeerId, PeerId]] = field(default_factory=set)
+    """Pairs of mates of which neither can call the other."""
     gone: set[PeerId] = field(default_factory=set)
     """Peers whose records do not rise any more."""
     record: RawRecord = NO_RECORD
@@ -76,6 +78,9 @@ class PaperHost:
 
     def rose_s(self, peer: PeerId) -> float:
         return -math.inf if peer in self.gone else math.inf
+
+    def cut_links(self) -> Collection[tuple[PeerId, PeerId]]:
+        return self.cut
 
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         return self.rates.get(peer, (None, None))

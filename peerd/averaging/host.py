@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from peerd.policy.step.roster import Roster
@@ -31,6 +32,9 @@ class RoundHost(Protocol):
 
     def rose_s(self, peer: PeerId) -> float:
         """Return when the record of a peer last rose, on the clock of the rounds; minus infinity if it has none."""
+
+    def cut_links(self) -> Collection[tuple[PeerId, PeerId]]:
+        """Return the pairs of peers of this stage of which neither can call the other, in both orders."""
 
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         """Return the bytes per second up and down that are believed of a peer; None where nothing is known."""

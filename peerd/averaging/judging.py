@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from peerd.averaging.exchange import Exchange
 from peerd.policy.round.debts import HEARD, AtFault, Debts, Edge
 from peerd.policy.round.edges import Detours, PastEdges, blamed, named_by
 from peerd.policy.round.proposing import assumed_s
 from peerd.policy.step.judging import judges_of
+from peerd.table.record import PeerId
 from peerd.wire.messages import Beat
 
 MEASURABLE = 0.05
@@ -25,6 +26,7 @@ class Judge:
         self._me = exchange.me
         self.debts = Debts(layout.slice_bytes, layout.num_chunks, assumed_s(roster.expected_s, averaging_s), averaging_s, now_s)
         self._layout = layout
+        self._place = {peer: number for number, peer in enumerate(roster.peers)}
         self._past = past.among(roster.peers)
         self._told_s, self._has_told = [now_s for _ in self.debts.members], [False for _ in self.debts.members]
         able = sorted(self.debts.members, key=lambda member: -(roster.shares[member] if roster.shares else 0))
@@ -65,9 +67,11 @@ class Judge:
         self.edges.update(edges)
         return edges
 
-    def mates_for(self, edges: Sequence[Edge], now_s: float) -> dict[Edge, int]:
-        """Let mates carry what does not pass. Returns who carries what."""
-        for edge, mate in self._detours.due(self.debts, edges, {*self.edges, *self._past}, now_s):
+    def mates_for(self, edges: Sequence[Edge], dead: Collection[tuple[PeerId, PeerId]], now_s: float) -> dict[Edge, int]:
+        """Let mates carry what does not pass. `dead`: pairs between which nothing does. Returns who carries what."""
+        place = self._place
+        cut = [Edge(place[source], place[target]) for source, target in dead if source in place and target in place]
+        for edge, mate in self._detours.due(self.debts, edges, {*self.edges, *self._past}, now_s, cut):
             self.debts.carry(edge, mate, now_s)
         return dict(self.debts.carriers)
 

@@ -141,6 +141,11 @@ class OpenRound:
             line.wake()
 
     @property
+    def giving_to(self) -> frozenset[PeerId]:
+        """Members that have not verified all that this one sends them."""
+        return frozenset(peer for peer, line in self.lines.items() if not line.is_given)
+
+    @property
     def still_s(self) -> float:
         """For how long nothing of the round has moved anywhere, as far as this member knows."""
         return self._around.clock() - self.progress_s
@@ -366,7 +371,7 @@ class OpenRound:
                 judge.debts.heard(line.number, now_s)
         edges = judge.look(now_s)
         if self.leads:
-            self._carry(judge.mates_for(edges, now_s))
+            self._carry(judge.mates_for(edges, self._around.host.cut_links(), now_s))
         ruling = judge.ruling(edges, now_s)
         if ruling is not None and self.ruling is None:
             self.ruling = ruling

@@ -88,7 +88,7 @@ class Rounds:
         self._own_errors: list[Exception] = []
         """Bugs that ended rounds at this member since the last average was applied."""
         self.open: OpenRound | None = None
-        self._last: OpenRound | None = None
+        self.last: OpenRound | None = None
         """The round that was opened last. It goes on giving sums to others after it is done here."""
         self.failed = 0
         self.num_applied = 0
@@ -210,7 +210,7 @@ class Rounds:
         layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs)
         exchange = Exchange(roster, accumulator, self.compression, layout, self._arithmetic, self._around.signatures)
         self._retire()
-        self.open = self._last = OpenRound(exchange, self._around, self)
+        self.open = self.last = OpenRound(exchange, self._around, self)
         self._early.opened()
         self._opening = {average_id: task for average_id, task in self._opening.items() if not self._known.is_dead(average_id)}
         self._known.start(roster, self._run(self.open))
@@ -219,9 +219,9 @@ class Rounds:
 
     def _retire(self) -> None:
         """The last round is over for everybody, or dead."""
-        if self._last is not None:
-            self._last.end()
-            self._last = None
+        if self.last is not None:
+            self.last.end()
+            self.last = None
 
     def runs(self, average_id: AverageId) -> bool:
         """Whether a task of this peer will end this round. Rule 4 (close) ends any other (hole 21)."""
@@ -284,7 +284,7 @@ class Rounds:
 
     def beat(self, caller: PeerId, beat: Beat) -> Beat:
         """Take what a member says that it has, and tell what is here. Raises WrongStateError where there is no such round."""
-        current = self._last
+        current = self.last
         if current is None or current.roster.average_id != beat.average_id or caller not in current.lines:
             raise WrongStateError("no such round is open")
         current.beat_of(caller, beat)
@@ -294,11 +294,11 @@ class Rounds:
         """The round of this id. Raises WrongStateError if it is closed for ever."""
         if self._known.is_dead(average_id):
             raise WrongStateError("this round is closed")
-        if self._last is None or self._last.roster.average_id != average_id:
+        if self.last is None or self.last.roster.average_id != average_id:
             return None
-        if caller not in self._last.lines:
+        if caller not in self.last.lines:
             raise BadMessageError("the caller is no member of this round")
-        return self._last
+        return self.last
 
     # Judging
 
@@ -310,7 +310,7 @@ class Rounds:
         self._tasks.start(self._end_without(roster.average_id, member, ruling.reason))
 
     async def _end_without(self, average_id: AverageId, member: PeerId, reason: str) -> None:
-        if self.open is None and self._last is not None and self._last.roster.average_id == average_id:
+        if self.open is None and self.last is not None and self.last.roster.average_id == average_id:
             self._retire()  # this member has the average, and others fetch it
             self._known.kill(average_id)
         await self.close(average_id, reason, self._state.record.peer, member)
@@ -390,7 +390,7 @@ class Rounds:
 
     def _end_step(self, roster: Roster) -> None:
         """Every stage has averaged the step: nobody needs the chunks of its round any more."""
-        if self._last is not None and self._last.roster.step <= roster.step:
+        if self.last is not None and self.last.roster.step <= roster.step:
             self._retire()
 
     def shut(self) -> None:

@@ -28,7 +28,7 @@ from peerd.policy.step.contributions import unaveraged_after
 from peerd.policy.step.following import Followers
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
-from peerd.policy.step.roster import Roster
+from peerd.policy.step.roster import Roster, cut_links
 from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
@@ -286,6 +286,9 @@ class Seat:
     def rose_s(self, peer: PeerId) -> float:
         known = self.peer.membership.view.sightings.get(peer)
         return known.risen_at_s if known is not None else -math.inf
+
+    def cut_links(self) -> tuple[tuple[PeerId, PeerId], ...]:
+        return cut_links(self.peer.membership.live(), self.stage)
 
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         record = self.peer.membership.find(peer)

@@ -157,13 +157,14 @@ class Stepper:
         self._membership.wake()
 
     def own_state(self) -> OwnState:
-        current, record = self._rounds.open, self._state.record
+        current, last, record = self._rounds.open, self._rounds.last, self._state.record
         roster = self._state.round  # read after the record: in phase AVERAGING it was set before the record
         return OwnState(
             record=record,
             round_roster=roster if roster is not None and self._rounds.runs(roster.average_id) else None,
             round_still_s=current.still_s if current else 0.0,
             judge_silent_s=current.judge_silent_s if current else math.inf,
+            giving_to=last.giving_to if last else frozenset(),
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,
             last_in_turn=self._rounds.absences.sidelining.last_in_turn(record.step),

@@ -252,6 +252,9 @@ class Peerd:
     def is_mate(self, peer: PeerId) -> bool:
         return True
 
+    def cut_links(self) -> tuple[tuple[PeerId, PeerId], ...]:
+        return ()
+
     def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None: ...
 
     def pass_s(self) -> float:

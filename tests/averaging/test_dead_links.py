@@ -10,12 +10,13 @@ import torch
 
 from peerd.averaging import proposing
 from peerd.errors import PeerGoneError
+from peerd.policy.round.debts import BEHIND
 from peerd.policy.step.judging import judges_of
 from peerd.table.record import PeerId, Phase
 from tests.averaging.rounds_group import Group, whole_sum
 
 MakeGroup = Callable[..., Group]
-AVERAGING_S = 0.6
+AVERAGING_S = 1.0
 NUM_CHUNKS = 12
 PATIENCE_S = 1.5 * AVERAGING_S
 
@@ -36,7 +37,21 @@ def cut(group: Group, ends: Collection[PeerId]) -> None:
     group.fault = fault
 
 
-@pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 6])
+async def test_what_both_ends_of_a_dead_link_say_is_carried_from_the_beginning(make_group: MakeGroup) -> None:
+    """Nobody waits there until an edge is told."""
+    group, ends = make_group(4, averaging_s=20.0), (PeerId("member1"), PeerId("member2"))
+    cut(group, ends)
+    for member in group.members.values():
+        member.host.cut = {ends, ends[::-1]}
+    roster = group.roster(leader=PeerId("member0"))
+    began_s = asyncio.get_running_loop().time()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    assert asyncio.get_running_loop().time() - began_s < BEHIND * 20.0
+    assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+
+
+@pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 10])
 @pytest.mark.parametrize("ends", [(0, 1), (1, 2), (2, 3)])
 async def test_a_round_goes_around_a_dead_link_wherever_its_judges_stand(
     make_group: MakeGroup, ends: tuple[int, int], chunk_s: float

@@ -230,7 +230,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "heard": _peers,
     "last": lambda w: [w.peer() for _ in range(w.random.randrange(9))],
     "prefer": _peers,
-    "tried": _peers,
+    **dict.fromkeys(("tried", "given"), _peers),
     "held": _peers,
     "refused": _peers,
     "names": _peers,

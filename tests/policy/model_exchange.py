@@ -16,6 +16,7 @@ from peerd.policy.round.debts import Edge
 from peerd.policy.round.proposing import fit
 from peerd.policy.step.judging import judges_of
 from peerd.policy.step.roster import Roster
+from peerd.table.record import PeerId
 from tests.policy.model_judge import Judge
 from tests.policy.model_theta import Average
 
@@ -134,6 +135,13 @@ class Exchange:
 
     def _has_all(self, row: Row) -> bool:
         return all(has >= size for has, size in zip(row.sums, self.sizes, strict=True))
+
+    @property
+    def lacking(self) -> frozenset[PeerId]:
+        """Members to which a connection is open, and that lack sums."""
+        passes = self.peer.world.network.pair_passes
+        rows = zip(self.names, self.rows, strict=True)
+        return frozenset(name for name, row in rows if not self._has_all(row) and passes(self.peer.name, name))
 
     def begin(self) -> None:
         self._sums_grow()

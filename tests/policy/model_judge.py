@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from peerd.policy.round.debts import BEHIND, Debts, Edge
-from peerd.policy.round.edges import mate_for, named_by, whom_to_leave_out
+from peerd.policy.round.debts import AtFault, Debts, Edge
+from peerd.policy.round.edges import Detours, blamed, named_by
+from peerd.policy.step.roster import cut_links
 
 if TYPE_CHECKING:
     from tests.policy.model_exchange import Exchange
@@ -21,34 +23,36 @@ class Judge:
         self._rank = exchange.judges.index(exchange.me)
         self.debts = Debts(plan.slice_bytes, plan.num_chunks, plan.within_s, self._averaging_s, self._peer.now)
         self.edges: set[Edge] = set()
-        self._tried: dict[Edge, list[int]] = {}
-        self._tried_s: dict[Edge, float] = {}
+        self._detours = Detours(self.debts.members, self._averaging_s)
 
     def look(self) -> None:
         exchange, now_s, off = self._exchange, self._peer.now, self._peer.world.scenario.off
         self._note()
         self.debts.look(now_s)
-        self.edges.update(self.debts.behind(now_s))
+        edges = self.debts.behind(now_s)
+        self.edges.update(edges)
         if "judge" in off or self._peer.lies.is_silent:
             return
         if self._rank == 0 and "carry" not in off:
-            self._go_around()
+            self._go_around(edges)
         if self._peer.lies.misjudges and now_s - exchange.opened_at_s >= self._rank * self._averaging_s:
             self._peer.rounds.close_as_judge(exchange.names[(exchange.me + 1) % len(exchange.names)], "a lie")
             return
         for fault in self.debts.at_fault(now_s, self._rank):
-            if self._close_for(fault.member, fault.reason):
+            if self._close_for(fault, edges):
                 return
 
-    def _close_for(self, member: int, reason: str) -> bool:
-        """Close the round without the worse end of what this member owes, unless that is for the next judge to do."""
-        exchange, owed = self._exchange, self.debts.owed_by(member)
-        owed = [edge for edge in owed if edge in self.edges] or owed
-        past = self._peer.rounds.past_edges.among(exchange.names)
-        worst = whom_to_leave_out(owed, self.edges.union(owed, past), [i for i, row in enumerate(exchange.rows) if row.number])
-        named = named_by(exchange.me, worst, member, len(exchange.names))
+    @property
+    def _known(self) -> set[Edge]:
+        return {*self.edges, *self._peer.rounds.past_edges.among(self._exchange.names)}
+
+    def _close_for(self, fault: AtFault, edges: Sequence[Edge]) -> bool:
+        """Close the round without the worse end of what a member owes, unless that is for the next judge to do."""
+        exchange, tellers = self._exchange, [i for i, row in enumerate(self._exchange.rows) if row.number]
+        worst = blamed(fault, self.debts, edges, self._known, tellers)
+        named = named_by(exchange.me, worst.member, fault.member, len(exchange.names))
         if named is not None:
-            self._peer.rounds.close_as_judge(exchange.names[named], reason)
+            self._peer.rounds.close_as_judge(exchange.names[named], fault.reason)
         return named is not None
 
     def _note(self) -> None:
@@ -68,18 +72,13 @@ class Judge:
                 if debts.carriers.get(edge) == number:
                     debts.told_carried(edge, chunks, now_s)
 
-    def _go_around(self) -> None:
+    def _go_around(self, edges: Sequence[Edge]) -> None:
         """Let mates carry what does not pass."""
-        now_s, debts = self._peer.now, self.debts
-        still = [edge for edge in debts.behind(now_s) if debts.is_still(edge, now_s)]
-        for edge in dict.fromkeys([*still, *(each for hop in still for each in debts.over(hop))]):
-            tried = self._tried.setdefault(edge, [])
-            mate = mate_for(edge, self.edges, debts.members, tried)
-            if now_s < self._tried_s.get(edge, -math.inf) + BEHIND * self._averaging_s or mate is None:
-                continue
-            tried.append(mate)
-            self._tried_s[edge] = now_s
-            self._peer.world.counts["carried"] += 1
+        names, peer = self._exchange.names, self._peer
+        pairs = cut_links(peer.live(), peer.record.stage)
+        dead = [Edge(names.index(source), names.index(target)) for source, target in pairs if source in names and target in names]
+        for edge, mate in self._detours.due(self.debts, edges, self._known, peer.now, dead):
+            peer.world.counts["carried"] += 1
             self._tell(edge, mate)
 
     def _tell(self, edge: Edge, mate: int) -> None:

@@ -268,6 +268,7 @@ class ModelPeer:
             round_roster=current.roster if current else None,
             round_still_s=self.now - current.moved_at_s if current else 0.0,
             judge_silent_s=judge_silent_s(current, self.now) if current and "give up" not in self.world.scenario.off else 0.0,
+            giving_to=self.rounds.giving_to,
             propose_after_s=self.rounds.propose_after_s,
             attempt=self.rounds.attempt,
             last_in_turn=self.rounds.sidelining.last_in_turn(self.record.step),

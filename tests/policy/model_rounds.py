@@ -114,6 +114,12 @@ class Rounds:
         found = (each for each in (self.current, self.lingering) if each is not None and not each.is_over)
         return next((each for each in found if each.roster.average_id == average_id), None)
 
+    @property
+    def giving_to(self) -> frozenset[PeerId]:
+        """Members of the last round that lack chunks of this peer's, as far as it was told."""
+        given = self.lingering
+        return given.lacking if given is not None and not given.is_over else frozenset()
+
     def look(self, members: Sequence[PeerRecord]) -> None:
         if "sideline" not in self._peer.world.scenario.off:
             self.sidelining.look(self._peer.record, members, self._peer.world.rules.averaging_s, self._peer.now)

@@ -28,7 +28,7 @@ def test_hole_41_what_does_not_pass_between_two_members_goes_through_a_mate(seed
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])
 @pytest.mark.parametrize("seed", [10, 16])
 def test_hole_43_a_member_that_two_mates_reach_is_not_suspected_by_the_one_that_does_not(seed: int, kind: Kind) -> None:
-    """p1 and p7 of four mates. In these runs the link dies so late that one of the two would suspect the other in a round."""
+    """p1 and p7 of four mates."""
 
     def outcome(off: frozenset[str] = frozenset()) -> Outcome:
         cut = Fault(0.4, kind, name="p1", other=0.9, lasts_s=1e4)
@@ -36,9 +36,9 @@ def test_hole_43_a_member_that_two_mates_reach_is_not_suspected_by_the_one_that_
 
     found = outcome()
     assert found.problems == ()
-    assert found.counts["failed rounds"] == found.counts["voids"] == found.counts["suspicions"] == 0
+    assert found.counts["voids"] == found.counts["suspicions"] == 0
     assert found.counts["carried"] > 0
-    assert outcome(frozenset({"witnesses"})).counts["failed rounds"] > 0
+    assert outcome(frozenset({"witnesses"})).counts["suspicions"] > 0
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ONE_WAY])

@@ -18,6 +18,7 @@ from peerd.policy.step.roster import (
     Roster,
     RosterEntry,
     compose,
+    cut_links,
     dead_links,
     entry_of,
     leader_of,
@@ -197,6 +198,8 @@ def test_hole_22_a_member_that_can_call_all_others_leads_and_dead_links_are_know
         assert roster.peers == tuple(names), "all of them reduce, whoever calls whom"
     one, other = member("p1", unreached=(PeerId("p2"),)), member("p2", unreached=(PeerId("p1"),))
     assert dead_links(view_of(one, other), 0) == (("p1", "p2"), ("p2", "p1"))
+    assert cut_links(view_of(one, other), 0) == (("p1", "p2"), ("p2", "p1"))
+    assert cut_links(view_of(one, replace(other, unreached=())), 0) == (), "one end alone proves nothing"
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,14 @@ def test_hole_22_nobody_waits_for_a_member_that_can_get_the_average_from_nobody(
     assert isinstance(decided(mine, replace(behind, unreached=(mine.peer,)), elsewhere), Commit)
 
 
+def test_a_member_that_can_call_nobody_is_waited_for_while_it_still_gets_the_sums_of_its_round() -> None:
+    """The stream of a pair is opened by the end that can call the other. A member that missed them could fetch the average from nobody."""
+    mine, deaf, elsewhere = averaged("p1"), member("p2", unreached=(PeerId("p1"),)), averaged("p3", stage=1)
+    own = OwnState(record=mine, giving_to=frozenset({deaf.peer}))
+    assert isinstance(decided(mine, deaf, elsewhere, own=own), Wait)
+    assert isinstance(decided(mine, deaf, elsewhere, own=replace(own, averaged_since_s=100.0 - RULES.averaging_s)), Commit)
+
+
 def test_no_mate_is_everybodys_donor_by_its_id() -> None:
     """A key can be made whose id sorts first."""
     ahead = [member(f"p{number}", step=2) for number in range(20)]

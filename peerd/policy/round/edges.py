@@ -79,9 +79,15 @@ class Detours:
         self._tried: dict[Edge, tuple[tuple[int, ...], float]] = {}
         """By edge: the mates that were to carry what does not pass over it, and since when the last one."""
 
-    def due(self, debts: Debts, edges: Sequence[Edge], known: Collection[Edge], now_s: float) -> Iterator[tuple[Edge, int]]:
-        """Yield edges over which nothing passes, and those that lead over such a hop, each with the mate that carries from now on."""
-        still = [edge for edge in edges if debts.is_still(edge, now_s)]
+    def due(
+        self, debts: Debts, edges: Sequence[Edge], known: Collection[Edge], now_s: float, dead: Collection[Edge] = ()
+    ) -> Iterator[tuple[Edge, int]]:
+        """Yield edges over which nothing passes, and those that lead over such a hop, each with the mate that carries from now on.
+
+        `dead`: edges over which nothing can pass, as both ends say: nobody waits to see that.
+        """
+        still = [edge for edge in edges if debts.is_still(edge, now_s)] + [edge for edge in dead if debts.owes(*edge)]
+        known = {*known, *dead}
         for edge in dict.fromkeys([*still, *(each for hop in still for each in debts.over(hop))]):
             tried, since_s = self._tried.get(edge, ((), -math.inf))
             if now_s < since_s + BEHIND * self._averaging_s:

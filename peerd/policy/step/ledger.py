@@ -8,7 +8,7 @@ that lack the update of step t, so they need not wait for it. At a commit the se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median_high
 
@@ -113,19 +113,20 @@ def why_no_average(live: LiveView, stage: int, step: int) -> str:
     return "" if is_held else f"stage {stage} has not averaged yet"
 
 
-def on_their_way(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
+def on_their_way(live: LiveView, stage: int, step: int, given: Collection[PeerId] = ()) -> list[PeerRecord]:
     """The members of a stage that lack the average of this step, and stay: rule 10 (commit), hole 4.
 
-    A member that can call nobody who has it is not waited for: hole 22 (one way to a mate).
+    A member that can call nobody who has it is not waited for: hole 22 (one way to a mate). It is while it is among the `given`, to which
+    this peer sends the sums of its round.
     """
     able = {m.peer for m in live.serving(stage) if m.step > step or (m.step == step and m.phase is Phase.AVERAGED)}
     waiting = [m for m in live.members(stage, step) if m.phase is not Phase.AVERAGED and not m.leaving]
-    return [m for m in waiting if not (able and able <= set(m.unreached))]
+    return [m for m in waiting if m.peer in given or not (able and able <= set(m.unreached))]
 
 
-def why_not_averaged(live: LiveView, stage: int, step: int) -> str:
+def why_not_averaged(live: LiveView, stage: int, step: int, given: Collection[PeerId] = ()) -> str:
     """Why some member of a stage lacks the average of this step; empty if all have it or are past it."""
-    late = on_their_way(live, stage, step)
+    late = on_their_way(live, stage, step, given)
     behind = f"{late[0].peer} of stage {stage} is still {late[0].phase.name.lower()}" if late else ""
     return why_no_average(live, stage, step) or behind
 

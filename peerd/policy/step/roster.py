@@ -113,6 +113,12 @@ def dead_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
     return tuple([(m.peer, peer) for m in stage_records for peer in m.unreached if peer in names and peer != m.peer])
 
 
+def cut_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
+    """Pairs of live peers of a stage of which neither can call the other, as both say, in both orders."""
+    dead = dict.fromkeys(dead_links(live, stage))
+    return tuple(pair for pair in dead if pair[::-1] in dead)
+
+
 def compose(
     mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int, ranks: int = 1, last: Sequence[PeerId] = ()
 ) -> Roster | None:

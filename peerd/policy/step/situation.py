@@ -57,6 +57,8 @@ class OwnState:
     """Seconds since the open round began, or this peer was last told of progress of any member in it, its own included."""
     judge_silent_s: float = math.inf
     """Seconds since a judge of the open round, other than this peer, last said anything; infinite where none says anything."""
+    giving_to: frozenset[PeerId] = frozenset()
+    """Members of this peer's last round to which it still sends sums that they lack."""
     propose_after_s: float = 0.0
     """The earliest time of the next proposal, after a round that this peer led has failed."""
     attempt: int = 0

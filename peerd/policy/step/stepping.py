@@ -294,8 +294,9 @@ def _committing(now: Situation, reason: str) -> acts.Commit:
 
 def _why_uncommitted(now: Situation) -> str:
     """Why rule 10 (commit) does not hold yet; empty if it holds."""
-    step, find = now.mine.step, why_no_average if now.is_late else why_not_averaged
-    reason = next(filter(None, (find(now.live, stage, step) for stage in range(now.rules.num_stages))), "")
+    live, step, given, stages = now.live, now.mine.step, now.own.giving_to, range(now.rules.num_stages)
+    reasons = (why_no_average(live, s, step) if now.is_late else why_not_averaged(live, s, step, given) for s in stages)
+    reason = next(filter(None, reasons), "")
     if reason:
         return reason
     if now.lacks_norm():
