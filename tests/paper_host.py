@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -44,6 +44,8 @@ class PaperHost:
     failed: list[PeerId] = field(default_factory=list)
     strangers: set[PeerId] = field(default_factory=set)
     """Peers that are not known to serve this stage."""
+    known: set[PeerId] = field(default_factory=set)
+    """Peers that a proposal may name by their marks."""
     rates: dict[PeerId, tuple[float | None, float | None]] = field(default_factory=dict)
     cut: set[tuple[PeerId, PeerId]] = field(default_factory=set)
     """Pairs of mates of which neither can call the other."""
@@ -66,6 +68,9 @@ class PaperHost:
 
     def is_mate(self, peer: PeerId) -> bool:
         return peer not in self.strangers
+
+    def mates(self) -> Iterable[PeerId]:
+        return self.known
 
     def sign(self, message: bytes) -> bytes:
         return blake3(self.key + message).digest()

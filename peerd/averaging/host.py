@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from peerd.policy.step.roster import Roster
@@ -26,6 +26,9 @@ class RoundHost(Protocol):
 
     def is_mate(self, peer: PeerId) -> bool:
         """Whether the table knows `peer` as one of this stage."""
+
+    def mates(self) -> Iterable[PeerId]:
+        """Return all peers that the table knows as ones of this stage, live or not, this peer included."""
 
     def pass_s(self) -> float:
         """Return how many seconds a microbatch takes in all stages, at the slowest peer of each; 0 while that is not known."""

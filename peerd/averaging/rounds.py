@@ -95,7 +95,7 @@ class Rounds:
         self.absences = Absences(state.record.peer, averaging_s)
         signatures = Signatures(state.record.peer, host.sign, host.has_signed)
         self._around = Surroundings(signatures, self._arithmetic, client, host, clock, averaging_s, spans, PastEdges())
-        self._host = host
+        self._host, self.mates = host, host.mates
 
     # As leader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from peerd.errors import WrongStateError
@@ -53,6 +53,9 @@ class Reception:
     def cancel(self, caller: PeerId, call_id: bytes) -> None:
         if self._seat is not None:
             self._seat.service.cancel(caller, call_id)
+
+    def mates(self) -> Iterable[PeerId]:
+        return self._present().rounds.mates()
 
     async def propose(self, caller: PeerId, roster: Roster) -> ProposalAnswer:
         with self._served() as seat:

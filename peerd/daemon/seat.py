@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -300,6 +300,11 @@ class Seat:
     def is_mate(self, peer: PeerId) -> bool:
         known = self.peer.membership.view.sightings.get(peer)
         return known is not None and known.record.stage == self.stage and peer not in self.peer.membership.contradictory
+
+    def mates(self) -> Iterable[PeerId]:
+        live = self.peer.membership.live()
+        known = (*live.of_stage(self.stage), *live.suspected, *live.expired)
+        return {self.peer.membership.me, *(record.peer for record in known if record.stage == self.stage)}
 
     def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None:
         self.peer.network.links.traffic.line.delivered_to(peer, num_bytes, took_s)

@@ -20,44 +20,24 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class RosterEntry(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PEER_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    LEDGER_NO_FIELD_NUMBER: _builtins.int
-    DONE_FIELD_NUMBER: _builtins.int
-    peer: _builtins.str
-    incarnation: _builtins.int
-    ledger_no: _builtins.int
-    done: _builtins.bytes
-    """bitmap, little endian"""
-    def __init__(
-        self,
-        *,
-        peer: _builtins.str = ...,
-        incarnation: _builtins.int = ...,
-        ledger_no: _builtins.int = ...,
-        done: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "incarnation", b"incarnation", "ledger_no", b"ledger_no", "peer", b"peer"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RosterEntry: _TypeAlias = RosterEntry  # noqa: Y015
-
-@_typing.final
 class Roster(_message.Message):
+    """Members are numbered by their places, sorted by peer. Their ledgers are disjoint, so a microbatch has one holder: 9 bits for each, where
+    there are 300 members.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     STAGE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
-    ENTRIES_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
+    INCARNATIONS_FIELD_NUMBER: _builtins.int
+    LEDGER_NOS_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
+    CODEC_OF_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     EXPECTED_S_FIELD_NUMBER: _builtins.int
@@ -65,17 +45,31 @@ class Roster(_message.Message):
     step: _builtins.int
     attempt: _builtins.int
     leader: _builtins.str
+    marks: _builtins.bytes
+    """in place of the peers: 8 bytes of a hash of each"""
+    codec_of: _builtins.bytes
+    """by member: the place of the codec of what it sends"""
     num_chunks: _builtins.int
     """of each slice"""
     expected_s: _builtins.float
     """how long the round takes at the rates that the leader believes"""
     @_builtins.property
-    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RosterEntry]:
-        """sorted by peer"""
+    def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def incarnations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by member"""
+
+    @_builtins.property
+    def ledger_nos(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """by member"""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """bitmaps, little endian: the bits of the holder's place + 1, the lowest one first; 0: nobody"""
 
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of what each member sends, where the run leaves that to the leader; none: as the manifest says"""
+        """each once, where the run leaves codecs to the leader; none: as the manifest says"""
 
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -88,15 +82,20 @@ class Roster(_message.Message):
         step: _builtins.int = ...,
         attempt: _builtins.int = ...,
         leader: _builtins.str = ...,
-        entries: _abc.Iterable[Global___RosterEntry] | None = ...,
+        peers: _abc.Iterable[_builtins.str] | None = ...,
+        marks: _builtins.bytes = ...,
+        incarnations: _abc.Iterable[_builtins.int] | None = ...,
+        ledger_nos: _abc.Iterable[_builtins.int] | None = ...,
+        holders: _abc.Iterable[_builtins.bytes] | None = ...,
         codecs: _abc.Iterable[_builtins.str] | None = ...,
+        codec_of: _builtins.bytes = ...,
         shares: _abc.Iterable[_builtins.int] | None = ...,
         num_chunks: _builtins.int = ...,
         expected_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codecs", b"codecs", "entries", b"entries", "expected_s", b"expected_s", "leader", b"leader", "num_chunks", b"num_chunks", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec_of", b"codec_of", "codecs", b"codecs", "expected_s", b"expected_s", "holders", b"holders", "incarnations", b"incarnations", "leader", b"leader", "ledger_nos", b"ledger_nos", "marks", b"marks", "num_chunks", b"num_chunks", "peers", b"peers", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -108,7 +107,10 @@ class Proposal(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     ROSTER_FIELD_NUMBER: _builtins.int
+    AVERAGE_ID_FIELD_NUMBER: _builtins.int
     run: _builtins.str
+    average_id: _builtins.bytes
+    """of the roster, if it has marks: whoever reads them may know others that look the same"""
     @_builtins.property
     def roster(self) -> Global___Roster: ...
     def __init__(
@@ -116,10 +118,11 @@ class Proposal(_message.Message):
         *,
         run: _builtins.str = ...,
         roster: Global___Roster | None = ...,
+        average_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "roster", b"roster", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -130,10 +133,13 @@ class ProposalReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOINED_FIELD_NUMBER: _builtins.int
+    UNNAMED_FIELD_NUMBER: _builtins.int
     PREPARING_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     joined: _builtins.bool
+    unnamed: _builtins.bool
+    """not all of the marks are known here: the caller proposes again, with the peers"""
     preparing: _builtins.bool
     """it joins once what it computes now is done: the caller asks again"""
     reason: _builtins.str
@@ -145,13 +151,14 @@ class ProposalReply(_message.Message):
         self,
         *,
         joined: _builtins.bool = ...,
+        unnamed: _builtins.bool = ...,
         preparing: _builtins.bool = ...,
         reason: _builtins.str = ...,
         record: _swarm_pb2.SignedRecord | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "preparing", b"preparing", "reason", b"reason", "record", b"record"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["joined", b"joined", "preparing", b"preparing", "reason", b"reason", "record", b"record", "unnamed", b"unnamed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import SpanKind, SpanRing
-from peerd.wire import convert
+from peerd.wire import convert, rosters
 from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
 from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Verified
@@ -119,10 +119,18 @@ class StageClient(Client):
 class AveragingClient(Client):
     stub_of = averaging_pb2_grpc.AveragingStub
 
+    def __init__(self, links: Links, run: RunId) -> None:
+        super().__init__(links, run)
+        self._marked: tuple[Roster, averaging_pb2.Proposal] | None = None
+        """The roster that was proposed last, as it travels: all its members get the same."""
+
     async def propose(self, peer: PeerId, roster: Roster, timeout_s: float) -> ProposalAnswer:
-        """Ask a member to join a round."""
-        proposal = averaging_pb2.Proposal(run=self._run, roster=convert.roster_to(roster))
-        reply = await self._ask(peer, "Propose", proposal, timeout_s)
+        """Ask a member to join a round. It gets the names of all members only if it does not know them by their marks."""
+        if self._marked is None or self._marked[0] is not roster:
+            self._marked = roster, rosters.proposal_to(roster, self._run, marked=True)
+        reply = await self._ask(peer, "Propose", self._marked[1], timeout_s)
+        if reply.unnamed:
+            reply = await self._ask(peer, "Propose", rosters.proposal_to(roster, self._run, marked=False), timeout_s)
         record = reply.record.body, reply.record.signature
         return ProposalAnswer(reply.joined, reply.reason[:200], record, reply.preparing and not reply.joined)
 
@@ -214,7 +222,7 @@ class AveragingClient(Client):
                 raise BadMessageError(f"an average of {header.num_bytes} bytes where {due} are due")
             chunks = await _read_chunks(rpc, header.num_bytes, patience_s)
         self._links.traffic.took("averages", PeerRole.STAGE_PEER, header.num_bytes)
-        return convert.average_from(header), header.blake3, chunks
+        return rosters.average_from(header), header.blake3, chunks
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
         """Fetch a tied weight's gradients as chunks of `num_bytes` together. Their hash is checked here."""

@@ -15,12 +15,10 @@ from peerd.generated import averaging_pb2, stage_pb2, state_pb2, swarm_pb2
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.round.debts import Edge
 from peerd.policy.step.contributions import StageTally, Tally
-from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
-from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord
 from peerd.wire.chunks import Headed, Pieces
-from peerd.wire.messages import ITEM_BYTES, Average, Beat, Call, CallResult, Carried, Description, Frame, Snapshot, TensorBytes, Verified
+from peerd.wire.messages import ITEM_BYTES, Beat, Call, CallResult, Carried, Description, Frame, Snapshot, TensorBytes, Verified
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -88,13 +86,13 @@ def tensor_from(header: stage_pb2.TensorHeader) -> TensorBytes:
 
 
 def _codec_from(header: stage_pb2.TensorHeader) -> Codec:
-    codec = _known_codec(header.codec) or NONE
+    codec = known_codec(header.codec) or NONE
     if codec.is_lossy and header.dtype != "float32":
         raise BadMessageError(f"a tensor of {header.dtype} cannot be encoded as {codec}")
     return codec
 
 
-def _known_codec(name: str) -> Codec | None:
+def known_codec(name: str) -> Codec | None:
     """Return the codec of this name, None for an empty name. Raises BadMessageError for an unknown one."""
     try:
         return parse_codec(name) if name else None
@@ -137,7 +135,7 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         inputs=tensor_from(header.inputs),
         labels=tensor_from(header.labels),
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
-        gradient_codec=_known_codec(header.gradient_codec),
+        gradient_codec=known_codec(header.gradient_codec),
     )
 
 
@@ -185,34 +183,6 @@ def result_from(done: stage_pb2.Done, gradient: TensorBytes | None) -> CallResul
     return _copied(CallResult, done, _TIMES, gradient=gradient, records=records_from(done.records, MAX_STAGES), loss=loss)
 
 
-def roster_to(roster: Roster) -> averaging_pb2.Roster:
-    return averaging_pb2.Roster(
-        stage=roster.stage,
-        step=roster.step,
-        attempt=roster.attempt,
-        leader=roster.leader,
-        entries=[
-            averaging_pb2.RosterEntry(peer=e.peer, incarnation=e.incarnation, ledger_no=e.ledger_no, done=bitmap_to(e.done))
-            for e in roster.entries
-        ],
-        codecs=roster.codecs,
-        shares=roster.shares,
-        num_chunks=roster.num_chunks,
-        expected_s=roster.expected_s,
-    )
-
-
-def roster_from(message: averaging_pb2.Roster) -> Roster:
-    if len(message.entries) > MAX_ROSTER:
-        raise BadMessageError(f"a roster of {len(message.entries)} peers")
-    entries = tuple(RosterEntry(PeerId(e.peer), e.incarnation, e.ledger_no, bitmap_from(e.done)) for e in message.entries)
-    if max(len(message.codecs), len(message.shares)) > len(entries):
-        raise BadMessageError("a roster with more codecs or shares than members")
-    codecs, shares = tuple(str(_known_codec(name) or NONE) for name in message.codecs), tuple(message.shares)
-    leader = PeerId(message.leader)
-    return Roster(message.stage, message.step, message.attempt, leader, entries, codecs, shares, message.num_chunks, message.expected_s)
-
-
 def id_from(average_id: bytes) -> AverageId:
     if len(average_id) != ID_BYTES:
         raise BadMessageError("the id of a round has 16 bytes")
@@ -258,26 +228,6 @@ def beat_from(message: averaging_pb2.RoundBeat) -> Beat:
     carriers = {Edge(each.source, each.target): each.mate for each in message.carrying}
     carried = {Edge(each.source, each.target): each.here for each in message.carrying}
     return Beat(id_from(message.average_id), still_s=message.still_ms / 1000, carriers=carriers, carried=carried, **counts)
-
-
-def average_to(average: Average, checksum: bytes) -> averaging_pb2.AverageHeader:
-    return averaging_pb2.AverageHeader(
-        roster=roster_to(average.roster),
-        num_bytes=average.num_bytes,
-        blake3=checksum,
-        inexact=average.lineage.inexact,
-        lineage=average.lineage.chain,
-        tied_sum=average.tied_sum,
-        norm=average.norm,
-    )
-
-
-def average_from(header: averaging_pb2.AverageHeader) -> Average:
-    lineage, tied_sum = Lineage(header.inexact, header.lineage), AverageId(header.tied_sum[:MAX_LINEAGE_BYTES])
-    norm = header.norm if header.HasField("norm") else None
-    if norm is not None and not norm >= 0:  # nor not a number
-        raise BadMessageError("an average with a gradient norm that is none")
-    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum, norm)
 
 
 def snapshot_to(snapshot: Snapshot) -> state_pb2.StateHeader:

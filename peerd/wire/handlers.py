@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from peerd.link.links import Bytes
@@ -54,6 +54,10 @@ class StageHandler(Protocol):
 
 
 class AveragingHandler(Protocol):
+    def mates(self) -> Iterable[PeerId]:
+        """Return the peers that are known here as peers of the stage, this one included: a proposal may name them by their marks."""
+        ...
+
     async def propose(self, caller: PeerId, roster: Roster) -> ProposalAnswer: ...
 
     async def give(self, caller: PeerId, average_id: AverageId, frames: Frames, tell: Tell) -> None:

@@ -34,14 +34,14 @@ from peerd.link.traffic import Link, PeerRole, Way
 from peerd.link.tunnel import caller_of
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import MAX_SPANS, SpanKind
-from peerd.wire import convert, timelines
+from peerd.wire import convert, rosters, timelines
 from peerd.wire.budgets import most_arriving
 from peerd.wire.chunks import Chunk, Headed, opening
 from peerd.wire.deliveries import Delivery
 from peerd.wire.door import Door
 from peerd.wire.frames import UNHEADED, LatestWord, count_sent, frames_of, messages_of
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
-from peerd.wire.messages import Call, CallResult, StateRequest, Verified
+from peerd.wire.messages import Call, CallResult, ProposalAnswer, StateRequest, Verified
 from peerd.wire.open_conversations import Held
 from peerd.wire.replies import Replies
 
@@ -225,11 +225,13 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
 
     async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
         async with self._door.answering(context, request.run) as caller:
-            joined, reason, (body, signature), preparing = await self._handler.propose(caller, convert.roster_from(request.roster))
+            roster = rosters.proposal_from(request, self._handler.mates)
+            answer = await self._handler.propose(caller, roster) if roster is not None else ProposalAnswer(False)
+        joined, reason, (body, signature), preparing = answer
         if not (joined or preparing):
             await self._door.slow_down(caller)
         record = swarm_pb2.SignedRecord(body=body, signature=signature)
-        return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=record, preparing=preparing)
+        return averaging_pb2.ProposalReply(joined=joined, reason=reason, record=record, preparing=preparing, unnamed=roster is None)
 
     async def Give(self, messages: AsyncIterator[averaging_pb2.ChunkMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:
         """Take a member's chunks of a round, without copying them (`ChunkCoder`), and yield what has been verified."""
@@ -274,7 +276,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
             average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
         with Delivery(chunks, self._door.patience_s) as delivery:
             del chunks
-            yield averaging_pb2.AverageMessage(header=convert.average_to(average, checksum))
+            yield averaging_pb2.AverageMessage(header=rosters.average_to(average, checksum))
             for chunk in delivery:
                 yield averaging_pb2.AverageMessage(chunk=bytes(chunk))
         await self._door.check_taken(context, caller, delivery)

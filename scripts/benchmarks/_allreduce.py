@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,6 +210,7 @@ class Peerd:
         self._job = job
         self._stack = contextlib.AsyncExitStack()
         self._changed = asyncio.Event()
+        self._members: list[PeerId] = []
 
     async def open(self) -> dict[str, Any]:
         from peerd.averaging.log import AverageLog
@@ -254,6 +255,9 @@ class Peerd:
 
     def cut_links(self) -> tuple[tuple[PeerId, PeerId], ...]:
         return ()
+
+    def mates(self) -> Iterable[PeerId]:
+        return self._members
 
     def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None: ...
 
@@ -313,6 +317,7 @@ class Peerd:
         from peerd.policy.step.roster import Roster, RosterEntry
         from peerd.table.record import Phase
 
+        self._members = [other["peer"] for other in others]
         began_s, record = time.monotonic(), self._state.record
         shares = [share_of(rank, len(others)) for rank in range(len(others))]
         entries = sorted(RosterEntry(other["peer"], 1, other["ledger_no"], share) for other, share in zip(others, shares, strict=True))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 1.0
 CALL_FAILS_S = 0.3
+UNNAMED = "not all of the members are known here by their marks"
 
 
 @dataclass(eq=False, slots=True)
@@ -164,11 +165,15 @@ class Rounds:
 
             self._propose_to(member, roster)
 
-    def _propose_to(self, member: PeerId, roster: Roster) -> None:
+    def _propose_to(self, member: PeerId, roster: Roster, named: bool = False) -> None:
         """A refusal ends the round. Without an answer the member is asked again for a while, and then this leader gives the round up."""
         peer = self._peer
 
         def answered(joined: object) -> None:
+            if joined == UNNAMED:
+                peer.world.counts["proposals with names"] += 1
+                self._propose_to(member, roster, named=True)
+                return
             if joined is True or self.current is None or self.current.roster.average_id != roster.average_id:
                 return
             if joined is False:
@@ -184,7 +189,7 @@ class Rounds:
                 return
             peer.after(BROKE_S, lambda: self._propose_again(member, roster))
 
-        self.call(member, lambda mate, reply: mate.rounds.serve(roster, reply), answered)
+        self.call(member, lambda mate, reply: mate.rounds.serve(roster, reply, named), answered)
 
     def _propose_again(self, member: PeerId, roster: Roster) -> None:
         if self.current is not None and self.current.roster.average_id == roster.average_id:
@@ -196,9 +201,13 @@ class Rounds:
             if member != self._peer.name:
                 self._deliver(member, lambda mate: mate.rounds.abort(roster))
 
-    def serve(self, roster: Roster, reply: Callable[[object], None]) -> None:
+    def serve(self, roster: Roster, reply: Callable[[object], None], named: bool) -> None:
         peer, join, leader = self._peer, Join(roster), self._peer.view.sightings.get(roster.leader)
         if peer.lies.is_silent:
+            return
+        knows_all = {*peer.view.sightings, peer.name}.issuperset(roster.peers) and "marks" not in peer.world.scenario.off
+        if not (named or knows_all):
+            reply(UNNAMED)
             return
         if leader is None or leader.record.stage != peer.record.stage:
             reply(False)

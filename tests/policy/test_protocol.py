@@ -44,6 +44,15 @@ def test_where_only_outdated_peers_survive_a_run_goes_on_and_says_what_was_inexa
     assert run(draw(2000 + seed, EVERY_KIND, survivor=Survivor.ANY)).problems == ()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_where_members_do_not_know_each_other_by_their_marks_a_run_survives_faults_as_well(seed: int) -> None:
+    for delayed in (False, True):
+        outcome = run(draw(1000 + seed, EVERY_KIND, delayed=delayed, off=frozenset({"marks"})))
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.counts["proposals with names"] > 0
+
+
 def test_delayed_runs_without_faults_compute_much_of_a_step_before_the_last_one_is_applied() -> None:
     counts: Counter[str] = Counter()
     for seed in range(4):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -46,7 +47,11 @@ def calls(draw: st.DrawFn) -> Call:
 
 @st.composite
 def rosters(draw: st.DrawFn) -> Roster:
-    entries = draw(st.lists(st.builds(RosterEntry, peers, numbers, numbers, bitmaps), max_size=4))
+    """The ledgers are disjoint."""
+    entries, held = list[RosterEntry](), 0
+    for entry in draw(st.lists(st.builds(RosterEntry, peers, numbers, numbers, bitmaps), max_size=4)):
+        entries.append(replace(entry, done=entry.done & ~held))
+        held |= entry.done
     codecs = draw(st.just(()) | st.tuples(*(st.sampled_from(EXAMPLES) for _ in entries)))
     shares = draw(st.just(()) | st.tuples(*(st.integers(0, (1 << 32) - 1) for _ in entries)))
     rest = codecs, shares, draw(st.integers(0, (1 << 32) - 1)), draw(st.floats(allow_nan=False))

@@ -27,13 +27,13 @@ from peerd.policy.round.debts import Edge
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.executor import Priority
 from peerd.table.record import AverageId, PeerId, Phase
-from peerd.wire import convert
 from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
 from peerd.wire.door import Door
 from peerd.wire.frames import opening_of_round
 from peerd.wire.handlers import AveragingHandler, Frames, Tell
 from peerd.wire.messages import Beat, Frame, Verified
+from peerd.wire.rosters import roster_to
 from peerd.wire.services import AveragingServicer
 from tests.link.local_peers import serving
 from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain, new_identity
@@ -42,7 +42,7 @@ from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_r
 async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Callee) -> None:
     await callee.assert_lives()  # so that it holds microbatch 1
     mine = callee.state.record
-    for theirs, words in ((0b001, "cover"), (0b111, "overlaps"), (0b1101, "beyond")):
+    for theirs, words in ((0b001, "cover"), (0b1101, "beyond")):
         entries = (RosterEntry(mine.peer, 1, mine.ledger_no, mine.done), RosterEntry(callee.caller.peer, 1, 1, theirs))
         roster = Roster(1, 0, 0, callee.caller.peer, tuple(sorted(entries)))
         joined, reason, *_ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
@@ -52,16 +52,35 @@ async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Calle
 
 
 async def test_a_roster_proposed_by_another_than_its_leader_is_refused(callee: Callee) -> None:
-    roster = convert.roster_to(Roster(1, 0, 0, callee.me, (RosterEntry(callee.me, 1, 1, ALL),)))
+    roster = roster_to(Roster(1, 0, 0, callee.me, (RosterEntry(callee.me, 1, 1, ALL),)))
     stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     await assert_refused(callee, stub.Propose(averaging_pb2.Proposal(run=RUN, roster=roster)), BAD, "by its leader")
 
 
 async def test_an_oversize_ledger_in_a_roster_is_refused(callee: Callee) -> None:
-    entry = averaging_pb2.RosterEntry(peer=callee.me, done=bytes(MAX_MICROBATCHES_PER_STEP // 8 + 1))
+    longer = [bytes(MAX_MICROBATCHES_PER_STEP // 8 + 1)]
+    roster = averaging_pb2.Roster(peers=[callee.me], incarnations=[1], ledger_nos=[1], holders=longer)
     stub = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
-    proposal = averaging_pb2.Proposal(run=RUN, roster=averaging_pb2.Roster(entries=[entry]))
+    proposal = averaging_pb2.Proposal(run=RUN, roster=roster)
     await assert_refused(callee, stub.Propose(proposal), BAD, "longer than any step")
+
+
+async def test_a_member_that_knows_the_others_by_their_marks_joins_at_once_and_one_that_does_not_gets_their_names(callee: Callee) -> None:
+    roster, asked = await whole_roster(callee), list[averaging_pb2.Proposal]()
+    client = AveragingClient(callee.links(), RUN)
+    ask = client._ask
+
+    async def noted(peer: PeerId, method: str, question: averaging_pb2.Proposal, timeout_s: float) -> Any:
+        asked.append(question)
+        return await ask(peer, method, question, timeout_s)
+
+    client._ask = noted  # type: ignore[method-assign, assignment]
+    assert (await client.propose(callee.caller.peer, replace(roster, step=7), PATIENCE_S))[:1] == (False,)
+    assert [len(each.roster.peers) for each in asked] == [0, 2]
+    callee.host.known.update(roster.peers)
+    assert (await client.propose(callee.caller.peer, roster, PATIENCE_S))[0]
+    assert [len(each.roster.peers) for each in asked] == [0, 2, 0]
+    assert callee.state.round == roster
 
 
 async def test_a_roster_proposed_by_a_peer_that_no_record_names_as_a_mate_is_not_joined(callee: Callee) -> None:
@@ -145,7 +164,7 @@ async def test_hole_21_whatever_ends_the_call_of_a_proposal_the_round_that_it_op
         return opened
 
     monkeypatch.setattr(callee.state, "open_round", slow)
-    links, proposal = callee.links(), averaging_pb2.Proposal(run=RUN, roster=convert.roster_to(roster))
+    links, proposal = callee.links(), averaging_pb2.Proposal(run=RUN, roster=roster_to(roster))
     channel = await links.channel(callee.caller.peer)
     rpc = averaging_pb2_grpc.AveragingStub(channel).Propose(proposal, timeout=at * COPY_S if end == "deadline" else PATIENCE_S)
     await asyncio.wait([asyncio.ensure_future(rpc.code())], timeout=at * COPY_S)

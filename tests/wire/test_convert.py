@@ -13,13 +13,13 @@ from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2, stage_pb2, swarm_pb2
 from peerd.policy.step.contributions import StageTally, Tally
-from peerd.policy.step.roster import Roster
 from peerd.policy.swarm.spreading import TAG_BYTES
 from peerd.table.forms import bitmap_to
 from peerd.table.record import PeerId
 from peerd.wire import convert
 from peerd.wire.messages import Beat, Call, Frame, TensorBytes, Verified
-from tests.wire.strategies import beats, bitmaps, calls, frames, rosters, tensors, verified
+from peerd.wire.rosters import proposal_from
+from tests.wire.strategies import beats, bitmaps, calls, frames, tensors, verified
 
 RUN = "f" * 32
 
@@ -36,13 +36,6 @@ def test_a_call_comes_back_as_it_was(call: Call, records: list[tuple[bytes, byte
     assert convert.call_from(header) == call
     assert convert.records_from(header.records) == tuple(records)
     assert header.run == RUN
-
-
-@given(rosters())
-def test_a_roster_and_so_its_id_come_back_as_they_were(roster: Roster) -> None:
-    back = convert.roster_from(averaging_pb2.Roster.FromString(convert.roster_to(roster).SerializeToString()))
-    assert back == roster
-    assert back.average_id == roster.average_id
 
 
 @given(frames, verified, beats())
@@ -71,9 +64,6 @@ def test_words_of_a_round_that_are_too_long_are_refused() -> None:
         convert.verified_from(averaging_pb2.Verified(carried=many * [averaging_pb2.Carried()]))
     with pytest.raises(BadMessageError):
         convert.frame_from(averaging_pb2.ChunkHeader(signature=bytes(convert.MAX_SIGNATURE_BYTES + 1)))
-    for changes in ({"codecs": ["none"]}, {"shares": [1]}):
-        with pytest.raises(BadMessageError, match="more codecs or shares"):
-            convert.roster_from(averaging_pb2.Roster(**changes))
 
 
 @given(bitmaps)
@@ -90,7 +80,7 @@ def test_a_tensors_header_comes_back_as_it_was(tensor: TensorBytes) -> None:
 def test_junk_is_a_bad_message_or_a_message_but_never_another_error(junk: bytes) -> None:
     for read in (
         lambda: convert.call_from(stage_pb2.CallHeader.FromString(junk)),
-        lambda: convert.roster_from(averaging_pb2.Roster.FromString(junk)),
+        lambda: proposal_from(averaging_pb2.Proposal.FromString(junk), list),
         lambda: convert.frame_from(averaging_pb2.ChunkHeader.FromString(junk)),
         lambda: convert.verified_from(averaging_pb2.Verified.FromString(junk)),
         lambda: convert.beat_from(averaging_pb2.RoundBeat.FromString(junk)),
@@ -145,8 +135,6 @@ def test_a_call_out_of_range_is_refused(changes: dict[str, object]) -> None:
 def test_more_than_may_travel_at_once_is_refused() -> None:
     with pytest.raises(BadMessageError, match="65 records"):
         convert.records_from([swarm_pb2.SignedRecord()] * (convert.MAX_RECORDS + 1))
-    with pytest.raises(BadMessageError, match="roster"):
-        convert.roster_from(averaging_pb2.Roster(entries=[averaging_pb2.RosterEntry()] * (convert.MAX_ROSTER + 1)))
     with pytest.raises(BadMessageError, match="ledger"):
         convert.bitmap_from(bytes(MAX_MICROBATCHES_PER_STEP // 8 + 1))
 

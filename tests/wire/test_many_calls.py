@@ -25,6 +25,7 @@ from peerd.table.record import AverageId, PeerId
 from peerd.wire import budgets, convert
 from peerd.wire.frames import opening_of_round
 from peerd.wire.grpc_server import _handlers
+from peerd.wire.rosters import roster_to
 from tests.wire.callee import BAD, BUSY, GONE, RUN, STATE, Callee
 from tests.wire.test_averaging_service import open_round
 
@@ -101,7 +102,7 @@ class Calls:
 
     def _proposal(self) -> list[Any]:
         roster = replace(self._roster, attempt=self._rng.randrange(1000))
-        return [averaging_pb2.Proposal(run=RUN, roster=convert.roster_to(roster))]
+        return [averaging_pb2.Proposal(run=RUN, roster=roster_to(roster))]
 
     def _id(self) -> AverageId:
         return self._roster.average_id if self._rng.randrange(2) else AverageId(self._bytes(16))

@@ -1,0 +1,127 @@
+"""Rosters as they travel: in proposals, and with finished averages.
+
+The ledgers of a roster are disjoint, so it takes a few bits to tell who holds a microbatch. A proposal names members by marks, which are
+short, as its callee nearly always knows them all. So a proposal to 300 members of a step with 4,096 microbatches has less than 10 KB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+
+from peerd.config.codec import NONE
+from peerd.errors import BadMessageError
+from peerd.generated import averaging_pb2
+from peerd.policy.hashing import digest
+from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.table.forms import bitmap_to
+from peerd.table.record import AverageId, Lineage, PeerId, RunId
+from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, bitmap_from, known_codec
+from peerd.wire.messages import Average
+
+MARK_BYTES, MARKS_REMEMBERED = 8, 1 << 12
+
+
+def roster_to(roster: Roster, marked: bool = False) -> averaging_pb2.Roster:
+    """Its ledgers are disjoint. `marked`: with marks in place of the peers, for somebody who knows them."""
+    codecs = sorted(set(roster.codecs))
+    return averaging_pb2.Roster(
+        stage=roster.stage,
+        step=roster.step,
+        attempt=roster.attempt,
+        leader=roster.leader,
+        peers=() if marked else roster.peers,
+        marks=b"".join(map(mark_of, roster.peers)) if marked else b"",
+        incarnations=[entry.incarnation for entry in roster.entries],
+        ledger_nos=[entry.ledger_no for entry in roster.entries],
+        holders=[bitmap_to(plane) for plane in _planes([entry.done for entry in roster.entries])],
+        codecs=codecs,
+        codec_of=bytes(map(codecs.index, roster.codecs)),
+        shares=roster.shares,
+        num_chunks=roster.num_chunks,
+        expected_s=roster.expected_s,
+    )
+
+
+def roster_from(message: averaging_pb2.Roster, peers: Sequence[PeerId] | None = None) -> Roster:
+    """`peers`: whom the marks mean."""
+    names = [PeerId(peer) for peer in message.peers] if peers is None else peers
+    if max(len(names), len(message.holders)) > MAX_ROSTER:
+        raise BadMessageError(f"a roster of {len(names)} peers")
+    if not len(names) == len(message.incarnations) == len(message.ledger_nos):
+        raise BadMessageError("a roster does not say the same of each member")
+    ledgers = _ledgers([bitmap_from(plane) for plane in message.holders], len(names))
+    entries = tuple(map(RosterEntry, names, message.incarnations, message.ledger_nos, ledgers))
+    if max(len(message.codec_of), len(message.shares)) > len(entries) or max(message.codec_of, default=-1) >= len(message.codecs):
+        raise BadMessageError("a roster with more codecs or shares than members")
+    known = [str(known_codec(name) or NONE) for name in message.codecs]
+    codecs, shares = tuple(known[place] for place in message.codec_of), tuple(message.shares)
+    leader = PeerId(message.leader)
+    return Roster(message.stage, message.step, message.attempt, leader, entries, codecs, shares, message.num_chunks, message.expected_s)
+
+
+@lru_cache(maxsize=MARKS_REMEMBERED)
+def mark_of(peer: PeerId) -> bytes:
+    """What names a peer to somebody who knows it."""
+    return digest("mark", peer, size=MARK_BYTES)
+
+
+def proposal_to(roster: Roster, run: RunId, marked: bool) -> averaging_pb2.Proposal:
+    average_id = roster.average_id if marked else b""
+    return averaging_pb2.Proposal(run=run, roster=roster_to(roster, marked), average_id=average_id)
+
+
+def proposal_from(proposal: averaging_pb2.Proposal, known: Callable[[], Iterable[PeerId]]) -> Roster | None:
+    """The roster that is proposed; None if its marks do not tell who is in it, to somebody who knows these peers."""
+    marks = proposal.roster.marks
+    if not marks:
+        return roster_from(proposal.roster)
+    if len(marks) > MARK_BYTES * MAX_ROSTER:
+        raise BadMessageError(f"a roster of {len(marks) // MARK_BYTES} peers")
+    peers = {mark_of(peer): peer for peer in known()}
+    found = [peers.get(marks[start : start + MARK_BYTES]) for start in range(0, len(marks), MARK_BYTES)]
+    named = [peer for peer in found if peer is not None]
+    roster = roster_from(proposal.roster, named) if len(named) == len(found) else None
+    return roster if roster is not None and roster.average_id == proposal.average_id else None
+
+
+def _planes(ledgers: Sequence[int]) -> list[int]:
+    """For each bit of a member's place + 1, the microbatches that such members hold. The ledgers are disjoint."""
+    planes = [0] * len(ledgers).bit_length()
+    for number, done in enumerate(ledgers, 1):
+        for bit in range(number.bit_length()):
+            planes[bit] |= done if number >> bit & 1 else 0
+    return planes
+
+
+def _ledgers(planes: Sequence[int], num_members: int) -> list[int]:
+    """The ledgers again. They are disjoint, whatever the planes are."""
+    if len(planes) != num_members.bit_length():
+        raise BadMessageError(f"a roster of {num_members} peers that tells the holders in {len(planes)} bits")
+    found = []
+    for number in range(1, num_members + 1):
+        held = -1
+        for bit, plane in enumerate(planes):
+            held &= plane if number >> bit & 1 else ~plane
+        found.append(held)
+    return found
+
+
+def average_to(average: Average, checksum: bytes) -> averaging_pb2.AverageHeader:
+    return averaging_pb2.AverageHeader(
+        roster=roster_to(average.roster),
+        num_bytes=average.num_bytes,
+        blake3=checksum,
+        inexact=average.lineage.inexact,
+        lineage=average.lineage.chain,
+        tied_sum=average.tied_sum,
+        norm=average.norm,
+    )
+
+
+def average_from(header: averaging_pb2.AverageHeader) -> Average:
+    lineage, tied_sum = Lineage(header.inexact, header.lineage), AverageId(header.tied_sum[:MAX_LINEAGE_BYTES])
+    norm = header.norm if header.HasField("norm") else None
+    if norm is not None and not norm >= 0:  # nor not a number
+        raise BadMessageError("an average with a gradient norm that is none")
+    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum, norm)
