@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from peerd.averaging.handover import packed
 from peerd.averaging.host import RoundHost
 from peerd.averaging.log import AverageLog
 from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
+from peerd.policy.step.following import LEAST_KEPT
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
@@ -19,23 +21,22 @@ from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Average
 from peerd.wire.tensors import views_of_flat
 
-LOG_PAUSE_S = 0.2
 MOST_DIGESTS = 16
 
 
 class KeptAverages:
-    """Holds and serves finished averages. The log is read and written on the thread of `arithmetic`."""
+    """Holds and serves finished averages. The log has a thread of its own: it waits for no pass, and no pass waits for a disk."""
 
-    def __init__(self, state: StageState, executor: Executor, arithmetic: Executor, log: AverageLog, host: RoundHost) -> None:
+    def __init__(self, state: StageState, executor: Executor, log: AverageLog, host: RoundHost) -> None:
         self._state = state
         self._executor = executor
-        self._arithmetic = arithmetic
+        self._disk = Executor("averages")
         self._log = log
         self._host = host
         self._unlogged: dict[int, HeldAverage] = {}
-        """Averages applied, by step, until they are on disk; one that need not be written, until the next one."""
+        """Averages applied, by step, until they are on disk."""
         self._digests: dict[tuple[AverageId, AverageId], bytes] = {}
-        """Of what was given last, by the ids of the average and of the tied sum after it: hashing takes the thread of the sums."""
+        """Of what was given last, by the ids of the average and of the tied sum after it."""
 
     @property
     def num_kept(self) -> int:
@@ -54,7 +55,7 @@ class KeptAverages:
             average, chunks = packed(found if step < self._state.record.step else replace(found, tied=None, norm=None))
             return average, self._digest_of(average, chunks), chunks
 
-        given = await self._arithmetic.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
+        given = await self._disk.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if given is None:
             raise WrongStateError(f"this peer holds no average of stage {stage}, step {step}")
         return given
@@ -81,35 +82,35 @@ class KeptAverages:
                     return views_of_flat(self._state.accumulator.tied_of(held.flat_sum))
             raise WrongStateError(f"this peer holds no such gradients of a tied weight at step {step}")
 
-        chunks = await self._arithmetic.run(Priority.CONTROL, find)
+        chunks = await self._disk.run(Priority.CONTROL, find)
         return await asyncio.to_thread(digest_of, chunks), chunks
 
-    def hold(self, held: HeldAverage) -> bool:
-        """Keep it in memory. Returns whether the log is to be changed, by `write`."""
-        self._unlogged = {step: other for step, other in self._unlogged.items() if self._is_logged(other)} | {held.roster.step: held}
+    def hold(self, held: HeldAverage) -> Coroutine[Any, Any, None]:
+        """Keep it in memory until what this returns has written it."""
+        self._unlogged[held.roster.step] = held
         self._state.applied = None
-        if not self._is_logged(held):
-            self._log.forget_trouble()
-            return bool(self._log.steps)
-        return True
+        return self._write(held)
 
-    async def write(self, held: HeldAverage) -> None:
-        """Write an average to the log, or empty the log if no mate can need any of it.
+    async def _write(self, held: HeldAverage) -> None:
+        """Write an average to the log, so that it takes no memory beside the next step's gradients.
 
-        After a pause, so that the first microbatch of the next step does not wait for the disk.
+        If no mate can need any of them, only this one stays, for a mate that comes just now.
         """
-        await asyncio.sleep(LOG_PAUSE_S)
-        if not self._is_logged(held):
-            await self._arithmetic.run(Priority.IDLE, self._log.clear)
-            return
+        step, is_needed = held.roster.step, self._is_needed(held)
+        least = LEAST_KEPT if is_needed else 1
         try:
             needed_from = self._host.averages_needed_from()
-            kept = await self._arithmetic.run(Priority.IDLE, lambda: self._log.put(held, needed_from))
+            kept = await self._disk.run(Priority.CONTROL, lambda: self._log.put(held, needed_from, least))
             if held.tied is not None and not kept:
-                await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(held.roster.step))
+                await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(step))
         finally:
-            if self._unlogged.get(held.roster.step) is held:
-                del self._unlogged[held.roster.step]
+            if self._unlogged.get(step) is held:
+                del self._unlogged[step]
+        if not is_needed:
+            self._log.forget_trouble()
+
+    def close(self) -> None:
+        self._disk.close()
 
     def _of_step(self, step: int) -> Iterator[HeldAverage]:
         """Yield the averages of a step, those in memory first."""
@@ -120,6 +121,6 @@ class KeptAverages:
         if logged is not None:
             yield logged
 
-    def _is_logged(self, held: HeldAverage) -> bool:
+    def _is_needed(self, held: HeldAverage) -> bool:
         """Where nobody else has a part in it and no joiner is there, no mate can have missed it, but for one that comes just now."""
         return len(held.roster.entries) > 1 or held.tied is not None or self._host.averages_needed_from() is not None

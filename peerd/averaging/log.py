@@ -44,7 +44,7 @@ class _Entry:
 
 
 class AverageLog:
-    """Every method runs on one thread, the one that computes the sums of rounds; any thread may read `steps`."""
+    """Every method runs on one thread (`KeptAverages`); any thread may read `steps`."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, room: DiskRoom | None = None) -> None:
         self._folder = folder
@@ -60,8 +60,8 @@ class AverageLog:
         shutil.rmtree(folder, ignore_errors=True)
         self.forget_trouble()
 
-    def put(self, held: HeldAverage, needed_from: int | None = None) -> bool:
-        """Write the average of a step and delete those that nobody needs: the last LEAST_KEPT stay, and all since `needed_from`.
+    def put(self, held: HeldAverage, needed_from: int | None = None, least: int = LEAST_KEPT) -> bool:
+        """Write the average of a step and delete those that nobody needs: the last `least` stay, and all since `needed_from`.
 
         Those of joiners go, the oldest first, if the disk or the owner's limit has no room. Returns False if it has none for this one.
         """
@@ -69,7 +69,7 @@ class AverageLog:
         tied_sum, tied = (held.tied.id, held.tied.values) if held.tied else (NO_AVERAGE, torch.empty(0, dtype=self._dtype))
         num_bytes = held.flat_sum.nbytes + tied.nbytes
         for old in sorted(self._kept):
-            if old <= step - LEAST_KEPT and (needed_from is None or old < needed_from):
+            if old <= step - least and (needed_from is None or old < needed_from):
                 self._forget(old)
         is_written = False
         with UNWRITTEN.trying(AVERAGES, self._folder):
@@ -89,10 +89,6 @@ class AverageLog:
         self._kept[step] = _Entry(held.roster, held.lineage, held.norm, tied_sum, tied.numel(), num_bytes)
         self.steps = frozenset(self._kept)
         return True
-
-    def clear(self) -> None:
-        for step in list(self._kept):
-            self._forget(step)
 
     def forget_trouble(self) -> None:
         """Nothing has to be written just now; from any thread."""

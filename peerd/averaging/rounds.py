@@ -72,7 +72,7 @@ class Rounds:
         self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
         spans = spans or SpanRing(0)
         self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans)
-        self.kept = KeptAverages(state, executor, self._arithmetic, log, host)
+        self.kept = KeptAverages(state, executor, log, host)
         self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
@@ -385,8 +385,7 @@ class Rounds:
         if self.compression.allowed.is_lossy:  # queued on the thread of the sums, before any sum of the next round
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
         self._host.applied(held.roster)
-        if self.kept.hold(held):
-            self._tasks.start(self.kept.write(held))
+        self._tasks.start(self.kept.hold(held))
 
     def _end_step(self, roster: Roster) -> None:
         """Every stage has averaged the step: nobody needs the chunks of its round any more."""
@@ -396,5 +395,6 @@ class Rounds:
     def shut(self) -> None:
         self._retire()
         self._tasks.cancel()
+        self.kept.close()
         if self._arithmetic is not self._executor:
             self._arithmetic.close()

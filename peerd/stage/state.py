@@ -366,7 +366,7 @@ class StageState:
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:
         """Begin the next step, with the part of it that is already computed."""
         self._sums[0].zero()
-        self._sums.append(self._sums.pop(0))
+        self._sums = [*self._sums[1:], self._sums[0]]  # at once: other threads read it
         self.record = replace(at_next_step(self.record), lineage=lineage, tied=tied, voids=())
 
     def _move(

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from peerd.averaging import kept
 from peerd.errors import WrongStateError
 from peerd.table.record import Phase
 from peerd.wire.chunks import digest_of
@@ -19,7 +18,6 @@ MakeGroup = Callable[..., Group]
 
 
 async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
     group = make_group(2)
     roster = group.roster()
     assert await group.leader(roster).rounds.lead(roster) == ""
@@ -50,7 +48,9 @@ async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just
     second = replace(first, roster=replace(first.roster, step=1))
     assert (await member.rounds.kept.get_average(0, 0))[0].roster == first.roster
     member.rounds.applied(second)
-    assert member.rounds.kept._unlogged == {1: second}
+    await asyncio.gather(*member.rounds._tasks.running)
+    assert member.rounds.kept._unlogged == {}, "it would be in memory beside the gradients of the next step"
+    assert (await member.rounds.kept.get_average(0, 1))[0].roster == second.roster
 
 
 async def test_an_average_can_be_given_from_the_moment_of_its_commit(make_group: MakeGroup) -> None:
@@ -67,11 +67,8 @@ async def test_an_average_can_be_given_from_the_moment_of_its_commit(make_group:
     assert member.state.applied is None
 
 
-async def test_who_averages_alone_keeps_its_averages_as_long_as_somebody_is_on_its_way_into_the_stage(
-    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_averages_alone_keeps_its_averages_as_long_as_somebody_is_on_its_way_into_the_stage(make_group: MakeGroup) -> None:
     """A joiner's download may take some steps; what it missed meanwhile comes from the log."""
-    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
     group = make_group(1)
     (member,) = group.members.values()
     member.host.needed_from = lambda: 0
@@ -86,11 +83,8 @@ async def test_who_averages_alone_keeps_its_averages_as_long_as_somebody_is_on_i
         assert (await member.rounds.kept.get_average(0, step))[0].roster.step == step
 
 
-async def test_who_averages_alone_keeps_no_average_on_disk_once_no_joiner_needs_one(
-    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_averages_alone_keeps_its_last_average_alone_once_no_joiner_needs_one(make_group: MakeGroup) -> None:
     """However many steps a joiner takes; its record says how many averages it can give."""
-    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
     group = make_group(1)
     (member,) = group.members.values()
     assert await member.rounds.lead(group.roster()) == ""

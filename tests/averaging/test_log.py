@@ -71,8 +71,8 @@ def test_all_averages_that_a_joiner_needs_are_kept_and_go_once_it_needs_them_no_
     assert log.steps == frozenset(range(2, 12))
     assert log.put(average(12))
     assert kept(log) == [9, 10, 11, 12]
-    log.clear()
-    assert (kept(log), list((tmp_path / "averages").iterdir())) == ([], [])
+    assert log.put(average(13), least=1)
+    assert (kept(log), len(list((tmp_path / "averages").iterdir()))) == ([13], 1)
 
 
 def test_a_limit_that_ends_it_is_told_once_and_the_newest_averages_stay(tmp_path: Path) -> None:

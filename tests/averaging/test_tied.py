@@ -141,5 +141,5 @@ async def test_a_log_that_could_not_be_written_says_so_and_the_sum_is_not_told(e
     (folder / "0.sum").symlink_to("/dev/full")
     held = first.state.commit(1.0, await exchange(ends))
     assert [known.step for known in first.state.record.tied_sums] == [0]
-    await first.rounds.kept.write(held)
+    await first.rounds.kept.hold(held)
     assert first.state.record.tied_sums == ()

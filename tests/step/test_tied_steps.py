@@ -19,7 +19,6 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from peerd.averaging import kept
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.errors import PeerGoneError, WrongStateError
@@ -286,11 +285,8 @@ async def test_a_swarm_with_a_death_and_a_newcomer_trains_one_weight_as_one_mach
         assert all(torch.equal(expected[name], value) for name, value in parameters_of(table, stage)[0].items())
 
 
-async def test_hole_28_a_joiner_whose_download_takes_many_steps_downloads_once_and_ends_as_its_donor(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hole_28_a_joiner_whose_download_takes_many_steps_downloads_once_and_ends_as_its_donor(table: Table) -> None:
     """A stage with one peer: nobody else needs its averages meanwhile."""
-    monkeypatch.setattr(kept, "LOG_PAUSE_S", 0.0)
     table.kill("b")
     for step in range(8):
         await table.finish(step)
