@@ -9,8 +9,8 @@ device packs the same bits.
 - A scale is the power of two below the block's largest magnitude. A number can be 2^15 times (signed) or 2^31 times (positive) smaller than
   it; a smaller signed one becomes zero, a smaller positive one becomes the smallest code, as a zero under a root would make an update huge.
 - A number between two codes is rounded up in some steps and down in others, in the shares in which it lies between them (`dither`).
-  Rounding to the nearest code would lose every change below half the distance, and a slow average changes by less in each step. Numbers
-  that are codes stay as they are.
+  Rounding to the nearest code would lose every change below half the distance, and a slow average changes by less in each step
+  (peerd/docs/performance.md has figures). Numbers that are codes stay as they are.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Optimizer:
             for name in names:
                 updated = self._updated(name, gradient_of(gradients[name]))
                 self._kind.update([updated], self._train, rate, weight_decay)
-                if updated.value.device != self._parameters[name].device:
+                if updated.value is not self._parameters[name]:
                     self._parameters[name].copy_(updated.value)
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
@@ -91,13 +91,14 @@ class Optimizer:
     def _updated(self, name: str, gradient: Tensor) -> Updated:
         """The update's arguments, on the state's device: where that is offloaded, a GPU's parameter is copied to the CPU and back.
 
+        So is one whose numbers do not lie in the usual order: torch's AdamW pairs numbers as they lie in memory.
         `to` is called only where it is needed: every torch call releases the interpreter lock and may wait long to get it back.
         """
         parameter, state = self._parameters[name], self._state[name]
         place, dtype = state["step"].device, parameter.dtype
-        value = parameter if parameter.device == place else parameter.to(place)
-        fits = gradient.device == place and gradient.dtype == dtype
-        return Updated(value, gradient if fits else gradient.to(device=place, dtype=dtype), state)
+        value = parameter if parameter.device == place and parameter.is_contiguous() else parameter.to(place).contiguous()
+        fits = gradient.device == place and gradient.dtype == dtype and gradient.is_contiguous()
+        return Updated(value, gradient if fits else gradient.to(device=place, dtype=dtype).contiguous(), state)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<part>`; `.step` is the number of updates. All are zero before the first update.
@@ -238,7 +239,7 @@ def _in_pieces(kind: Kind, update_piece: Update) -> Update:
             if not num_blocks(each.value.numel()):
                 kind.update([each], train, rate, weight_decay)
                 continue
-            value, gradient, step = each.value.reshape(-1), each.gradient.reshape(-1), each.state["step"]
+            value, gradient, step = each.value.view(-1), each.gradient.view(-1), each.state["step"]
             added, chunk = dither(int(step), value.device), chunk_of(value.device)
             for first in range(0, len(value), chunk):
                 piece = value[first : first + chunk]
@@ -248,8 +249,6 @@ def _in_pieces(kind: Kind, update_piece: Update) -> Update:
                 for moment in moments.values():
                     moment.pack(added)
             step.add_(1)
-            if not each.value.is_contiguous():  # `reshape` has copied it
-                each.value.copy_(value.view(each.value.shape))
 
     return update
 

@@ -117,13 +117,16 @@ def test_a_state_that_is_unpacked_and_packed_again_is_the_same() -> None:
     assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
 
 
-def test_a_parameter_that_lies_otherwise_in_memory_is_updated_all_the_same() -> None:
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_parameter_that_lies_otherwise_in_memory_is_updated_all_the_same(bits: Any) -> None:
     start = torch.randn(80, 60, generator=torch.Generator().manual_seed(3))
-    usual, turned = nn.Parameter(start.clone()), nn.Parameter(start.T.contiguous().T)
+    usual, turned, again = nn.Parameter(start.clone()), *(nn.Parameter(start.T.contiguous().T) for _ in range(2))
     assert not turned.is_contiguous()
-    for value in (usual, turned):
-        Optimizer(packed_run(), {"w": value}).update(0, {"w": gradient_of(start, 0)})
+    gradient = gradient_of(start, 0)
+    for value, given_gradient in ((usual, gradient), (turned, gradient), (again, gradient.T.contiguous().T)):
+        Optimizer(Manifest(train=TrainConfig(optimizer_bits=bits)), {"w": value}).update(0, {"w": given_gradient})
     assert torch.equal(usual, turned)
+    assert torch.equal(usual, again)
     assert not torch.equal(usual, start)
 
 
