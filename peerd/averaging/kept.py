@@ -86,8 +86,11 @@ class KeptAverages:
         return await asyncio.to_thread(digest_of, chunks), chunks
 
     def hold(self, held: HeldAverage) -> Coroutine[Any, Any, None]:
-        """Keep it in memory until what this returns has written it."""
-        self._unlogged[held.roster.step] = held
+        """Keep it in memory until what this returns has written it.
+
+        Where a disk takes longer than a step, others wait for it: they are given up but for the last, or memory would fill with them.
+        """
+        self._unlogged = {held.roster.step: held}
         self._state.applied = None
         return self._write(held)
 
@@ -100,14 +103,18 @@ class KeptAverages:
         least = LEAST_KEPT if is_needed else 1
         try:
             needed_from = self._host.averages_needed_from()
-            kept = await self._disk.run(Priority.CONTROL, lambda: self._log.put(held, needed_from, least))
+            kept = await self._disk.run(Priority.CONTROL, lambda: self._is_wanted(held) and self._log.put(held, needed_from, least))
             if held.tied is not None and not kept:
                 await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(step))
         finally:
-            if self._unlogged.get(step) is held:
+            if self._is_wanted(held):
                 del self._unlogged[step]
         if not is_needed:
             self._log.forget_trouble()
+
+    def _is_wanted(self, held: HeldAverage) -> bool:
+        """Whether it still waits for the disk."""
+        return self._unlogged.get(held.roster.step) is held
 
     def close(self) -> None:
         self._disk.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from peerd.errors import WrongStateError
+from peerd.stage.executor import Priority
 from peerd.table.record import Phase
 from peerd.wire.chunks import digest_of
 from peerd.wire.tensors import views_of_flat
@@ -51,6 +53,25 @@ async def test_who_averaged_alone_can_give_its_last_average_to_one_that_has_just
     await asyncio.gather(*member.rounds._tasks.running)
     assert member.rounds.kept._unlogged == {}, "it would be in memory beside the gradients of the next step"
     assert (await member.rounds.kept.get_average(0, 1))[0].roster == second.roster
+
+
+async def test_where_the_disk_is_slower_than_the_steps_one_average_alone_waits_for_it(make_group: MakeGroup) -> None:
+    """Each is as large as the gradients."""
+    group = make_group(1)
+    (member,) = group.members.values()
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    first, disk_goes_on = member.state.average, threading.Event()
+    assert first is not None
+    slow = asyncio.create_task(member.rounds.kept._disk.run(Priority.CONTROL, lambda: disk_goes_on.wait(10)))
+    await asyncio.sleep(0)
+    for step in range(4):
+        member.rounds.applied(replace(first, roster=replace(first.roster, step=step)))
+    assert list(member.rounds.kept._unlogged) == [3]
+    disk_goes_on.set()
+    assert await slow
+    await asyncio.gather(*member.rounds._tasks.running)
+    assert member.rounds.kept._log.steps == {3}
 
 
 async def test_an_average_can_be_given_from_the_moment_of_its_commit(make_group: MakeGroup) -> None:
