@@ -19,6 +19,9 @@ others the last of four peers lies: in `silent` it joins no round, in `trickles`
 off each chunk at its end, and in `mute` it says nothing in its rounds. The figures are those of the other three, and they end each step
 without it within three averaging times, the bound and the time for its microbatches. All scenarios together take about an hour.
 
+`big`: a real model of 300 or 30 million parameters, in 2 stages of 2 peers on loopback, trains, loses a peer, takes a joiner, exports, and
+resumes after all were killed. A row has the largest peak of a daemon over its estimate in that moment. No root; 300 M takes 20 GB.
+
 A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, elsewhere as long as its
 activations take over a link of 100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
 """
@@ -36,6 +39,7 @@ from pathlib import Path
 from peerd.config.codec import CODECS
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig, dump
 from scripts.benchmarks._averaging import averaging
+from scripts.benchmarks._big import D_MODEL, big
 from scripts.benchmarks._home_scenarios import SCENARIOS, chosen
 from scripts.benchmarks._link import LINK_SCENARIOS, Turns, over_links
 from scripts.benchmarks._namespaces import Network, require_root
@@ -59,7 +63,7 @@ WITHIN = 0.95
 MICROBATCHES = {"1f1b": 64, "codecs": 24, "mediated": 24}
 """Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
 STAGES = {"1f1b": 2, "codecs": 2, "mediated": 4}
-STEPS, AVERAGING, LINK = 2, "averaging", "link"
+STEPS, AVERAGING, LINK, BIG = 2, "averaging", "link", "big"
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
 
@@ -199,7 +203,7 @@ def parse() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__, formatter_class=raw)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--part", choices=[LINK, *STAGES, AVERAGING], default=LINK, help="what to measure (default link)")
+    parser.add_argument("--part", choices=[LINK, *STAGES, AVERAGING, BIG], default=LINK, help="what to measure (default link)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
     parser.add_argument("--steps", type=int, metavar="N", help=f"steps that count in a turn (default {STEPS}); of {AVERAGING}: in all (5)")
     parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES}, {LINK}: enough)")
@@ -213,6 +217,7 @@ def parse() -> argparse.Namespace:
     averages.add_argument("--scenario", nargs="+", choices=names, default=names, help="default all")
     averages.add_argument("--peers", type=int, nargs="+", choices=(2, 4), default=[2, 4], help="default 2 and 4")
     averages.add_argument("--megabytes", type=float, default=64.0, metavar="MB", help="raw gradients of a peer (default 64)")
+    parser.add_argument("--millions", type=int, choices=[*D_MODEL], default=300, help=f"{BIG}: parameters (default 300)")
     given = parser.parse_args()
     given.steps = given.steps if given.steps is not None else 5 if given.part == AVERAGING else STEPS
     if given.microbatches is None:
@@ -228,6 +233,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     given = parse()
+    if given.part == BIG:
+        return big(given.millions, given.json)
     require_root()
     if given.part == AVERAGING:
         return averaging(chosen(given.scenario, given.peers), given.megabytes, given.steps, given.json)
