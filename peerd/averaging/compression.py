@@ -8,10 +8,11 @@ for with the next one, whichever that is.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,8 @@ from peerd.wire.tensors import decode_flat, decode_into, views_of_flat
 class Elements:
     """A piece of the accumulator that one member sends: the elements from `start` up to `end`."""
 
+    length: int
+    """The number of elements of the whole accumulator."""
     start: int
     end: int
     num_exact: int
@@ -50,27 +53,57 @@ class Elements:
 
 
 @dataclass(slots=True)
+class Rest:
+    """The errors of one round, each at its element's place. Pages that nobody has written to take no memory."""
+
+    flat: Tensor
+    noted: list[tuple[int, int]] = field(default_factory=list)
+    """Where they were written: from, to."""
+    bases: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return sum(end - start for start, end in self.noted) == len(self.flat)
+
+
+@dataclass(slots=True)
 class Residual:
     """The accumulated compression error of each element; that of a round counts once its average is applied (Seide 2014, EF-SGD)."""
 
     left_out: Tensor | None = None
     bases: dict[int, Tensor] = field(default_factory=dict)
     """The basis from which PowerSGD's next power iteration starts, by parameter."""
-    pending: dict[AverageId, list[tuple[Elements, Tensor, dict[int, Tensor]]]] = field(default_factory=lambda: defaultdict(list))
+    pending: dict[AverageId, Rest] = field(default_factory=dict)
 
     def added_to(self, values: Tensor, where: Elements) -> Tensor:
         return values if self.left_out is None else values + self.left_out[where.start : where.end]
 
     def note(self, average_id: AverageId, where: Elements, rest: Tensor, bases: dict[int, Tensor]) -> None:
-        self.pending[average_id].append((where, rest, bases))
+        kept = self.pending.get(average_id)
+        if kept is None:
+            kept = self.pending[average_id] = Rest(_zeros(where.length, rest.dtype))
+        kept.flat[where.start : where.end] = rest
+        kept.noted.append((where.start, where.end))
+        kept.bases |= bases  # where a cut splits a parameter, the basis of one piece is kept
 
-    def applied(self, average_id: AverageId, length: int) -> None:
-        for where, rest, bases in sorted(self.pending.pop(average_id, []), key=lambda noted: noted[0].start):
-            if self.left_out is None:
-                self.left_out = torch.zeros(length, dtype=rest.dtype)
-            self.left_out[where.start : where.end] = rest
-            self.bases |= bases  # where a cut splits a parameter, the basis of the last piece is kept
+    def applied(self, average_id: AverageId) -> None:
+        kept = self.pending.pop(average_id, None)
         self.pending.clear()  # entries of this step's failed rounds
+        if kept is None:
+            return
+        self.bases |= kept.bases
+        if kept.is_whole:
+            self.left_out = kept.flat
+            return
+        if self.left_out is None:
+            self.left_out = _zeros(len(kept.flat), kept.flat.dtype)
+        for start, end in kept.noted:
+            self.left_out[start:end] = kept.flat[start:end]
+
+
+def _zeros(length: int, dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages take memory once they are written to, unlike torch's."""
+    return torch.from_numpy(np.zeros(length, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 class Compression:
@@ -96,7 +129,7 @@ class Compression:
     def piece(self, length: int, start: int, end: int, codec: Codec) -> Elements:
         """Return these elements of an accumulator of so many."""
         border = length - self._num_exact
-        return Elements(start, end, end - min(end, max(start, border)), codec, self._matrices.blocks(start, end, codec.rank))
+        return Elements(length, start, end, end - min(end, max(start, border)), codec, self._matrices.blocks(start, end, codec.rank))
 
     @property
     def borders(self) -> Sequence[int]:
@@ -157,7 +190,7 @@ class Compression:
             body = codecs.decode(where.codec, decode_flat([data[:border]], torch.uint8), where.num_compressed)
         return torch.cat([body.to(self._dtype), decode_flat([data[border:]], self._dtype)])
 
-    def applied(self, average_id: AverageId, length: int) -> None:
+    def applied(self, average_id: AverageId) -> None:
         """Keep the error of the round whose average was applied, to be made up for; drop the errors of all other rounds."""
-        self.parts.applied(average_id, length)
-        self.sums.applied(average_id, length)
+        self.parts.applied(average_id)
+        self.sums.applied(average_id)

@@ -376,14 +376,13 @@ class Rounds:
 
     def applied(self, held: HeldAverage) -> None:
         """Record that an average was applied, and keep it for mates that missed it."""
-        length = held.flat_sum.numel()
         self._end_step(held.roster)
         self.absences.applied(held.roster, self._clock())
         self._own_errors.clear()
         self.num_applied += 1
         self._proposing.applied(self._clock())
         if self.compression.allowed.is_lossy:  # queued on the thread of the sums, before any sum of the next round
-            self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id, length)))
+            self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id)))
         self._host.applied(held.roster)
         self._tasks.start(self.kept.hold(held))
 
