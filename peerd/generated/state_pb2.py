@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/state.proto\x12\x05peerd\"l\n\x0cStateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x11\n\ttied_only\x18\x05 \x01(\x08\x12\r\n\x05\x63hunk\x18\x06 \x01(\x04\"x\n\x0bStateHeader\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07inexact\x18\x02 \x01(\r\x12\x0f\n\x07lineage\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63hunk_blake3\x18\x05 \x03(\x0c\x12\x10\n\x08metadata\x18\x06 \x01(\t\"M\n\x0cStateMessage\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x12.peerd.StateHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind2A\n\x05State\x12\x38\n\x08GetState\x12\x13.peerd.StateRequest\x1a\x13.peerd.StateMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/state.proto\x12\x05peerd\"l\n\x0cStateRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x10\n\x08snapshot\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x11\n\ttied_only\x18\x05 \x01(\x08\x12\r\n\x05\x63hunk\x18\x06 \x01(\x04\"\x90\x01\n\x0bStateHeader\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07inexact\x18\x02 \x01(\r\x12\x0f\n\x07lineage\x18\x03 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63hunk_blake3\x18\x05 \x03(\x0c\x12\x10\n\x08metadata\x18\x06 \x01(\t\x12\x16\n\x0eprevious_bytes\x18\x07 \x01(\x04\"M\n\x0cStateMessage\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x12.peerd.StateHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind2A\n\x05State\x12\x38\n\x08GetState\x12\x13.peerd.StateRequest\x1a\x13.peerd.StateMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATEREQUEST']._serialized_start=38
   _globals['_STATEREQUEST']._serialized_end=146
-  _globals['_STATEHEADER']._serialized_start=148
-  _globals['_STATEHEADER']._serialized_end=268
-  _globals['_STATEMESSAGE']._serialized_start=270
-  _globals['_STATEMESSAGE']._serialized_end=347
-  _globals['_STATE']._serialized_start=349
-  _globals['_STATE']._serialized_end=414
+  _globals['_STATEHEADER']._serialized_start=149
+  _globals['_STATEHEADER']._serialized_end=293
+  _globals['_STATEMESSAGE']._serialized_start=295
+  _globals['_STATEMESSAGE']._serialized_end=372
+  _globals['_STATE']._serialized_start=374
+  _globals['_STATE']._serialized_end=439
 # @@protoc_insertion_point(module_scope)

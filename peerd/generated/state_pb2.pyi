@@ -58,7 +58,7 @@ Global___StateRequest: _TypeAlias = StateRequest  # noqa: Y015
 
 @_typing.final
 class StateHeader(_message.Message):
-    """The chunks are one safetensors file, cut where its length says (peerd/link/links.py). Replicas are equal to the bit, so a snapshot of the
+    """The chunks are safetensors, cut where their length says (peerd/link/links.py). Replicas are equal to the bit, so a snapshot of the
     same step has the same chunks at every donor.
     """
 
@@ -70,6 +70,7 @@ class StateHeader(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     CHUNK_BLAKE3_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    PREVIOUS_BYTES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     inexact: _builtins.int
     """lineage"""
@@ -77,6 +78,8 @@ class StateHeader(_message.Message):
     num_bytes: _builtins.int
     metadata: _builtins.str
     """JSON: the history of losses"""
+    previous_bytes: _builtins.int
+    """how many of these bytes, the last ones, are a file of their own with the parameters of the step before"""
     @_builtins.property
     def chunk_blake3(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -88,10 +91,11 @@ class StateHeader(_message.Message):
         num_bytes: _builtins.int = ...,
         chunk_blake3: _abc.Iterable[_builtins.bytes] | None = ...,
         metadata: _builtins.str = ...,
+        previous_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_blake3", b"chunk_blake3", "inexact", b"inexact", "lineage", b"lineage", "metadata", b"metadata", "num_bytes", b"num_bytes", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_blake3", b"chunk_blake3", "inexact", b"inexact", "lineage", b"lineage", "metadata", b"metadata", "num_bytes", b"num_bytes", "previous_bytes", b"previous_bytes", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -40,6 +40,8 @@ class Downloader:
         self._patience_s = patience_s
         self._partial = PartialState(0, 0)
         """The last download, or the one under way."""
+        self.previous_s = 0.0
+        """How long the previous parameters would take to download, by the last download."""
         self._unfinished: PartialState | None = None
         """What came of the last download, if that failed just now: the line may be back soon, and the donor keeps the copy for as long."""
 
@@ -50,19 +52,22 @@ class Downloader:
     @property
     def bytes_total(self) -> int:
         """0 until a donor has told it."""
-        return self._partial.header.num_bytes if self._partial.header is not None else 0
+        return len(self._partial.data)
 
     async def download(self, stage: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
         """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
         partial = await self._begun(stage, tied_only)
         if self._unfinished is not None and (self._unfinished.stage, self._unfinished.tied_only) == (stage, tied_only):
             partial = self._unfinished
-        self._unfinished = None
+        self._unfinished, began_s = None, clock_s()
         try:
-            return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
+            found = await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
         except StageError:
             self._keep(partial)
             raise
+        if partial.header is not None and partial.data:
+            self.previous_s = (clock_s() - began_s) * partial.header.previous_bytes / len(partial.data)
+        return found
 
     def _keep(self, partial: PartialState) -> None:
         """Let a download that begins soon go on with this one."""
@@ -105,6 +110,14 @@ class Downloader:
     async def download_start(self, stage: int) -> Downloaded:
         """Download the stage's part of the state that the run begins from. Raises StageError if nobody can give it."""
         return await self._download(await self._begun(stage), givers_of_start, None)
+
+    async def download_previous(self, stage: int, prefer: PeerId) -> Downloaded:
+        """Download the parameters of the step before that of the state which the stage's peers give now; no tensors if they have none.
+
+        Raises StageError if no donor can give it.
+        """
+        partial = replace(await self._begun(stage), of_previous=True)
+        return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
 
     async def _begun(self, stage: int, tied_only: bool = False) -> PartialState:
         return PartialState(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only)

@@ -119,7 +119,7 @@ class Gathering:
                 finally:
                     del self._offers[donor]
             chosen = self._partial.header
-            if chosen is None or header.chunk_hashes != chosen.chunk_hashes:
+            if chosen is None or _claim(header) != _claim(chosen):
                 raise OtherSnapshotError(f"it gives the state of step {header.step}")
             await self._take_chunks(donor, opened)
 
@@ -128,18 +128,19 @@ class Gathering:
         shares = partial.shares
         try:
             while shares.num_left:
-                while pace.num_asked < pace.most and (number := shares.next_for(donor)) is not None:
-                    opened.ask(number)
+                while pace.num_asked < pace.most and (share := shares.next_for(donor)) is not None:
+                    opened.ask(partial.number_of(share))
                     pace.asked(time.monotonic())
-                    asked.append(number)
+                    asked.append(share)
                 if not asked:  # others have yet to send what they were asked for, and may fail to
                     await self._changed.wait()
                     continue
-                number = asked.popleft()
+                share = asked.popleft()
+                number = partial.number_of(share)
                 chunk = await opened.take(partial.size_of(number))
                 pace.came(time.monotonic())
                 self._given[donor] += 1
-                if shares.is_due(number):
+                if shares.is_due(share):
                     if not await asyncio.to_thread(partial.is_sound, number, chunk):
                         raise BadMessageError(f"chunk {number} of the state does not match its hash")
                     partial.put(number, chunk)
@@ -154,9 +155,9 @@ class Gathering:
         changed.set()
 
 
-def _claim(header: Snapshot) -> tuple[tuple[bytes, ...], int, Lineage]:
+def _claim(header: Snapshot) -> tuple[tuple[bytes, ...], int, int, Lineage]:
     """What donors of one snapshot say alike of it."""
-    return header.chunk_hashes, header.step, header.lineage
+    return header.chunk_hashes, header.previous_bytes, header.step, header.lineage
 
 
 def _error_of(task: asyncio.Task[None]) -> RemoteError | None:

@@ -19,7 +19,7 @@ from peerd.stage.accumulator import all_finite
 from peerd.stage.delayed import DelayedUpdate
 from peerd.stage.leases import Lease, Leases
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.parameters import by_kind, checked_state, copy_parameters, set_parameters
+from peerd.stage.parameters import by_kind, check_parameters, checked_state, copy_parameters, set_parameters
 from peerd.stage.passes import Passes
 from peerd.stage.places import Places
 from peerd.stage.precision import norm_tensors, norms_from
@@ -149,6 +149,16 @@ class Holdings:
         self.passes = passes
         self.generation += 1
         return norms, tied
+
+    def take_previous(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take the previous parameters of another peer at this step. Raises BadMessageError, with nothing changed, if they do not fit."""
+        groups = by_kind(tensors, ["previous"])
+        check_parameters(self.module, groups["previous"])
+        if not all_finite(tensors.values()):
+            raise BadMessageError("the previous parameters are not finite")
+        self._leases.wait()
+        self.previous = self.previous or copy.deepcopy(self.module)
+        set_parameters(self.previous, groups["previous"])
 
     def take_over_copy(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the other stage's `tied_tensors`. Raises BadMessageError, with nothing changed, if they do not fit."""

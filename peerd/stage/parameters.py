@@ -43,7 +43,7 @@ def checked_state(module: StageModule, tensors: Mapping[str, Tensor], kinds: Ite
     groups = by_kind(tensors, kinds)
     for kind in ("parameters", "previous", "ahead"):
         if kind == "parameters" or groups.get(kind):
-            _check_fits(module, groups[kind])
+            check_parameters(module, groups[kind])
     if not is_finite_state(tensors):
         raise BadMessageError("the state is not finite")
     return groups
@@ -54,7 +54,8 @@ def is_finite_state(tensors: Mapping[str, Tensor]) -> bool:
     return all(all_finite([tensors[name]]) for name in tensors if not name.startswith("norms/"))
 
 
-def _check_fits(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
+def check_parameters(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
+    """Raise BadMessageError unless these are all parameters of the module, by name and shape."""
     wanted = {name: (parameter.shape, parameter.dtype) for name, parameter in module.named_parameters()}
     if {name: (given.shape, given.dtype) for name, given in tensors.items()} != wanted:
         raise BadMessageError("the state's parameters are not this stage's")

@@ -23,12 +23,18 @@ class PartialState:
     stage: int
     most_bytes: int
     tied_only: bool = False
+    of_previous: bool = False
+    """Only the previous parameters are downloaded; otherwise all but these."""
     header: Snapshot | None = None
     """Of the snapshot that is downloaded; None while the donors' offers are compared."""
     data: bytearray = field(default_factory=bytearray)
-    """The whole file. Chunks come in any order. The tensors will be views of it: a state is in memory once while it is downloaded."""
+    """The bytes that are downloaded; their chunks come in any order. The tensors will be views of it: a state is in memory once."""
     shares: ChunkShares = field(default_factory=lambda: ChunkShares(0))
     bytes_done: int = 0
+    _first: int = 0
+    """The number of the first chunk that has any of these bytes."""
+    _start: int = 0
+    """Where in the snapshot they begin."""
 
     @property
     def request(self) -> StateRequest:
@@ -46,6 +52,8 @@ class PartialState:
         chunks = len(header.chunk_hashes)
         if header.num_bytes > self.most_bytes or chunks != -(-header.num_bytes // state_chunk_bytes(header.num_bytes)):
             raise BadMessageError(f"a state of {header.num_bytes} bytes in {chunks} chunks; at most {self.most_bytes} bytes are allowed")
+        if header.previous_bytes > header.num_bytes:
+            raise BadMessageError("a state with more bytes of previous parameters than it has")
         try:
             history = history_from(header.metadata)
         except _UNREADABLE as error:
@@ -56,8 +64,12 @@ class PartialState:
     def begin(self, header: Snapshot) -> None:
         """Download this snapshot, whose header was checked."""
         self.header = header
-        self.data = bytearray(header.num_bytes)
-        self.shares = ChunkShares(len(header.chunk_hashes))
+        split = header.num_bytes - header.previous_bytes
+        self._start, end = (split, header.num_bytes) if self.of_previous else (0, split)
+        self.data = bytearray(end - self._start)
+        size = state_chunk_bytes(header.num_bytes)
+        self._first = self._start // size
+        self.shares = ChunkShares(-(-end // size) - self._first if self.data else 0)
         self.bytes_done = 0
 
     def start_over(self) -> None:
@@ -67,27 +79,35 @@ class PartialState:
         self.shares = ChunkShares(0)
         self.bytes_done = 0
 
+    def number_of(self, share: int) -> int:
+        """The number in the snapshot of a chunk of the shares."""
+        return self._first + share
+
     def size_of(self, number: int) -> int:
-        """Bytes of a chunk."""
-        size = state_chunk_bytes(len(self.data))
-        return min(size, len(self.data) - number * size)
+        """Bytes of a chunk, by its number in the snapshot."""
+        assert self.header is not None
+        size = state_chunk_bytes(self.header.num_bytes)
+        return min(size, self.header.num_bytes - number * size)
 
     def is_sound(self, number: int, chunk: bytes) -> bool:
         return self.header is not None and blake3(chunk).digest() == self.header.chunk_hashes[number]
 
     def put(self, number: int, chunk: bytes) -> None:
-        """Take a sound chunk; one that came before is ignored."""
-        if self.shares.is_due(number):
-            start = number * state_chunk_bytes(len(self.data))
-            self.data[start : start + len(chunk)] = chunk
-            self.bytes_done += len(chunk)
-            self.shares.came(number)
+        """Take a sound chunk; one that came before is ignored. Those at the ends may have bytes that are not downloaded."""
+        assert self.header is not None
+        if self.shares.is_due(number - self._first):
+            start = number * state_chunk_bytes(self.header.num_bytes) - self._start
+            ours = memoryview(chunk)[max(0, -start) : len(self.data) - start]
+            start = max(0, start)
+            self.data[start : start + len(ours)] = ours
+            self.bytes_done += len(ours)
+            self.shares.came(number - self._first)
 
     def whole(self) -> Downloaded:
         """The complete state. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
         assert self.header is not None
         try:
-            tensors = tensors_of_file(self.data)
+            tensors = tensors_of_file(self.data) if self.data else {}
         except _UNREADABLE as error:
             raise BadMessageError(f"the state is not readable: {error}") from None
         return Downloaded(self.header.step, self.header.lineage, tensors, history_from(self.header.metadata))

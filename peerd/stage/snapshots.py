@@ -197,7 +197,7 @@ class SnapshotServer:
         else:
             found = await self._own(key.tied_only)
             key = Key(key.stage, found.lineage, found.step, key.tied_only)
-        header, file = await asyncio.to_thread(_as_snapshot, found)
+        header, file = await asyncio.to_thread(_as_snapshot, found, key.tied_only)
         if key.lineage is not None:
             self._kept = found, file
         self._copies.append(_Copy(key, header, weakref.ref(file)))
@@ -232,10 +232,20 @@ def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
     return blake3(b"".join(chunk_hashes)).digest()
 
 
-def _as_snapshot(state: Downloaded) -> tuple[Snapshot, CutFile]:
+def _as_snapshot(state: Downloaded, tied_only: bool) -> tuple[Snapshot, CutFile]:
+    """A snapshot. A joiner hardly ever needs the previous parameters, so they come last, as a file of their own."""
     if not is_finite_state(state.tensors):
         raise NotFiniteError("the run has diverged: this peer's parameters are not finite")
-    file = CutFile(file_of(state.tensors))
-    metadata = history_json(state.history[-SENT_HISTORY:])
-    header = Snapshot(step=state.step, lineage=state.lineage, num_bytes=file.num_bytes, chunk_hashes=file.hashes(), metadata=metadata)
+    previous = {name: value for name, value in state.tensors.items() if name.startswith("previous/") and not tied_only}
+    main = file_of({name: value for name, value in state.tensors.items() if name not in previous})
+    last = file_of(previous) if previous else ()
+    file = CutFile((*main, *last))
+    header = Snapshot(
+        step=state.step,
+        lineage=state.lineage,
+        num_bytes=file.num_bytes,
+        chunk_hashes=file.hashes(),
+        metadata=history_json(state.history[-SENT_HISTORY:]),
+        previous_bytes=sum(map(len, last)),
+    )
     return header, file

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import structlog
 
 from peerd.averaging.rounds import Rounds
+from peerd.background import start
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.policy.step.acts import CopyTied, FetchAverage, FetchTied, Reload
+from peerd.policy.step.acts import CopyTied, FetchAverage, FetchPrevious, FetchTied, Reload
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
+from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
-from peerd.table.record import PeerId, Phase
+from peerd.table.record import Lineage, PeerId, Phase
 
 FORGET_REFUSAL_S = 2.0
+LOOK_S, PAUSE_S = 0.5, 0.5
 LOG = structlog.get_logger()
 
 
@@ -30,6 +36,8 @@ class Fetching:
         self._refused: dict[tuple[PeerId, int], float] = {}
         self._unanswered: dict[tuple[PeerId, int], float] = {}
         self._found_no_donor_s = float("-inf")
+        self._nobody_has: tuple[int, Lineage] | None = None
+        """The step and lineage of which no mate has the previous parameters, as it has just begun."""
 
     @property
     def remembers(self) -> bool:
@@ -82,6 +90,42 @@ class Fetching:
             self._unanswered[act.peer, act.step] = clock_s()
         else:
             await self._executor.run(Priority.LEDGER, lambda: self._state.take_tied(average_id, act.wanted, act.given, values))
+
+    def lacks_previous(self, first_step: int) -> bool:
+        """Whether this peer is a joiner with a state to which the parameters of the step before belong, and lacks them.
+
+        Nobody needs those before `first_step`, at which the run begins.
+        """
+        record = self._state.record
+        is_downloaded = record.phase is Phase.JOINING and record.step > first_step
+        return is_downloaded and self._state.holdings.previous is None and self._nobody_has != (record.step, record.lineage)
+
+    async def previous(self, act: FetchPrevious, is_over: Callable[[], bool]) -> None:
+        """Fetch the parameters of the step before this joiner's, until it `is_over`: the stage has gone on, and a mate has the average."""
+        stage = self._state.record.stage
+        fetching = start(self._downloader.download_previous(stage, act.peer), expects=(RemoteError, StageError))
+        try:
+            while not fetching.done() and not is_over():
+                await asyncio.wait({fetching}, timeout=LOOK_S)
+            if not fetching.done():
+                return
+            found = fetching.result()
+        except (RemoteError, StageError) as error:
+            LOG.info("the previous parameters could not be fetched", error=error.message)
+            await asyncio.sleep(PAUSE_S)
+            return
+        finally:
+            fetching.cancel()
+        if found.tensors:
+            await self._trials.update(lambda: self._take_previous(found))
+        else:
+            self._nobody_has = found.step, found.lineage
+
+    def _take_previous(self, found: Downloaded) -> None:
+        """They are ignored if this peer has moved on, or has them."""
+        mine, held = self._state.record, self._state.holdings
+        if (mine.phase, mine.step, mine.lineage) == (Phase.JOINING, found.step, found.lineage) and held.previous is None:
+            held.take_previous(found.tensors)
 
     async def donor(self, act: Reload) -> PeerId | None:
         """Return a peer that gives a state of use, as its header says, if this peer is still where it was when that has come."""

@@ -85,6 +85,8 @@ class Stepper:
         self._lost_since_s: float | None = None
         self._trials = Trials(executor)
         self._fetching = Fetching(state, executor, rounds, downloader, self._trials)
+        self._previous_s = 0.0
+        """How long the previous parameters would take to download, by the last download."""
         self._done_seen = 0
         self._fence_to = 0
         self._committed = asyncio.Event()
@@ -172,6 +174,8 @@ class Stepper:
             refused=self._fetching.refused(),
             unanswered=self._fetching.unanswered(),
             reloads_in_vain=self._fetching.reloads_in_vain,
+            lacks_previous=self._fetching.lacks_previous(self._beginning.step),
+            previous_s=self._previous_s,
             has_start=not self._beginning.needs_state,
         )
 
@@ -253,6 +257,11 @@ class Stepper:
         self._rounds.absences.sidelining.forget()
         self._host.announce()
 
+    def _is_left_behind(self) -> bool:
+        """Whether a mate is at a later step."""
+        mine = self._state.record
+        return any(mate.step > mine.step for mate in self._membership.live().serving(mine.stage))
+
     def _tell(self, act: Act, step: int) -> None:
         """Log an act that costs work or exactness; one that is repeated at the same step for the same reason is logged once."""
         told = (type(act), act.reason, step)
@@ -278,6 +287,8 @@ class Stepper:
                 await self._fetching.tied(act)
             case acts.CopyTied():
                 await self._fetching.copy_of_tied(act)
+            case acts.FetchPrevious():
+                await self._fetching.previous(act, self._is_left_behind)
             case acts.Reload():
                 await self._reload(act)
             case acts.CloseRound(reason=reason):
@@ -340,6 +351,7 @@ class Stepper:
         self._host.announce()
         try:
             await self._take_over(await self._downloader.download(self._state.record.stage, donor))
+            self._previous_s = self._downloader.previous_s
             self._fetching.forget_refusals()
         except (RemoteError, StageError):
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -238,6 +238,7 @@ def snapshot_to(snapshot: Snapshot) -> state_pb2.StateHeader:
         num_bytes=snapshot.num_bytes,
         chunk_blake3=snapshot.chunk_hashes,
         metadata=snapshot.metadata,
+        previous_bytes=snapshot.previous_bytes,
     )
 
 
@@ -245,8 +246,14 @@ def snapshot_from(header: state_pb2.StateHeader) -> Snapshot:
     hashes = tuple(header.chunk_blake3)
     if not are_hashes(hashes) or len(header.metadata) > 1 << 22 or header.step >= MAX_COUNT or len(header.lineage) > MAX_LINEAGE_BYTES:
         raise BadMessageError("the header of the state is damaged")
-    lineage = Lineage(header.inexact, header.lineage)
-    return Snapshot(step=header.step, lineage=lineage, num_bytes=header.num_bytes, chunk_hashes=hashes, metadata=header.metadata)
+    return Snapshot(
+        step=header.step,
+        lineage=Lineage(header.inexact, header.lineage),
+        num_bytes=header.num_bytes,
+        chunk_hashes=hashes,
+        metadata=header.metadata,
+        previous_bytes=header.previous_bytes,
+    )
 
 
 def are_hashes(hashes: Sequence[bytes]) -> bool:

@@ -216,6 +216,8 @@ class Snapshot:
     num_bytes: int
     chunk_hashes: tuple[bytes, ...]
     metadata: str
+    previous_bytes: int = 0
+    """Of the bytes, the last so many are a file of their own, with the parameters of the step before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

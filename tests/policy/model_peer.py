@@ -294,6 +294,8 @@ class ModelPeer:
                 self.tied.replace(peer)
             case acts.Reload():
                 self.reload(act)
+            case acts.FetchPrevious():
+                self.recovery.fetch_previous(act)
             case acts.CloseRound(reason=reason) if self.rounds.current is not None or "close unnoted" not in off:
                 self.rounds.close(reason)
             case acts.DropSums(names=names) if "overlap reset" not in off:
@@ -341,6 +343,7 @@ class ModelPeer:
 
     def _next_step(self, theta: ThetaId, lineage: Lineage, norm: float | None) -> None:
         self.previous = None if "previous" in self.world.scenario.off else self.theta
+        self.recovery.lacks_previous = False
         self.theta = theta
         self.average = self.tied.held = None
         self.accumulator, self.next_accumulator = self.next_accumulator, []

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.route.admission import donors
-from peerd.policy.step.acts import Act, LoadCheckpoint, Reload, Wait
+from peerd.policy.step.acts import Act, FetchPrevious, LoadCheckpoint, Reload, Wait
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.recovery import Beginning, plan
 from peerd.policy.step.situation import OwnState, Situation, StepRules
@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
 
+PREVIOUS_S = 1.0
+"""How long a joiner waits for an average that gives it the previous parameters before it fetches them."""
+
+
 class Recovery:
     """Offers its checkpoints, and resumes where every stage can, as the daemon's stepper does while nobody serves its stage."""
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
         self.clocks = StepClocks()
+        self.lacks_previous = False
+        """Its state is downloaded, and it has applied no average since."""
 
     @property
     def _rules(self) -> StepRules:
@@ -49,6 +55,7 @@ class Recovery:
         peer = self._peer
         kept = next(each for each in peer.world.checkpoints[peer.name] if (each.stage, each.step) == (peer.record.stage, step))
         peer.theta, peer.previous = kept.theta, kept.previous
+        self.lacks_previous = False
         peer.world.resumes_at(step)
         peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms)
         peer.tied.take_over(kept.copy)
@@ -56,6 +63,7 @@ class Recovery:
     def noted(self, own: OwnState, live: LiveView) -> OwnState:
         """With the times that the rules wait for."""
         off = self._peer.world.scenario.off
+        own = replace(own, lacks_previous=self.lacks_previous and "wait for previous" not in off, previous_s=PREVIOUS_S)
         noted = self.clocks.noted(own, live, self._rules, self._peer.now)
         noted = replace(noted, complete_since_s=None) if "take turns" in off else noted
         return replace(noted, averaged_since_s=None) if "wait for the late" in off else noted
@@ -68,6 +76,7 @@ class Recovery:
         peer.rounds.drop()
         peer.average = None
         peer.theta, peer.previous = peer.world.thetas.first(peer.record.stage), None
+        self.lacks_previous = False
         peer.change(phase=Phase.JOINING, step=0, average_id=NO_AVERAGE, lineage=Lineage(), norms=(), tied=Lineage(), tied_sums=(), voids=())
 
     def find_donor(self, act: Reload, tried: frozenset[PeerId]) -> None:
@@ -113,9 +122,29 @@ class Recovery:
                 self.download(tried | {donor})
                 return
             ended()
-            peer.theta, peer.previous = snapshot.theta, snapshot.previous
+            peer.theta, peer.previous = snapshot.theta, None
+            self.lacks_previous = snapshot.step > 0
             if peer.record.phase is Phase.JOINING:
                 peer.change(step=snapshot.step, lineage=snapshot.lineage, norms=snapshot.norms)
                 peer.tied.take_over(snapshot.copy)
 
         peer.states.fetch(donor, arrived)
+
+    def fetch_previous(self, act: FetchPrevious) -> None:
+        """The parameters of the step before, from a mate that is at the same step."""
+        peer, mine = self._peer, self._peer.record
+        peer.downloading = True
+
+        def arrived(found: object) -> None:
+            peer.downloading = False
+            now = peer.record
+            if (now.phase, now.step, now.lineage) != (Phase.JOINING, mine.step, mine.lineage) or not self.lacks_previous:
+                return
+            if isinstance(found, Snapshot) and (found.step, found.lineage) == (mine.step, mine.lineage):
+                peer.previous, self.lacks_previous = found.previous, False
+                peer.world.counts["previous fetched"] += 1
+
+        def answered(found: object) -> None:
+            peer.after(peer.world.rng.uniform(0.0, 2.0), lambda: arrived(found))
+
+        peer.rounds.ask(act.peer, lambda mate: mate.states.give(peer.name, 0.0), answered)

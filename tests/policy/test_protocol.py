@@ -122,7 +122,9 @@ def scripted(*faults: Fault, seed: int = 1, **sizes: float | bool | frozenset[st
     return World(Scenario(seed=seed, survivor=Survivor.ANY, faults=faults, **sizes))  # type: ignore[arg-type]
 
 
-def behind_a_dead_holder(steps_ahead: int, off: frozenset[str] = frozenset(), delayed: bool = False, ties_stages: bool = False) -> World:
+def behind_a_dead_holder(
+    steps_ahead: int, off: frozenset[str] = frozenset(), delayed: bool = False, ties_stages: bool = False, wakes_after_s: float = 5.0
+) -> World:
     """p2 sleeps at step 0; p0, its only mate, dies when the other stage is so many steps ahead."""
     asleep = Fault(0.05, Kind.SLEEP, name="p2", lasts_s=60.0)
     world = World(Scenario(seed=1, survivor=Survivor.ANY, off=off, faults=(asleep,), delayed=delayed, ties_stages=ties_stages))

@@ -219,6 +219,28 @@ async def test_chunks_of_two_steps_are_never_put_together() -> None:
     assert (found.step, steps_in(found)) == (4, {4.0})
 
 
+PREVIOUS = save({"previous/w": torch.full((3 * CHUNK_BYTES // 4,), 2.0)})
+
+
+@pytest.mark.parametrize("num_chunks", [1, 4])
+async def test_the_previous_parameters_are_not_downloaded_until_they_are_asked_for(num_chunks: int) -> None:
+    whole = state_of(3, num_chunks)
+    donor = Donor(3, whole + PREVIOUS, header_changes={"previous_bytes": len(PREVIOUS)})
+    fetch = downloader(Donors(near=donor))
+    found = await fetch.download(0)
+    assert ({*found.tensors}, steps_in(found)) == ({"parameters/w"}, {3.0})
+    assert fetch.bytes_done == fetch.bytes_total == len(whole)
+    assert donor.gave == [*range(-(-len(whole) // CHUNK_BYTES))]
+    assert fetch.previous_s > 0
+    later = await fetch.download_previous(0, NEAR)
+    assert (later.step, {*later.tensors}, set(later.tensors["previous/w"].tolist())) == (3, {"previous/w"}, {2.0})
+
+
+async def test_donors_that_have_just_begun_have_no_previous_parameters() -> None:
+    found = await downloader(Donors(near=Donor(3, state_of(3)))).download_previous(0, NEAR)
+    assert (found.step, found.tensors) == (3, {})
+
+
 async def test_bytes_are_counted_as_they_come() -> None:
     donor = Donor(3, state_of(3, num_chunks=8), breaks_at=5)
     fetch = downloader(Donors(near=donor))
@@ -257,6 +279,8 @@ LIES: dict[str, dict[str, Any]] = {
     "another hash": {"chunk_hashes": (bytes(32),) * 3},
     "a hash too few": {"chunk_hashes": (bytes(32),) * 2},
     "more chunks than bytes": {"num_bytes": 10},
+    "more previous parameters than bytes": {"previous_bytes": 4 * CHUNK_BYTES},
+    "half of it previous parameters": {"previous_bytes": CHUNK_BYTES},
     "more bytes than chunks": {"num_bytes": 9 * CHUNK_BYTES},
     "no history": {"metadata": "{"},
     "an endless history": {"metadata": "[" * 100_000},

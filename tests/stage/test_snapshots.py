@@ -26,7 +26,7 @@ from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Snapshot, StateRequest
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
-from tests.wire.lent import sent
+from tests.wire.lent import files_of, sent
 
 PATIENCE_S = 15.0
 JOINER = PeerId("joiner")
@@ -167,7 +167,7 @@ async def test_a_copy_outlives_a_broken_download_for_a_while_and_a_whole_one_not
     """The joiner goes on where it stopped, though the stage has finished steps meanwhile."""
     snapshots, state, executor = server
     state.serve()
-    snapshots._patience_s = 0.2
+    snapshots._patience_s = 1.0
     header, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
     with lending:
         first = lending.chunk(0)
@@ -228,7 +228,10 @@ async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
     state.skip_step()  # so that there are previous parameters, too
     snapshot, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
     other = StageState(replace(manifest, seed=9), PeerRecord(peer=PeerId("other")), torch.device("cpu"), lambda: view_of(state.record))
-    other.load(load(b"".join(sent(snapshot, lending))), snapshot.step, snapshot.lineage, ())
+    main, previous = files_of(snapshot, b"".join(sent(snapshot, lending)))
+    other.load(load(main), snapshot.step, snapshot.lineage, ())
+    assert other.holdings.previous is None
+    other.holdings.take_previous(load(previous))
     theirs, mine = other.holdings.tensors(other.record), state.holdings.tensors(state.record)
     assert {name.partition("/")[0] for name in theirs} >= {"parameters", "previous", "optimizer"}
     assert theirs.keys() == mine.keys()

@@ -52,7 +52,7 @@ def test_the_state_of_a_stage_is_as_large_as_the_manifest_says_and_no_larger(run
         for tied_only, tensors in copies.items():
             if tied_only and not state.holdings.tied_names:
                 continue
-            header, _ = _as_snapshot(Downloaded(1, Lineage(), tensors, ()))
+            header, _ = _as_snapshot(Downloaded(1, Lineage(), tensors, ()), tied_only)
             assert header.num_bytes <= most_state_bytes(manifest, stage, tied_only) <= header.num_bytes + ROOM
 
 
@@ -62,5 +62,5 @@ def test_the_state_that_a_run_begins_from_is_no_larger() -> None:
     tensors = {f"parameters/{name}": torch.zeros(shape) for name, shape in parameters.items()}
     state = optimizer_spec(manifest.train, parameters)
     tensors |= {f"optimizer/{name}": torch.zeros_like(value, device="cpu") for name, value in state.items()}
-    header, _ = _as_snapshot(Downloaded(0, start_lineage(manifest), tensors, ()))
+    header, _ = _as_snapshot(Downloaded(0, start_lineage(manifest), tensors, ()), tied_only=False)
     assert header.num_bytes <= most_state_bytes(manifest, 1)

@@ -23,6 +23,7 @@ from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
 from tests.swarm.machine import slowdown
 from tests.swarm.runs import assert_close, swarm_manifest
 from tests.swarm.visitor import Visitor, visiting
+from tests.wire.lent import files_of
 
 pytestmark = [
     pytest.mark.swarm,
@@ -167,7 +168,7 @@ async def assert_equal_bits(swarm: Swarm, newcomer: Daemon, neighbour: Daemon) -
         assert left.step == right.step
         assert left.lineage == right.lineage
         assert left_data == right_data
-        assert load(left_data)
+        assert all(load(file) for file in files_of(left, left_data))
         if stage == 1:
             await assert_equal_gradients(visitor, [PeerId(newcomer.ready.peer), PeerId(neighbour.ready.peer)])
 

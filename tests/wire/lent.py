@@ -19,6 +19,12 @@ async def whole_of(opened: OpenSnapshot) -> bytes:
     return data
 
 
+def files_of(header: Snapshot, data: bytes) -> tuple[bytes, bytes]:
+    """The files in a snapshot: the state, and the previous parameters; empty if there are none."""
+    split = len(data) - header.previous_bytes
+    return data[:split], data[split:]
+
+
 def sent(header: Snapshot, lending: Lending) -> list[bytes]:
     """All chunks of a snapshot, sent to a joiner that then has enough."""
     with lending:

@@ -81,6 +81,16 @@ class CopyTied(_Reasoned):
 
 
 @dataclass(frozen=True, slots=True)
+class FetchPrevious(_Reasoned):
+    """Fetch the parameters of the step before this peer's from mates at its step; `peer` is asked first."""
+
+    verb = "fetch the previous parameters"
+    peer: PeerId
+    step: int
+    """This peer's own step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reload(_Reasoned):
     """Download the stage's state, at `step` or later, and drop both ledgers for it; this mate is asked first."""
 
@@ -155,6 +165,7 @@ Act = (
     | FetchAverage
     | FetchTied
     | CopyTied
+    | FetchPrevious
     | Reload
     | CloseRound
     | DropSums

@@ -26,6 +26,7 @@ class StepClocks:
         """T3 (fence): a peer that slept has not looked meanwhile."""
         self._complete, self._averaged = Steady(), Steady()
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
+        self._lacking = Steady()
         self._committed_s: float | None = None
         self._durations_s: tuple[float, ...] = ()
 
@@ -57,6 +58,7 @@ class StepClocks:
             step_s=self.step_s,
             back_since_s=self._going_back.since_s(step_to_go_back_to(mine, live, rules), now_s),
             outlived_since_s=self._outlived.since_s(live.is_outlived(mine) or None, now_s),
+            lacking_since_s=self._lacking.since_s(mine.step if own.lacks_previous else None, now_s),
             later_since_s=self._later.since_s(holds_later(mine, live) or None, now_s),
         )
 

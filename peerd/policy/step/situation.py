@@ -85,6 +85,12 @@ class OwnState:
     """(mate, step): this mate did not answer when asked for the average of this step. Others are asked first (hole 19)."""
     reloads_in_vain: bool = False
     """No peer of the stage has given the header of a state of use lately: a reload would cost the ledgers, and bring nothing."""
+    lacks_previous: bool = False
+    """This joiner has a downloaded state, and not the parameters of the step before: it takes no work of that step (hole 15)."""
+    previous_s: float = 0.0
+    """How long fetching them would take, in seconds."""
+    lacking_since_s: float | None = None
+    """The time since which this joiner has lacked them at its present step, at every look; None: it lacks none."""
     has_start: bool = True
     """False: the run begins from a state that this peer does not hold yet, so its parameters do not count."""
 

@@ -86,11 +86,26 @@ def _join(now: Situation) -> Act:
             return acts.Reload("a stage mate has the better lineage", better[0].peer)
         if is_left_behind(mine, newest, now.live, rules):
             return acts.Wait(f"the stage seems to be at step {newest}, and other stages cannot go on from there")
+        if now.own.lacks_previous:
+            return _get_previous(now)
         return acts.Serve(f"at step {mine.step} like the stage")
     able = now.willing([m for m in now.mates if m.step - m.kept_averages <= mine.step < m.step])
     if able:
         return acts.FetchAverage(f"the stage is at step {newest}", now.first_to_ask(able).peer, mine.step)
     return acts.Reload(f"the stage is at step {newest}, and no mate gives the average of step {mine.step}", best.peer)
+
+
+def _get_previous(now: Situation) -> Act:
+    """Rule J1 (join), hole 15: a joiner has the previous parameters from the first average that it applies; in a long step it fetches them.
+
+    It waits for that average as long as fetching would take, so it waits no more than twice as long as it must.
+    """
+    own, since_s = now.own, now.own.lacking_since_s
+    at_my_step = [m for m in now.mates if m.step == now.mine.step and m.lineage == now.mine.lineage]
+    if since_s is None or now.now_s - since_s < own.previous_s or not at_my_step:
+        return acts.Wait("it serves once it has the parameters of the step before: they come with the average of this step")
+    peer = min(at_my_step, key=lambda m: turn_of(now.mine.peer, m.peer)).peer
+    return acts.FetchPrevious(f"step {now.mine.step} takes longer than fetching the parameters of the one before", peer, now.mine.step)
 
 
 def _has_heard_of_all(now: Situation) -> bool:
