@@ -16,7 +16,7 @@ from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.layout import RoundLayout
-from peerd.errors import BadMessageError
+from peerd.errors import BadMessageError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.round.chunks import part_limit
 from peerd.policy.step.roster import Roster
@@ -56,6 +56,8 @@ class Exchange:
         """By author: chunks of its part of this member's slice that have arrived."""
         self.sums_here = [0] * layout.num_members
         """By reducer: chunks of its sum that are here."""
+        self.is_over = False
+        """Set when nobody needs the round any more. Its tensors go then."""
         self.done = asyncio.Event()
         """Set once every sum is here."""
         self._parts: dict[int, dict[int, Tensor]] = {}
@@ -69,6 +71,18 @@ class Exchange:
         """By slice and chunk, the sums of others as they came, where they cannot be had from the accumulator: mates may need them."""
         self._encoded: dict[tuple[int, int], Encoded] = {}
         """By slice and chunk, parts as they are sent, until their sum is here: a chunk that is sent again is the same bytes."""
+
+    def forget(self) -> None:
+        """Drop all tensors: the objects of a round refer to each other, and the interpreter may find that after many rounds.
+
+        Run by the executor, after `is_over` is set and what was asked of it before.
+        """
+        self.accumulator = self.accumulator.new_empty(0)
+        self._parts, self._sums, self._encoded, self._received = {}, [], {}, {}
+
+    def _check_open(self) -> None:
+        if self.is_over:
+            raise WrongStateError("this round is closed")
 
     @property
     def summed(self) -> int:
@@ -106,7 +120,8 @@ class Exchange:
     # What this member sends
 
     async def frame(self, slice_number: int, author: int, number: int, to: int) -> Frame:
-        """Return a chunk of this member's part, of its sum, or of another's sum that is here."""
+        """Return a chunk of this member's part, of its sum, or of another's sum that is here. Raises WrongStateError if it is over."""
+        self._check_open()
         chunks = self._sum_chunk(slice_number, number) if author == slice_number else await self._part(slice_number, number)
         frame = Frame(slice_number, author, number, to, chunks=chunks)
         if self.layout.num_members < 3:
@@ -169,7 +184,11 @@ class Exchange:
         return frame.number == here
 
     async def take(self, frame: Frame) -> None:
-        """Add the next chunk of a member's part and sum what is complete, or write the next chunk of a sum into its place."""
+        """Add the next chunk of a member's part and sum what is complete, or write the next chunk of a sum into its place.
+
+        Raises WrongStateError if the round is over.
+        """
+        self._check_open()
         if frame.is_sum:
             await self._take_sum(frame)
         else:

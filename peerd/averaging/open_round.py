@@ -133,6 +133,7 @@ class OpenRound:
     def end(self) -> None:
         """Stop to send and to take. The round is dead, or its step is over."""
         self.over.set()
+        self.exchange.is_over = True
         self._tasks.cancel()
         if self._judge is not None:
             peers = self.roster.peers

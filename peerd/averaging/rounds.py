@@ -221,6 +221,7 @@ class Rounds:
         """The last round is over for everybody, or dead."""
         if self.last is not None:
             self.last.end()
+            self._tasks.start(self._arithmetic.run(Priority.CONTROL, self.last.exchange.forget))
             self.last = None
 
     def runs(self, average_id: AverageId) -> bool:
@@ -235,14 +236,14 @@ class Rounds:
                 return
             self.open = None
             self._proposing.exchanged(current.rates())
-            await self._executor.run(Priority.CONTROL, lambda: self._take(current))
+            await self._executor.run(Priority.CONTROL, partial(self._take, current.roster, current.exchange.accumulator))
             self._host.announce()
         except Exception as error:  # a bug
             await self._fail(current, error)
 
-    def _take(self, current: OpenRound) -> None:
-        if self._state.round is current.roster:  # else it was closed meanwhile
-            self._state.take_average(current.roster, current.exchange.accumulator)
+    def _take(self, roster: Roster, average: Tensor) -> None:
+        if self._state.round is roster:  # else it was closed meanwhile
+            self._state.take_average(roster, average)
 
     async def _fail(self, current: OpenRound, error: Exception) -> None:
         """End the round because of a bug at this member. No other member counts as missed."""

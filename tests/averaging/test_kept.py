@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 
 from peerd.errors import WrongStateError
 from peerd.stage.executor import Priority
@@ -145,3 +146,22 @@ async def test_an_average_is_hashed_once_however_often_it_is_asked_for(make_grou
     given = [(await member.rounds.kept.get_average(0, 0))[1] for _ in range(3)]
     assert given == 3 * [digest_of(views_of_flat(member.average))]
     assert len(hashed) == 1
+
+
+async def test_a_round_that_is_over_holds_no_tensors(make_group: MakeGroup) -> None:
+    """Its objects refer to each other: until the interpreter found that, each round took as much as the gradients."""
+    group = make_group(2)
+    roster = group.roster()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    for member in group.members.values():
+        last = member.rounds.last
+        assert last is not None
+        held = member.state.commit()
+        before = held.flat_sum.clone()
+        member.rounds.applied(held)
+        await asyncio.gather(*member.rounds._tasks.running)
+        assert last.exchange.accumulator.numel() == 0
+        assert torch.equal(held.flat_sum, before), "the average itself stays, for mates that missed it"
+        with pytest.raises(WrongStateError, match="this round is closed"):
+            await last.exchange.frame(0, 0, 0, 1)
