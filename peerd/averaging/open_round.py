@@ -19,7 +19,7 @@ from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.round.debts import BEHIND, HEARD, AtFault, Edge
 from peerd.policy.round.edges import PastEdges
-from peerd.policy.step.judging import judges_of
+from peerd.policy.step.judging import judges_of, lost_after_s
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor
 from peerd.table.record import PeerId
@@ -140,6 +140,13 @@ class OpenRound:
             self._around.past_edges.end_step((peers[edge.source], peers[edge.target]) for edge in self._judge.edges)
         for line in self.lines.values():
             line.wake()
+
+    @property
+    def lost(self) -> frozenset[PeerId]:
+        """Members whose records have not risen for so long that they count as gone."""
+        after_s = lost_after_s(self._around.averaging_s)
+        now_s, rose_s = self._around.clock(), self._around.host.rose_s
+        return frozenset(peer for peer in self.lines if now_s - rose_s(peer) > after_s)
 
     @property
     def giving_to(self) -> frozenset[PeerId]:

@@ -80,7 +80,7 @@ class Links:
         """By peer and whether for tensors: in one connection small messages would wait behind the tensors sent before them."""
         self._opening: dict[PeerId, asyncio.Lock] = {}
         self.traffic = Traffic(heard_s=tunnel.heard_s)
-        self.answered_s = tunnel.answered_s
+        self.answered_s, self.refused_s = tunnel.answered_s, tunnel.refused_s
         """When bytes last came from each peer over the tunnel's channels to it (`time.monotonic`)."""
         self.direct: Paths | None = None
 

@@ -26,6 +26,8 @@ from peerd.table.circuit import is_circuit
 from peerd.table.record import PeerId
 
 DIAL_TIMEOUT_S = 10.0
+REFUSED = "connection refused"
+"""What p2pd says where the machine of a peer answers, and nobody listens there."""
 LOCAL_TIMEOUT_S = 5.0
 MOST_BROKEN = 1024
 """Size of the queue of broken connections."""
@@ -64,6 +66,8 @@ class Tunnel:
         """When bytes last came from each peer (`time.monotonic`). libp2p proves that they are its own."""
         self.answered_s: dict[PeerId, float] = {}
         """When bytes last came from each peer over a stream that this peer opened."""
+        self.refused_s: dict[PeerId, float] = {}
+        """When the machine of a peer last said that nobody listens where the peer's record says it is."""
         self.broken: asyncio.Queue[PeerId] = asyncio.Queue(MOST_BROKEN)
         """Peers that ended an open stream, for the part of the daemon that re-dials them."""
 
@@ -91,6 +95,7 @@ class Tunnel:
 
     async def close_target(self, peer: PeerId) -> None:
         self.answered_s.pop(peer, None)
+        self.refused_s.pop(peer, None)
         server = self._servers.pop(peer, None)
         if server is not None:
             server.close()
@@ -122,7 +127,12 @@ class Tunnel:
         if self.circuits is not None and any(is_circuit(address) for address in addresses):
             return await self.circuits.dial(peer, addresses)
         if addresses:
-            await self._p2pd.connect(peer, addresses)
+            try:
+                await self._p2pd.connect(peer, addresses)
+            except PeerdError as error:
+                if REFUSED in error.message:
+                    self.refused_s[peer] = time.monotonic()
+                raise
         return await self._p2pd.open_stream(peer, PROTOCOL)
 
     async def _inward(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

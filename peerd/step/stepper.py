@@ -166,6 +166,7 @@ class Stepper:
             round_roster=roster if roster is not None and self._rounds.runs(roster.average_id) else None,
             round_still_s=current.still_s if current else 0.0,
             judge_silent_s=current.judge_silent_s if current else math.inf,
+            round_lost=current.lost if current else frozenset(),
             giving_to=last.giving_to if last else frozenset(),
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,

@@ -19,7 +19,7 @@ import structlog
 
 from peerd.background import start
 from peerd.errors import PeerGoneError, RemoteError
-from peerd.policy.swarm.reaching import has_moved, hosts_among, is_out_of_reach, is_reached, witnesses
+from peerd.policy.swarm.reaching import has_moved, hosts_among, is_in_round_with, is_out_of_reach, is_reached, witnesses
 from peerd.policy.swarm.suspicion import UNANSWERED, DeadLines
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -40,6 +40,8 @@ class Lines(Protocol):
 
     answered_s: dict[PeerId, float]
     """When bytes last came from each peer over them (`time.monotonic`)."""
+    refused_s: dict[PeerId, float]
+    """When the machine of a peer last refused a connection."""
 
     async def hang_up(self, peer: PeerId) -> None: ...
 
@@ -123,8 +125,10 @@ class Liveness:
             if is_heard:
                 await asyncio.sleep(ASK_AGAIN_S)
             elif record is not None:
-                if not lives and not await self._others_reach(record) and (record := self._unchanged(peer, pair)) is not None:
-                    self._suspect(record)
+                if not (lives or self._is_waited_for(record) or await self._others_reach(record)):
+                    record = self._unchanged(peer, pair)
+                    if record is not None:
+                        self._suspect(record)
                 return
 
     def _give_up_if_dead(self, peer: PeerId, asked_s: float, unanswered: int, is_heard: bool) -> None:
@@ -193,6 +197,11 @@ class Liveness:
             return await self._client.reaches(witness, accused, within_s)
         except RemoteError:
             return False
+
+    def _is_waited_for(self, record: PeerRecord) -> bool:
+        """Whether a peer is in a round with this one, and nothing says that it is gone: its link may be dead for a while."""
+        is_refused = self._lines.refused_s.get(record.peer, 0.0) > self._heard_s.get(record.peer, 0.0)
+        return is_in_round_with(self._membership.live().mine, record) and not (is_refused or record.leaving)
 
     def _suspect(self, record: PeerRecord) -> None:
         if record.leaving:

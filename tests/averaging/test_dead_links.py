@@ -16,7 +16,7 @@ from peerd.table.record import PeerId, Phase
 from tests.averaging.rounds_group import Group, whole_sum
 
 MakeGroup = Callable[..., Group]
-AVERAGING_S = 1.0
+AVERAGING_S = 2.5
 NUM_CHUNKS = 12
 PATIENCE_S = 1.5 * AVERAGING_S
 
@@ -51,7 +51,7 @@ async def test_what_both_ends_of_a_dead_link_say_is_carried_from_the_beginning(m
     assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
 
 
-@pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 10])
+@pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 20])
 @pytest.mark.parametrize("ends", [(0, 1), (1, 2), (2, 3)])
 async def test_a_round_goes_around_a_dead_link_wherever_its_judges_stand(
     make_group: MakeGroup, ends: tuple[int, int], chunk_s: float

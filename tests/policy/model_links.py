@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerd.policy.swarm.reaching import is_reached, witnesses
+from peerd.policy.swarm.reaching import is_in_round_with, is_reached, witnesses
 from peerd.table.record import PeerId, PeerRecord
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class DeadLinks:
             self._pairs[callee] = known = pair
         if pair > known and peer.now - sighting.risen_at_s < peer.view.ttl_s / 2:
             peer.change(unreached=self.unreached)
-        elif callee not in self._asking:
+        elif callee not in self._asking and not is_in_round_with(peer.record, sighting.record):
             self._ask_others(sighting.record)
 
     def _ask_others(self, accused: PeerRecord) -> None:

@@ -76,8 +76,7 @@ class ModelPeer:
         self.links = DeadLinks(self)
         self.lies = Lies(self)
         self._announced_at_s = self.now
-        self._push_pending = False
-        self._poked = False
+        self._push_pending = self._poked = False
         self._to_stage: int | None = None
         self.rounds = Rounds(self)
         self.states = States(self)
@@ -268,6 +267,7 @@ class ModelPeer:
             round_roster=current.roster if current else None,
             round_still_s=self.now - current.moved_at_s if current else 0.0,
             judge_silent_s=judge_silent_s(current, self.now) if current and "give up" not in self.world.scenario.off else 0.0,
+            round_lost=self.rounds.lost,
             giving_to=self.rounds.giving_to,
             propose_after_s=self.rounds.propose_after_s,
             attempt=self.rounds.attempt,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from peerd.policy.round.debts import BEHIND, Edge
 from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.asides import all_merged
-from peerd.policy.step.judging import void_of, why_unheeded
+from peerd.policy.step.judging import lost_after_s, void_of, why_unheeded
 from peerd.policy.step.roster import Roster, why_not_adopt, why_refuse
 from peerd.policy.step.sidelining import Sidelining
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
@@ -114,6 +114,14 @@ class Rounds:
     def exchange_of(self, average_id: AverageId) -> Exchange | None:
         found = (each for each in (self.current, self.lingering) if each is not None and not each.is_over)
         return next((each for each in found if each.roster.average_id == average_id), None)
+
+    @property
+    def lost(self) -> frozenset[PeerId]:
+        """Members of the open round whose records have not risen for so long that they count as gone."""
+        peer, names = self._peer, self.current.names if self.current is not None else ()
+        after_s = lost_after_s(peer.world.rules.averaging_s)
+        seen = ((name, peer.view.sightings.get(name)) for name in names)
+        return frozenset(name for name, known in seen if known is None or peer.now - known.risen_at_s > after_s)
 
     @property
     def giving_to(self) -> frozenset[PeerId]:

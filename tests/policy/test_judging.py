@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from peerd.policy.step.acts import Act, CloseRound, Wait
-from peerd.policy.step.judging import NUM_JUDGES, given_up_after_s, judges_of, void_of, why_unheeded
+from peerd.policy.step.judging import NUM_JUDGES, given_up_after_s, judges_of, lost_after_s, void_of, why_unheeded
 from peerd.policy.step.roster import Roster, RosterEntry, entry_of
 from peerd.policy.step.sidelining import Sidelining
 from peerd.policy.step.situation import OwnState, Situation, StepRules
@@ -74,6 +74,18 @@ def decided(still_s: float, silent_s: float, num: int, *, lost: bool = False) ->
     own = OwnState(record=mine, round_roster=roster, round_still_s=still_s, judge_silent_s=silent_s)
     present: list[PeerRecord] = [replace(others[0], incarnation=1), *others[1:]] if lost else others
     return decide(Situation(own, view_of(mine, *present), 100.0, RULES))
+
+
+@pytest.mark.parametrize("num", [2, 3])
+def test_hole_44_a_member_whose_record_has_expired_is_waited_for_until_it_counts_as_lost(num: int) -> None:
+    """Its link may be dead for some seconds, and what has been exchanged would be lost."""
+    mine, other, *others = (member(name, phase=Phase.AVERAGING, done=1 << number) for number, name in enumerate(NAMES[:num]))
+    own = OwnState(record=mine, round_roster=Roster(0, 0, 0, mine.peer, tuple(entry_of(m) for m in (mine, other, *others))))
+    live = replace(view_of(mine, *others), expired=(other,))
+    assert isinstance(decide(Situation(own, live, 100.0, RULES)), Wait)
+    assert isinstance(decide(Situation(replace(own, round_lost=frozenset({other.peer})), live, 100.0, RULES)), CloseRound)
+    assert isinstance(decide(Situation(own, replace(live, expired=(replace(other, leaving=True),)), 100.0, RULES)), CloseRound)
+    assert lost_after_s(T) > RULES.ttl_s
 
 
 @pytest.mark.parametrize(("num", "times"), [(2, 3), (3, 4), (6, 4)])

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.round.chunks import AFTER_OWN, ROW_S, WINDOW, Flow, chunk_bytes, next_flow, num_chunks
-from peerd.policy.round.debts import Debts, Edge
+from peerd.policy.round.debts import RETURNS, Debts, Edge
 from peerd.policy.round.edges import PastEdges, mate_for, named_by, whom_to_leave_out
 from peerd.policy.round.links import Line, LinkBreak
 from peerd.policy.round.proposing import believed, fit, most_s, turn_after_s
@@ -91,6 +91,19 @@ def test_the_clock_of_a_silent_member_stands() -> None:
     debts.heard(0, 30.0)
     assert debts.at_fault(30.0 + T - 1.0 - 0.25 * T) == []
     assert [fault.member for fault in debts.at_fault(30.0 + T)] == [0]
+
+
+def test_hole_44_a_member_that_is_heard_of_again_has_its_averaging_time_anew_a_few_times_in_a_round() -> None:
+    """Its connections take a while to notice that the link is not dead any more."""
+    debts = stalled()
+    for number in range(RETURNS + 2):
+        began_s = 100.0 * number
+        for moment in (0.0, 0.2, 0.4):
+            for member in debts.members:
+                debts.heard(member, began_s + moment * T)
+            debts.look(began_s + moment * T)
+        assert bool(debts.at_fault(began_s + 0.5 * T)) == (number > RETURNS)
+        debts.look(began_s + 0.8 * T)
 
 
 def test_a_member_that_moves_less_than_half_of_what_is_assumed_is_at_fault_after_three_averaging_times() -> None:

@@ -31,6 +31,7 @@ class Lines:
     """Connections over which nothing comes back. To whom each that was given up led."""
 
     answered_s: dict[PeerId, float] = field(default_factory=dict)
+    refused_s: dict[PeerId, float] = field(default_factory=dict)
     given_up: list[PeerId] = field(default_factory=list)
 
     async def hang_up(self, peer: PeerId) -> None:
@@ -168,6 +169,22 @@ async def test_hole_43_a_peer_that_others_reach_is_named_and_not_suspected(num_o
 async def test_a_peer_that_most_of_those_who_are_asked_do_not_reach_is_suspected(num_others: int, reached_by: int, gone: int) -> None:
     _, liveness, mine = await one_failure(num_others, reached_by, gone)
     assert ([each.peer for each in mine.suspects], liveness.faults_seen) == ([MATE.peer], 1)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+@pytest.mark.parametrize("step", [0, 1])
+async def test_hole_44_a_peer_in_a_round_with_this_one_is_suspected_only_if_it_is_gone(step: int, is_refused: bool) -> None:
+    row = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.AVERAGING))
+    membership, lines = Membership(ME, RUN, ttl_s=60.0, row=row), Lines()
+    membership.publish()
+    record = PeerRecord(peer=MATE.peer, incarnation=1, version=1, step=step, phase=Phase.ACCUMULATING)
+    membership.absorb([sign_record(record, MATE, RUN).raw], MATE.peer)
+    if is_refused:
+        lines.refused_s[MATE.peer] = time.monotonic()
+    liveness = Liveness(membership, cast(SwarmClient, Silent()), {}, lines)
+    liveness.report_failure(MATE.peer)
+    await asyncio.gather(*liveness._probes.values())
+    assert liveness.faults_seen == (is_refused or step == 1)
 
 
 async def test_three_are_asked_at_most_and_nobody_of_a_peer_that_leaves() -> None:

@@ -35,6 +35,9 @@ BEHIND = 0.5
 """Averaging times of owing without progress after which an edge is told."""
 HEARD = 0.25
 """Averaging times without a word after which a member is not heard of."""
+RETURNS = 2
+"""How often in a round a member that was not heard of begins anew to owe without progress: its link was dead, and its connections take a
+while to notice that it is not any more."""
 LOOKS = 64
 """How many looks are kept: with eight in an averaging time, those of the last eight."""
 NEVER = float("-inf")
@@ -134,6 +137,7 @@ class Debts:
         self._num_owed = [0 for _ in self.members]
         self._heard_s = [now_s for _ in self.members]
         self._is_heard = [True for _ in self.members]
+        self._returns = [0 for _ in self.members]
         self._looks: deque[_Look] = deque(maxlen=LOOKS)
         for i in self.members:
             self._update_all(i, now_s)
@@ -200,6 +204,10 @@ class Debts:
         self._heard_s[member] = now_s
         if not self._is_heard[member]:
             self._is_heard[member] = True
+            self._returns[member] += 1
+            if self._returns[member] <= RETURNS:
+                for clock in (self._totals[member], *self._edges[member], *(row[member] for row in self._edges)):
+                    clock.moved_at_s = clock.shows_s(now_s)
             self._update_all(member, now_s)
 
     def silent_s(self, member: int, now_s: float) -> float:

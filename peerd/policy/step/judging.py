@@ -13,6 +13,9 @@ from peerd.table.record import PeerId, Void
 NUM_JUDGES = 3
 """So many members judge a round. Each waits an averaging time longer than the one before it, which may be mute or at fault itself."""
 
+LOST = 3.0
+"""Averaging times after which a member of a round counts as gone, if nothing at all is heard of it."""
+
 
 def judges_of(roster: Roster) -> tuple[PeerId, ...]:
     """The judges in the order in which they judge: the leader first. The roster alone says who they are, so all agree."""
@@ -43,6 +46,14 @@ def void_of(roster: Roster, named: PeerId) -> Void | None:
     """What the judge that closes a round puts into its record: the member that it names is left out of the step at once."""
     entry = roster.entry_of(named)
     return None if entry is None else Void(entry.peer, entry.incarnation, roster.step)
+
+
+def lost_after_s(averaging_s: float) -> float:
+    """How long the record of a member of an open round may not rise until the member counts as gone, and the round is closed.
+
+    That is longer than a record lives: a round is worth the wait for a link that breaks for some seconds.
+    """
+    return LOST * averaging_s
 
 
 def given_up_after_s(num_members: int, averaging_s: float) -> float:

@@ -57,6 +57,9 @@ class OwnState:
     """Seconds since the open round began, or this peer was last told of progress of any member in it, its own included."""
     judge_silent_s: float = math.inf
     """Seconds since a judge of the open round, other than this peer, last said anything; infinite where none says anything."""
+    round_lost: frozenset[PeerId] = frozenset()
+    """Members of the open round of which nothing has been heard for so long that they count as gone (`lost_after_s`). Others whose records
+    have expired may be behind a link that is dead for a while."""
     giving_to: frozenset[PeerId] = frozenset()
     """Members of this peer's last round to which it still sends sums that they lack."""
     propose_after_s: float = 0.0

@@ -184,7 +184,8 @@ def _close_round(now: Situation) -> Act | None:
         return acts.CloseRound("nothing at this peer would end the round")
     if min(now.own.round_still_s, now.own.judge_silent_s) > given_up_after_s(len(roster.entries), now.rules.averaging_s):
         return acts.CloseRound("nobody makes progress, and no judge says anything")
-    present = {(r.peer, r.incarnation) for r in now.live.records} | {(mine.peer, mine.incarnation)}
+    silent = (r for r in now.live.expired if r.peer not in now.own.round_lost and not r.leaving)
+    present = {(r.peer, r.incarnation) for r in (mine, *now.live.records, *silent)}
     gone = [entry.peer for entry in roster.entries if (entry.peer, entry.incarnation) not in present]
     return acts.CloseRound(f"{gone[0]} left the round") if gone else None
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from peerd.policy.hashing import digest
 from peerd.policy.swarm.checkup import Dialled
 from peerd.table.circuit import host_in
-from peerd.table.record import HIDDEN, PeerId, PeerRecord, Reach
+from peerd.table.record import HIDDEN, PeerId, PeerRecord, Phase, Reach
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 
@@ -32,6 +32,12 @@ def cut_off(live: LiveView) -> frozenset[PeerId]:
     mine = live.mine
     unreached = mine.unreached if mine is not None else ()
     return frozenset(record.peer for record in live.records if record.peer in unreached or live.me in record.unreached)
+
+
+def is_in_round_with(mine: PeerRecord | None, other: PeerRecord) -> bool:
+    """T5 (suspicion): True while this peer is in a round, and the other one accumulates or averages the same step in the same stage."""
+    place = (other.stage, other.step)
+    return mine is not None and mine.phase is Phase.AVERAGING and (mine.stage, mine.step) == place and other.phase is not Phase.JOINING
 
 
 def witnesses(live: LiveView, accused: PeerRecord) -> tuple[PeerId, ...]:
