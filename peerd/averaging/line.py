@@ -122,8 +122,9 @@ class PairLine:
             self._listener.part_came(me, self.number, part)
         if total:
             self._listener.sum_came(me, self.number, total)
-        self._carried = verified.carried or self._carried
-        self._look_what_is_carried()
+        if verified.carried:
+            self._carried = verified.carried
+            self._look_what_is_carried()
         num_bytes, took_s = self._under_way.verified(max(0, self._sendings.num_verified - before), time.monotonic())
         if num_bytes:
             self._listener.delivered(self.number, num_bytes, took_s)

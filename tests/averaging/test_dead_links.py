@@ -10,9 +10,10 @@ import torch
 
 from peerd.averaging import proposing
 from peerd.errors import PeerGoneError
-from peerd.policy.round.debts import BEHIND
+from peerd.policy.round.debts import BEHIND, Edge
 from peerd.policy.step.judging import judges_of
 from peerd.table.record import PeerId, Phase
+from peerd.wire.messages import Carried, Verified
 from tests.averaging.rounds_group import Group, whole_sum
 
 MakeGroup = Callable[..., Group]
@@ -49,6 +50,26 @@ async def test_what_both_ends_of_a_dead_link_say_is_carried_from_the_beginning(m
     await group.settled(Phase.AVERAGED)
     assert asyncio.get_running_loop().time() - began_s < BEHIND * 20.0
     assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
+
+
+async def test_two_mates_may_carry_for_each_other(make_group: MakeGroup) -> None:
+    """Each tells what the other has verified, of what the source owes it."""
+    group = make_group(4)
+    stand = asyncio.Event()
+
+    async def fault(kind: str, _sender: PeerId, _receiver: PeerId) -> None:
+        if kind != "propose":
+            await stand.wait()
+
+    group.fault = fault
+    roster = group.roster(leader=PeerId("member0"))
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    source = group.members[PeerId("member1")].rounds.open
+    assert source is not None
+    source._carry({Edge(1, 2): 3, Edge(1, 3): 2})
+    for mate, target in ((2, 3), (3, 2)):
+        source.lines[roster.peers[mate]].told(Verified(0, 0, 0, (Carried(1, target, 1, 1, 0, 0),)))
+    assert [source.lines[roster.peers[target]].own.part for target in (2, 3)] == [1, 1]
 
 
 @pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 20])
