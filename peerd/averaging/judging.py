@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from peerd.averaging.exchange import Exchange
 from peerd.policy.round.debts import HEARD, AtFault, Debts, Edge
 from peerd.policy.round.edges import Detours, PastEdges, blamed, named_by
+from peerd.policy.round.leads import Leads, SentRate, is_as_expected
+from peerd.policy.round.line_rates import OwingRate
 from peerd.policy.round.proposing import assumed_s
 from peerd.policy.step.judging import judges_of
 from peerd.table.record import PeerId
@@ -14,6 +16,8 @@ from peerd.wire.messages import Beat
 
 MEASURABLE = 0.05
 """Averaging times for which a member has to owe: shorter transfers show delays and computing, and not a line."""
+MEASURED_OVER = 0.5
+"""Averaging times of owing for one measurement: several beats of each member, since each tells what arrived since the last one."""
 
 
 class Judge:
@@ -21,7 +25,7 @@ class Judge:
 
     def __init__(self, exchange: Exchange, averaging_s: float, past: PastEdges, now_s: float) -> None:
         roster, layout = exchange.roster, exchange.layout
-        self._averaging_s = averaging_s
+        self._began_s, self._expected_s, self._averaging_s = now_s, roster.expected_s, averaging_s
         self._rank = judges_of(roster).index(roster.peers[exchange.me])
         self._me = exchange.me
         self.debts = Debts(layout.slice_bytes, layout.num_chunks, assumed_s(roster.expected_s, averaging_s), averaging_s, now_s)
@@ -31,6 +35,8 @@ class Judge:
         self._told_s, self._has_told = [now_s for _ in self.debts.members], [False for _ in self.debts.members]
         able = sorted(self.debts.members, key=lambda member: -(roster.shares[member] if roster.shares else 0))
         self._detours = Detours(able, averaging_s)  # those with the best links carry first
+        self._lines = [OwingRate() for _ in self.debts.members]
+        self._leads = Leads(len(self.debts.members))
         self.edges: set[Edge] = set()
         """Told or seen in this round."""
 
@@ -40,6 +46,7 @@ class Judge:
         debts.heard(member, now_s)
         self._told_s[member], self._has_told[member] = now_s, True
         before = sum(map(sum, debts.parts)) + sum(map(sum, debts.sums))
+        self._leads.told(member, beat.parts, self._layout.chunks_of(member))
         for author, chunks in zip(debts.members, beat.parts, strict=False):
             if author != member:
                 debts.told_part(author, member, chunks, now_s)
@@ -63,6 +70,7 @@ class Judge:
         """Take notice of the time. Returns the edges over which too little passes."""
         self.debts.heard(self._me, now_s)
         self.debts.look(now_s)
+        self._measure(now_s, MEASURED_OVER)
         edges = self.debts.behind(now_s)
         self.edges.update(edges)
         return edges
@@ -89,16 +97,22 @@ class Judge:
         """Members that say what they have."""
         return [member for member, has_told in enumerate(self._has_told) if has_told]
 
-    def rates(self, now_s: float) -> dict[int, float]:
-        """Bytes per second that each member sent while it owed some."""
-        debts, layout, found = self.debts, self._layout, {}
-        for member in debts.members:
-            owed_s = debts.owed_s(member, now_s)
-            parts = sum(here * self._mean_bytes(k, member) for k, here in enumerate(debts.parts[member]) if k != member)
-            sums = sum(here for i, here in enumerate(debts.sums[member]) if i != member) * layout.slice_bytes[member] / layout.num_chunks
-            if owed_s > MEASURABLE * self._averaging_s and parts + sums > 0:
-                found[member] = (parts + sums) / owed_s
-        return found
+    def rates(self, now_s: float) -> dict[int, SentRate]:
+        """What this round has shown of members' lines, as far as it lasted long enough to tell."""
+        self._measure(now_s, MEASURABLE)
+        as_expected = is_as_expected(now_s - self._began_s, self._expected_s, self._averaging_s)
+        found = {member: line.rate for member, line in enumerate(self._lines)}
+        return {k: SentRate(rate, self._leads.waited(k), as_expected) for k, rate in found.items() if rate is not None}
+
+    def _measure(self, now_s: float, least: float) -> None:
+        for member, line in enumerate(self._lines):
+            line.look(self.debts.owed_s(member, now_s), self._bytes_sent(member), least * self._averaging_s)
+
+    def _bytes_sent(self, member: int) -> float:
+        debts, layout = self.debts, self._layout
+        parts = sum(here * self._mean_bytes(k, member) for k, here in enumerate(debts.parts[member]) if k != member)
+        sums = sum(here for i, here in enumerate(debts.sums[member]) if i != member)
+        return parts + sums * layout.slice_bytes[member] / layout.num_chunks
 
     def _mean_bytes(self, slice_number: int, sender: int) -> float:
         """The mean size of a chunk of this slice, as the member sends it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from peerd.averaging.exchange import Exchange
 from peerd.averaging.flows import Sending, Sendings
 from peerd.errors import BadMessageError
 from peerd.policy.round.debts import Edge
+from peerd.policy.round.under_way import UnderWay
 from peerd.wire.messages import Carried, Frame, Verified
 
 
@@ -39,24 +39,6 @@ class ChunkListener(Protocol):
 
     def told_of(self, member: int, told: Verified) -> None:
         """What a member has verified of this member's chunks, as a mate tells it."""
-
-
-class UnderWay:
-    """When chunks were sent, and their bytes, until they have been verified. Times are seconds of a monotonic clock."""
-
-    def __init__(self) -> None:
-        self._sent: deque[tuple[float, int]] = deque()
-
-    def sent(self, num_bytes: int, now_s: float) -> None:
-        self._sent.append((now_s, num_bytes))
-
-    def verified(self, num_chunks: int, now_s: float) -> tuple[int, float]:
-        """The first of them have been verified. Returns their bytes, and the seconds since the first of them was sent."""
-        taken = [self._sent.popleft() for _ in range(min(num_chunks, len(self._sent)))]
-        return sum(num_bytes for _, num_bytes in taken), now_s - taken[0][0] if taken else 0.0
-
-    def broke(self) -> None:
-        self._sent.clear()
 
 
 class PairLine:
@@ -172,7 +154,7 @@ class PairLine:
         self._under_way.broke()
         self._sendings.resume()
         while self._opened == mine and not self.is_given:
-            sending = self._sendings.next()
+            sending = self._sendings.next() if self._under_way.may_grow else None
             if sending is None:
                 self._ready.clear()
                 await self._ready.wait()

@@ -19,6 +19,7 @@ from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.round.debts import BEHIND, HEARD, AtFault, Edge
 from peerd.policy.round.edges import PastEdges
+from peerd.policy.round.leads import SentRate
 from peerd.policy.step.judging import judges_of, lost_after_s
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor
@@ -286,8 +287,8 @@ class OpenRound:
 
     # What moves
 
-    def rates(self) -> dict[PeerId, float]:
-        """Bytes per second that members sent while they owed some, as far as this member judges."""
+    def rates(self) -> dict[PeerId, SentRate]:
+        """What this round has shown of members' lines, as far as this member judges."""
         rates = self._judge.rates(self._around.clock()) if self._judge is not None else {}
         return {self.roster.peers[member]: rate for member, rate in rates.items()}
 

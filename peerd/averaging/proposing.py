@@ -16,6 +16,7 @@ from peerd.averaging.layout import RoundLayout, shares_of
 from peerd.config.codec import Allowed
 from peerd.link.links import HOME_BYTES_PER_S
 from peerd.policy.round.chunks import num_chunks
+from peerd.policy.round.leads import SentRate, line_after
 from peerd.policy.round.proposing import filled, fit
 from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster
@@ -23,8 +24,6 @@ from peerd.table.record import PeerId
 
 AVERAGING_SHARE = 0.1
 """Time for a round, as a share of the rest of the step."""
-HALF = 0.5
-"""A member that sent at less than this share of its rate so far has another line now: earlier rounds do not count any more."""
 Rates = Callable[[PeerId], tuple[float | None, float | None]]
 """Returns bytes per second up and down of a peer; None where nothing is known."""
 
@@ -37,15 +36,14 @@ class Proposing:
         self._averaging_s = averaging_s
         self._rates = rates
         self._measured: dict[PeerId, float] = {}
-        """Bytes per second at which chunks of each peer arrived while it owed some."""
+        """Bytes per second of each peer's uplink, as rounds have shown it."""
         self._begun_s = now_s
         """When the present step began here."""
 
-    def exchanged(self, rates: Mapping[PeerId, float]) -> None:
-        """Note how many bytes per second members sent while they owed some, in a round that is done."""
-        for peer, rate in rates.items():
-            known = self._measured.get(peer)
-            self._measured[peer] = rate if known is None or rate < HALF * known else (known + rate) / 2
+    def exchanged(self, sent: Mapping[PeerId, SentRate]) -> None:
+        """Note what a round that is done has shown of its members' lines."""
+        for peer, each in sent.items():
+            self._measured[peer] = line_after(self._measured.get(peer), each)
 
     def applied(self, now_s: float) -> None:
         """Note that an average was applied: a step begins."""
@@ -72,8 +70,10 @@ class Proposing:
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
 
     def _believed(self, peers: Sequence[PeerId]) -> tuple[list[float], list[float]]:
-        """Bytes per second up and down of each member; one of which nothing is known is as fast as the others in the middle."""
+        """Bytes per second up and down of each member; one of which nothing is known is as fast as the others in the middle.
+
+        What rounds have shown here counts before what a record says: what a peer measures of its own line is no more than it had to send.
+        """
         told = [self._rates(peer) for peer in peers]
-        known = [(up, self._measured.get(peer)) for peer, (up, _) in zip(peers, told, strict=True)]
-        ups = filled([min((rate for rate in pair if rate is not None), default=None) for pair in known], HOME_BYTES_PER_S)
+        ups = filled([self._measured.get(peer, up) for peer, (up, _) in zip(peers, told, strict=True)], HOME_BYTES_PER_S)
         return [max(up, 1.0) for up in ups], [max(math.inf if down is None else down, 1.0) for _, down in told]

@@ -13,6 +13,7 @@ from peerd.averaging.compression import Compression
 from peerd.averaging.proposing import AVERAGING_SHARE, Proposing
 from peerd.config.codec import parse_averaged, parse_codec
 from peerd.policy.round.chunks import LEEWAY, MOST_CHUNK_BYTES, ROWS
+from peerd.policy.round.leads import SentRate
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster, RosterEntry, why_never
 from peerd.table.record import PeerId
 from tests.strategies import member
@@ -97,6 +98,6 @@ def test_a_line_that_got_much_slower_is_believed_at_once_and_one_that_got_faster
 
     seconds = []
     for rate in (1e8, 1e6, 1e8):
-        proposing.exchanged({NAMES[0]: rate, NAMES[1]: 1e9})
+        proposing.exchanged({NAMES[0]: SentRate(rate), NAMES[1]: SentRate(1e9)})
         seconds.append(expected_s())
     assert seconds == pytest.approx([4e6 / 1e8, 4e6 / 1e6, 4e6 / 5.05e7])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.round.line_rates import KEPT_S, LEAST_BYTES, RATE_STEP, LineMeter, RateSamples, claims, line_rate
+from peerd.policy.round.line_rates import KEPT_S, LEAST_BYTES, RATE_STEP, LineMeter, OwingRate, RateSamples, claims, line_rate
 from peerd.table.record import MAX_RATE
 
 MBIT = 125_000.0
@@ -137,3 +137,21 @@ def test_a_claim_is_believed_as_far_as_it_was_measured() -> None:
 
 def test_a_peer_with_a_slow_line_of_its_own_does_not_take_all_others_for_slow() -> None:
     assert line_rate(100 * MBIT, 5 * MBIT, 5.1 * MBIT) == 100 * MBIT
+
+
+def test_a_member_that_waits_for_others_half_of_the_time_is_as_fast_as_its_line() -> None:
+    """The mean would be believed of it, so it would get a smaller slice, and wait for longer in the next round."""
+    line, owed_s, num_bytes = OwingRate(), 0.0, 0.0
+    for second in range(40):
+        owed_s += 0.5
+        num_bytes += 0.5e6 * (2.5 if second // 4 % 2 else 0.5)
+        line.look(owed_s, num_bytes, 1.0)
+    assert line.rate == pytest.approx(2.5e6)
+    assert OwingRate().rate is None
+
+
+def test_what_arrived_in_less_time_than_one_measurement_takes_is_measured_together() -> None:
+    line = OwingRate()
+    for owed_s, num_bytes in ((0.4, 2e6), (0.8, 2e6), (1.2, 3e6)):
+        line.look(owed_s, num_bytes, 1.0)
+    assert line.rate == pytest.approx(2.5e6)

@@ -111,6 +111,28 @@ class RateSamples:
         return self._known
 
 
+class OwingRate:
+    """The rate of a member's uplink in a round, from what arrives of it while it owes some.
+
+    A member that waits for others in between is as fast as its line for some of the time, and not in the mean.
+    """
+
+    def __init__(self) -> None:
+        self._samples = RateSamples()
+        self._owed_s = self._num_bytes = 0.0
+
+    def look(self, owed_s: float, num_bytes: float, least_s: float) -> None:
+        """Take for how long it has owed so far, and the bytes that have arrived. One measurement is over at least `least_s`."""
+        if owed_s - self._owed_s > least_s:
+            self._samples.saw((num_bytes - self._num_bytes) / (owed_s - self._owed_s), owed_s - self._owed_s)
+            self._owed_s, self._num_bytes = owed_s, num_bytes
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None while too little is known."""
+        return self._samples.rate
+
+
 def _percentile(samples: Collection[Sample]) -> float | None:
     """The 90th percentile of the rates, each weighted by its time."""
     busy_s = sum(took_s for _, took_s in samples)

@@ -1,0 +1,74 @@
+"""Whose line a round shows, and what is believed of lines after rounds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.round.chunks import WINDOW
+from peerd.policy.round.leads import Leads, SentRate, is_as_expected, line_after
+from peerd.policy.round.slices import exchange_s, least_exchange_s, shares_by_rate
+
+
+def test_those_wait_whose_parts_are_ahead_of_the_slowest_ones() -> None:
+    leads = Leads(4)
+    for row in range(10):
+        leads.told(0, (0, row + 2, row + 2, row), 100)
+        leads.told(3, (row + 1, row, row, 0), 100)
+    assert [leads.waited(member) for member in range(4)] == [False, False, False, False]
+    for row in range(30):
+        leads.told(0, (0, row + WINDOW, row + WINDOW, row), 100)
+    assert [leads.waited(member) for member in range(4)] == [False, True, True, False]
+
+
+def test_nobody_waits_before_chunks_come_and_after_all_have_come() -> None:
+    leads = Leads(3)
+    for _ in range(50):
+        leads.told(0, (0, 0, 0), 8)
+        leads.told(0, (0, 8, 8), 8)
+        leads.told(1, (8, 0), 8)
+    assert not any(leads.waited(member) for member in range(3))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(-(2**70), 2**70), max_size=5)), max_size=30))
+def test_whatever_a_member_tells_counts_as_one_window_at_most(told: list[tuple[int, list[int]]]) -> None:
+    leads = Leads(3)
+    for _ in range(4 * len(told)):
+        leads.told(0, (0, 3, 4), 9)
+        leads.told(1, (3, 0, 4), 9)
+    for reducer, parts in told:
+        leads.told(reducer, parts, 9)
+    assert not leads.waited(0)
+    assert not leads.waited(1)
+
+
+def test_a_line_that_got_much_slower_is_believed_at_once_and_one_that_is_somewhat_faster_by_and_by() -> None:
+    assert line_after(None, SentRate(5.0)) == 5.0
+    assert line_after(100.0, SentRate(5.0)) == 5.0
+    assert line_after(8.0, SentRate(5.0)) == 6.5
+
+
+def test_more_is_believed_of_a_line_whose_member_waited_but_not_ever_more() -> None:
+    waited = SentRate(5.0, waited=True)
+    assert line_after(None, waited) == line_after(5.0, waited) == 7.5
+    assert line_after(50.0, waited) == 50.0
+
+
+def test_a_round_much_longer_than_expected_shows_that_lines_have_changed() -> None:
+    assert is_as_expected(60.0, 40.0, 9.0)
+    assert not is_as_expected(90.0, 40.0, 9.0)
+    assert is_as_expected(8.0, 0.1, 9.0)
+    assert line_after(50.0, SentRate(5.0, waited=True, is_as_expected=False)) == 7.5
+    assert line_after(9.0, SentRate(5.0, is_as_expected=False)) == 5.0
+
+
+@pytest.mark.parametrize("ups", [[2.5] * 4, [0.625, 2.5, 2.5, 12.5], [2.5, 2.5, 1.0]])
+def test_whatever_is_believed_first_slices_come_to_fit_the_lines(ups: list[float]) -> None:
+    """A member with too small a slice is never seen to send as fast as it could, so more is believed of it for waiting."""
+    believed = [0.3 + 0.5 * number for number in range(len(ups))]
+    for _ in range(15):
+        shares = shares_by_rate(believed)
+        took_s = exchange_s(1.0, ups, shares)
+        for member, up in enumerate(ups):
+            sent = (1 + (len(ups) - 2) * shares[member]) / took_s
+            believed[member] = line_after(believed[member], SentRate(sent, waited=sent < 0.9 * up))
+    assert took_s <= 1.2 * least_exchange_s(1.0, ups)
