@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, StageError, WrongStateError
-from peerd.policy.route.admission import donors, donors_at_once, givers_of_start
+from peerd.policy.route.admission import MOST_DONORS, donors, givers_of_start
 from peerd.stage.gathering import Gathering
 from peerd.stage.partial_state import PartialState
 from peerd.stage.snapshots import Downloaded
@@ -155,7 +155,7 @@ class Downloader:
         able = [r for r in candidates(live, frozenset(tried.failed)) if r.peer not in tried.failed | tried.others]
         ready = [r for r in able if not tried.is_busy(r.peer)]
         ready.sort(key=lambda r: (r.peer not in gathering.donors, r.peer != prefer))
-        for record in donors_at_once(ready, live.mine.down if live.mine is not None else 0):
+        for record in ready[:MOST_DONORS]:
             if record.peer not in gathering.donors:
                 if tried.busy_until_s.pop(record.peer, None) is not None:
                     tried.failed.clear()

@@ -193,8 +193,6 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "own": lambda w: _situation(w).own,
     "act": lambda w: w.random.choice((Wait(""), LoadCheckpoint("", w.some_step(), w.random.random() < 0.5))),
     "facts": _facts,
-    "donors": _some,
-    "down": lambda w: w.real(1e9),
     "rules": _rules,
     "roster": _roster,
     "judge": World.some_peer,

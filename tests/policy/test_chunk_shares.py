@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerd.policy.route.admission import HOME_UP, MOST_DONORS, donors_at_once
 from peerd.policy.route.chunk_shares import LEAST_ASKED, MOST_ASKED, AskingPace, ChunkShares
-from peerd.table.record import PeerRecord
 
 NEVER_S = 1e9
 
@@ -95,14 +93,3 @@ def test_whatever_donors_do_each_chunk_is_asked_for_until_it_has_come(events: li
     while (number := shares.next_for("last")) is not None:
         shares.came(number)
     assert shares.num_left == 0
-
-
-def records(*ups: float) -> list[PeerRecord]:
-    return [PeerRecord(peer=f"p{number}", up=int(up)) for number, up in enumerate(ups)]  # type: ignore[arg-type]
-
-
-def test_a_joiner_asks_as_many_donors_as_fill_its_line_and_a_few_at_most() -> None:
-    assert len(donors_at_once(records(*[HOME_UP] * 20), 0)) == MOST_DONORS
-    assert len(donors_at_once(records(*[0] * 20), 5 * HOME_UP)) == 5
-    assert len(donors_at_once(records(100 * HOME_UP, HOME_UP), HOME_UP)) == 1
-    assert donors_at_once([], HOME_UP) == []

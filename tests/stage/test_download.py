@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import save
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, StageError, WrongStateError
+from peerd.policy.route.admission import MOST_DONORS
 from peerd.policy.route.chunk_shares import MOST_ASKED
 from peerd.stage.download import Downloader
 from peerd.stage.history import HistoryEntry
@@ -177,6 +178,21 @@ async def test_a_donor_that_stands_still_is_not_waited_for() -> None:
     still = Donor(3, state_of(3, num_chunks=20), sends=asyncio.Event())
     assert steps_in(await asyncio.wait_for(download(Donors(near=still, far=Donor(3, state_of(3, num_chunks=20)))), 10)) == {3.0}
     assert (still.gave, still.num_open) == ([], 0)
+
+
+async def test_a_joiner_asks_several_donors_however_slow_its_downlink_seemed_and_no_more_than_a_few() -> None:
+    """A downlink that was measured while one home sent looks like that home's uplink."""
+    gate = asyncio.Event()
+    donors = Donors(**{name: Donor(3, state_of(3, num_chunks=60), sends=gate) for name in ("near", *map(str, range(MOST_DONORS)))})
+    fetch = downloader(donors)
+    me = fetch._membership.me
+    fetch._membership.view.merge(PeerRecord(peer=me, version=1, up=10**6, down=10**6), clock_s())
+    under_way = asyncio.ensure_future(fetch.download(0))
+    while sum(donor.num_open for donor in donors.by_peer.values()) < MOST_DONORS:  # noqa: ASYNC110 - a paper donor sets no event
+        await asyncio.sleep(0)
+    gate.set()
+    assert steps_in(await asyncio.wait_for(under_way, 10)) == {3.0}
+    assert sum(bool(donor.asked) for donor in donors.by_peer.values()) == MOST_DONORS
 
 
 async def test_a_donor_that_comes_later_helps() -> None:

@@ -11,9 +11,7 @@ from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 MOST_DONORS = 8
-"""Peers that a joiner downloads from at once."""
-HOME_UP = 2.5e6
-"""Bytes per second of a home's uplink."""
+"""Peers that a joiner downloads from at once. What it has measured of its own downlink says no more than what one of them could send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +129,3 @@ def givers_of_start(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord
     """Peers to get the state that the run begins from: those that stay first. Each joiner has an order of its own."""
     able = [r for r in live.records if r.gives_start and r.peer != live.me]
     return sorted(able, key=lambda r: (r.peer in tried, r.leaving, turn_of(live.me, r.peer)))
-
-
-def donors_at_once(donors: Sequence[PeerRecord], down: float) -> list[PeerRecord]:
-    """The first of these peers, as many as fill the joiner's downlink of `down` bytes per second (0: unknown) by what their records say.
-
-    A peer that does not know its uplink counts as a home's. More than MOST_DONORS would hold a copy each for little.
-    """
-    chosen, total = list[PeerRecord](), 0.0
-    for record in donors[:MOST_DONORS]:
-        if down and total >= down:
-            break
-        chosen.append(record)
-        total += record.up or HOME_UP
-    return chosen
