@@ -193,7 +193,7 @@ class Rounds:
             if peer.now - self.current.opened_at_s > BEHIND * peer.world.rules.averaging_s:
                 self._tell_closed(self.current, member)
                 self._closed(f"{member} does not answer", peer.name, member)
-                self._withdraw(roster)
+                self._deliver(member, lambda mate: mate.rounds.cancel(roster))
                 return
             peer.after(BROKE_S, lambda: self._propose_again(member, roster))
 
