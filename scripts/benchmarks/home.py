@@ -22,8 +22,11 @@ without it within three averaging times, the bound and the time for its microbat
 `big`: a real model of 300 or 30 million parameters, in 2 stages of 2 peers on loopback, trains, loses a peer, takes a joiner, exports, and
 resumes after all were killed. A row has the largest peak of a daemon over its estimate in that moment. No root; 300 M takes 20 GB.
 
-A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, elsewhere as long as its
-activations take over a link of 100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
+`join`: a peer joins a stage of 3 donors with 20 Mbit/s up and 100 down, 60 ms, whose state without the previous parameters has 100 MB.
+Its download should take at most 0.4 of what one donor's uplink takes, and the donors keep 0.85 of their speed.
+
+A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, in `join` three, elsewhere
+as long as its activations take over a link of 100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmCon
 from scripts.benchmarks._averaging import averaging
 from scripts.benchmarks._big import D_MODEL, big
 from scripts.benchmarks._home_scenarios import SCENARIOS, chosen
+from scripts.benchmarks._joining import joining
 from scripts.benchmarks._link import LINK_SCENARIOS, Turns, over_links
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
@@ -63,7 +67,7 @@ WITHIN = 0.95
 MICROBATCHES = {"1f1b": 64, "codecs": 24, "mediated": 24}
 """Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
 STAGES = {"1f1b": 2, "codecs": 2, "mediated": 4}
-STEPS, AVERAGING, LINK, BIG = 2, "averaging", "link", "big"
+STEPS, AVERAGING, LINK, BIG, JOIN = 2, "averaging", "link", "big", "join"
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
 
@@ -203,7 +207,7 @@ def parse() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__, formatter_class=raw)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--part", choices=[LINK, *STAGES, AVERAGING, BIG], default=LINK, help="what to measure (default link)")
+    parser.add_argument("--part", choices=[LINK, *STAGES, AVERAGING, BIG, JOIN], default=LINK, help="what to measure (default link)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
     parser.add_argument("--steps", type=int, metavar="N", help=f"steps that count in a turn (default {STEPS}); of {AVERAGING}: in all (5)")
     parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES}, {LINK}: enough)")
@@ -238,6 +242,8 @@ def main() -> int:
     require_root()
     if given.part == AVERAGING:
         return averaging(chosen(given.scenario, given.peers), given.megabytes, given.steps, given.json)
+    if given.part == JOIN:
+        return joining(given.json)
     if given.part == LINK:
         turns = Turns(rounds=given.rounds, steps=given.steps, stretch=given.stretch)
         return over_links(given.links, given.codec, given.microbatches, turns, given.json)

@@ -1,0 +1,164 @@
+"""A peer joins a stage of some donors over home links: how long its download takes, and what the donors still train meanwhile.
+
+The donors train on links of 20 Mbit/s up and 100 down, 60 ms. After some steps one more peer joins. Its download is timed from the first
+megabyte until it has 99 % of the state without the previous parameters; one donor would take at least as long as these bytes take on its
+uplink. The donors' speed is that of the steps in which the download took place, beside the median of the steps before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from peerd.cli.demo_daemons import DemoSwarm
+from peerd.cli.demo_plan import DemoPlan
+from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
+from peerd.errors import PeerdError, TimedOutError
+from peerd.models.stages import initial_parameter_spec
+from scripts.benchmarks._namespaces import Network
+from scripts.benchmarks._report import SCHEMA, progress
+from scripts.benchmarks._switch import Links, Rates
+from scripts.benchmarks._turns import place_in
+
+DONORS = 3
+UP_MBIT, DOWN_MBIT, ROUND_TRIP_MS = 20.0, 100.0, 60.0
+FAST = Links(mbit_per_s=0, round_trip_ms=1)
+"""While the donors start."""
+STATE_MB, D_MODEL, BYTES_A_PARAMETER = 100.0, 64, 12
+MICROBATCHES, STAND_IN_MS = 24, 3000.0
+STEPS_BEFORE = 3
+LOOK_S, SILENCE_S, PATIENCE_S = 0.25, 5.0, 400.0
+FIRST_BYTES, NEARLY_ALL = 1e6, 0.99
+MOST_OF_ONE, LEAST_SPEED = 0.4, 0.85
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    state_megabytes: float
+    download_s: float
+    of_one_donor: float
+    """The time of the download by the time that these bytes take on one donor's uplink."""
+    serves_s: float
+    """From the start of the joiner's daemon until it serves."""
+    donors_speed: float
+    """Speed of the donors in the steps of the download, by that before."""
+    reloads: int
+    missed: list[str] = field(default_factory=list)
+
+
+def run_manifest() -> Manifest:
+    """Next to no work, and a state of STATE_MB, nearly all of it of the two embeddings."""
+    rows = round(STATE_MB * 1e6 / BYTES_A_PARAMETER / (2 * D_MODEL))
+    return Manifest(
+        name="bench",
+        model=ModelConfig(num_layers=1, d_model=D_MODEL, num_heads=2, d_ff=64, vocab_size=max(256, rows)),
+        train=TrainConfig(num_stages=1, microbatches_per_step=MICROBATCHES, microbatch_size=1, sequence_length=8, steps=1_000_000),
+        compute=ComputeConfig(threads=1),
+        wire=WireConfig(weight_gradients="int8"),
+        swarm=SwarmConfig(rebalance_period_s=0.0, checkpoint_every_steps=0),
+    )
+
+
+def home_links(network: Network) -> Links:
+    rates = {network.address(machine): Rates(up=UP_MBIT, down=DOWN_MBIT) for machine in range(DONORS + 1)}
+    return Links(mbit_per_s=0, round_trip_ms=ROUND_TRIP_MS, rates=rates)
+
+
+class Joining:
+    """The donors, and the peer that joins them."""
+
+    def __init__(self, swarm: DemoSwarm, num_bytes: int) -> None:
+        self._swarm = swarm
+        self._num_bytes = num_bytes
+
+    def until(self, holds: Callable[[], bool], what: str) -> float:
+        """Look until this holds. Returns the time at which it did."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            if time.monotonic() > deadline_s:
+                raise TimedOutError(f"not within {PATIENCE_S:.0f} s: {what}")
+            time.sleep(LOOK_S)
+            self._swarm.poll()
+            if any(not daemon.alive for daemon in self._swarm.daemons):
+                raise PeerdError("a peer has ended")
+        return time.monotonic()
+
+    def ends(self) -> list[float]:
+        """When each step ended."""
+        return [time.monotonic() - time.time() + step["time_s"] for step in self._swarm.steps]
+
+    def counters(self) -> dict[str, Any]:
+        told: dict[str, Any] = self._swarm.daemons[-1].client.request("status", silence_s=SILENCE_S)["counters"]
+        return told
+
+    def join(self) -> Row:
+        first = self._swarm.daemons[0].ready
+        assert first is not None
+        started_s = time.monotonic()
+        self._swarm.spawn_another(0, first.join)
+        joiner = self._swarm.daemons[-1]
+        self.until(lambda: joiner.ready is not None, "the joiner can be reached")
+        began_s = self.until(lambda: self.counters()["bytes_received"] > FIRST_BYTES, "the download begins")
+        ended_s = self.until(lambda: self.counters()["bytes_received"] > NEARLY_ALL * self._num_bytes, "the download ends")
+        progress(f"downloaded {self._num_bytes / 1e6:.0f} MB in {ended_s - began_s:.1f} s")
+        served_s = self.until(lambda: joiner.serves, "the joiner serves")
+        num_steps = len(self._swarm.steps)
+        self.until(lambda: len(self._swarm.steps) > num_steps, "the step of the download ends")
+        one_s = 8 * self._num_bytes / UP_MBIT / 1e6
+        return Row(
+            state_megabytes=self._num_bytes / 1e6,
+            download_s=ended_s - began_s,
+            of_one_donor=(ended_s - began_s) / one_s,
+            serves_s=served_s - started_s,
+            donors_speed=self._speed(began_s, ended_s),
+            reloads=int(self.counters()["reloads"]) - 1,
+        )
+
+    def _speed(self, began_s: float, ended_s: float) -> float:
+        ends = self.ends()
+        steps = list(itertools.pairwise(ends))
+        before = [end - begin for begin, end in steps if end < began_s][-STEPS_BEFORE:]
+        meanwhile = [end - begin for begin, end in steps if begin < ended_s and end > began_s]
+        progress(f"steps before: {[round(each, 1) for each in before]}, meanwhile: {[round(each, 1) for each in meanwhile]}")
+        return statistics.median(before) / statistics.mean(meanwhile)
+
+
+def measure() -> Row:
+    manifest = run_manifest()
+    num_bytes = BYTES_A_PARAMETER * sum(math.prod(shape) for shape in initial_parameter_spec(manifest, 0).values())
+    plan = DemoPlan(manifest=manifest, num_peers=DONORS, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
+    with Network(DONORS + 1, FAST) as network, DemoSwarm(plan, lambda _text: None, place=place_in(network)) as swarm:
+        swarm.start()
+        joining = Joining(swarm, num_bytes)
+        joining.until(lambda: all(daemon.serves for daemon in swarm.daemons), "all donors serve")
+        network.change(home_links(network))
+        num_steps = len(swarm.steps)
+        joining.until(lambda: len(swarm.steps) >= num_steps + STEPS_BEFORE + 2, "some steps end")
+        row = joining.join()
+    if row.of_one_donor > MOST_OF_ONE:
+        row.missed.append(f"the download took {row.of_one_donor:.2f} of that from one donor, not {MOST_OF_ONE}")
+    if row.donors_speed < LEAST_SPEED:
+        row.missed.append(f"the donors had {row.donors_speed:.2f} of their speed, not {LEAST_SPEED}")
+    return row
+
+
+def joining(as_json: bool) -> int:
+    """Measure once and print the figures. Returns the exit code."""
+    row = measure()
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "row": asdict(row)}))
+    else:
+        print(f"{DONORS} donors with {UP_MBIT:g} Mbit/s up, a joiner with {DOWN_MBIT:g} down, {ROUND_TRIP_MS:g} ms; a stand-in sleeps")
+        for name, value in asdict(row).items():
+            if name != "missed":
+                print(f"{name:>16}  {value:.2f}" if isinstance(value, float) else f"{name:>16}  {value}")
+        for reason in row.missed:
+            print(reason, file=sys.stderr)
+    return 1 if row.missed else 0
