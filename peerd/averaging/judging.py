@@ -36,7 +36,7 @@ class Judge:
         able = sorted(self.debts.members, key=lambda member: -(roster.shares[member] if roster.shares else 0))
         self._detours = Detours(able, averaging_s)  # those with the best links carry first
         self._lines = [OwingRate() for _ in self.debts.members]
-        self._leads = Leads(len(self.debts.members))
+        self._leads = Leads(self.debts.sizes)
         self.edges: set[Edge] = set()
         """Told or seen in this round."""
 
@@ -46,7 +46,7 @@ class Judge:
         debts.heard(member, now_s)
         self._told_s[member], self._has_told[member] = now_s, True
         before = sum(map(sum, debts.parts)) + sum(map(sum, debts.sums))
-        self._leads.told(member, beat.parts, self._layout.chunks_of(member))
+        self._leads.told(member, beat.parts, beat.sums)
         for author, chunks in zip(debts.members, beat.parts, strict=False):
             if author != member:
                 debts.told_part(author, member, chunks, now_s)

@@ -10,33 +10,41 @@ from peerd.policy.round.slices import exchange_s, least_exchange_s, shares_by_ra
 
 
 def test_those_wait_whose_parts_are_ahead_of_the_slowest_ones() -> None:
-    leads = Leads(4)
+    leads = Leads([100] * 4)
     for row in range(10):
-        leads.told(0, (0, row + 2, row + 2, row), 100)
-        leads.told(3, (row + 1, row, row, 0), 100)
+        leads.told(0, (0, row + 2, row + 2, row), (row,) * 4)
+        leads.told(3, (row + 1, row, row, 0), (row,) * 4)
     assert [leads.waited(member) for member in range(4)] == [False, False, False, False]
     for row in range(30):
-        leads.told(0, (0, row + WINDOW, row + WINDOW, row), 100)
+        leads.told(0, (0, row + WINDOW, row + WINDOW, row), (row,) * 4)
     assert [leads.waited(member) for member in range(4)] == [False, True, True, False]
 
 
+def test_those_wait_whose_sums_are_ahead_since_another_reduces_a_larger_slice_than_its_line_is_good_for() -> None:
+    leads = Leads([100, 0, 100, 100])
+    for row in range(30):
+        leads.told(1, (0, 0, 0, 0), (row, 0, row + 9, row + 9))
+        leads.told(2, (row, row, 0, row), (row, 0, row, row + 9))
+    assert [leads.waited(member) for member in range(4)] == [False, False, True, True]
+
+
 def test_nobody_waits_before_chunks_come_and_after_all_have_come() -> None:
-    leads = Leads(3)
+    leads = Leads([8] * 3)
     for _ in range(50):
-        leads.told(0, (0, 0, 0), 8)
-        leads.told(0, (0, 8, 8), 8)
-        leads.told(1, (8, 0), 8)
+        leads.told(0, (0, 0, 0), (0, 0, 0))
+        leads.told(0, (0, 8, 8), (8, 8, 8))
+        leads.told(1, (8, 0), (8, 8, 8))
     assert not any(leads.waited(member) for member in range(3))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(-(2**70), 2**70), max_size=5)), max_size=30))
-def test_whatever_a_member_tells_counts_as_one_window_at_most(told: list[tuple[int, list[int]]]) -> None:
-    leads = Leads(3)
+@given(st.lists(st.tuples(st.integers(0, 2), *[st.lists(st.integers(-(2**70), 2**70), min_size=2, max_size=4)] * 2), max_size=30))
+def test_whatever_a_member_tells_counts_as_one_window_at_most(told: list[tuple[int, list[int], list[int]]]) -> None:
+    leads = Leads([9] * 3)
     for _ in range(4 * len(told)):
-        leads.told(0, (0, 3, 4), 9)
-        leads.told(1, (3, 0, 4), 9)
-    for reducer, parts in told:
-        leads.told(reducer, parts, 9)
+        leads.told(0, (0, 3, 4), (4, 3, 4))
+        leads.told(1, (3, 0, 4), (3, 4, 4))
+    for teller, parts, sums in told:
+        leads.told(teller, parts, sums)
     assert not leads.waited(0)
     assert not leads.waited(1)
 

@@ -1,19 +1,20 @@
-"""Who waits for others in a round: whose parts are ahead of the slowest ones, wherever they go.
+"""Who waits for others in a round: whose parts or sums are ahead of the slowest ones.
 
-A member sends up to a window ahead of the slowest part of each slice. So the parts of members with spare uplink are ahead, and those of the
-members for which the round waits are not. What a member sends shows the rate of its line only if it does not wait: who waits might have
-sent more.
+A member sends up to a window ahead of the slowest part of each slice, and its sums as soon as they are complete. So members with spare
+uplink are ahead, and those for which the round waits are not. What a member sends shows the rate of its line only if it does not wait:
+who waits might have sent more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from peerd.policy.round.chunks import WINDOW
 
 WAITS = 0.3 * WINDOW
-"""Chunks by which the parts of a member are ahead in the mean, if it waits for others. With lines of one rate these are 0 to 1."""
+"""Chunks by which the parts, or the sums, of a member are ahead in the mean, if it waits for others. With lines of one rate these are 0
+to 1."""
 GROWTH = 1.5
 """By which factor more is believed of the line of a member that waited. It gets a larger slice until it waits no more."""
 OTHER_LINE = 0.5
@@ -34,27 +35,37 @@ class SentRate(NamedTuple):
 
 
 class Leads:
-    """Members are numbered as in the roster."""
+    """Members are numbered as in the roster; `sizes`: the chunks of each member's slice."""
 
-    def __init__(self, num_members: int) -> None:
-        self._ahead, self._count = [0] * num_members, [0] * num_members
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._ahead = [[0, 0] for _ in sizes]
+        """By member: chunks by which its parts, and its sums, were ahead of the slowest ones, in all that was told."""
+        self._count = [[0, 0] for _ in sizes]
 
-    def told(self, reducer: int, parts: Sequence[int], num_chunks: int) -> None:
-        """Take how many chunks a reducer of `num_chunks` says that it has of each member's part."""
-        others = [author for author in range(len(self._ahead)) if author != reducer]
-        if len(parts) != len(self._ahead) or not others:
+    def told(self, teller: int, parts: Sequence[int], sums: Sequence[int]) -> None:
+        """Take how many chunks a member says that it has: of each other member's part of its own slice, and of their sums.
+
+        Who reduces a large slice is behind with its sums, and who has a slow line with both.
+        """
+        if len(parts) != len(self._sizes) or len(sums) != len(self._sizes):
             return
-        here = {author: min(max(parts[author], 0), num_chunks) for author in others}
-        least = min(here.values())
-        if least == num_chunks or not any(here.values()):
+        others = [member for member in range(len(self._sizes)) if member != teller]
+        self._compare(0, {author: (parts[author], self._sizes[teller]) for author in others if self._sizes[teller]})
+        self._compare(1, {reducer: (sums[reducer], self._sizes[reducer]) for reducer in others if self._sizes[reducer]})
+
+    def _compare(self, kind: int, told: Mapping[int, tuple[int, int]]) -> None:
+        here = {member: min(max(chunks, 0), size) for member, (chunks, size) in told.items()}
+        least = min(here.values(), default=0)
+        if not any(here.values()) or all(chunks == told[member][1] for member, chunks in here.items()):
             return
-        for author, chunks in here.items():
-            self._ahead[author] += min(chunks - least, WINDOW)
-            self._count[author] += 1
+        for member, chunks in here.items():
+            self._ahead[member][kind] += min(chunks - least, WINDOW)
+            self._count[member][kind] += 1
 
     def waited(self, member: int) -> bool:
         """Whether the member waited for others most of the time."""
-        return self._ahead[member] > WAITS * self._count[member]
+        return any(ahead > WAITS * count for ahead, count in zip(self._ahead[member], self._count[member], strict=True))
 
 
 def line_after(known: float | None, sent: SentRate) -> float:
