@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from peerd.averaging.exchange import Exchange
 from peerd.policy.round.debts import HEARD, AtFault, Debts, Edge
 from peerd.policy.round.edges import Detours, PastEdges, blamed, named_by
-from peerd.policy.round.leads import Leads, SentRate, is_as_expected
+from peerd.policy.round.leads import Leads, SentRate
 from peerd.policy.round.line_rates import OwingRate
 from peerd.policy.round.proposing import assumed_s
 from peerd.policy.step.judging import judges_of
@@ -25,7 +25,7 @@ class Judge:
 
     def __init__(self, exchange: Exchange, averaging_s: float, past: PastEdges, now_s: float) -> None:
         roster, layout = exchange.roster, exchange.layout
-        self._began_s, self._expected_s, self._averaging_s = now_s, roster.expected_s, averaging_s
+        self._averaging_s = averaging_s
         self._rank = judges_of(roster).index(roster.peers[exchange.me])
         self._me = exchange.me
         self.debts = Debts(layout.slice_bytes, layout.num_chunks, assumed_s(roster.expected_s, averaging_s), averaging_s, now_s)
@@ -100,9 +100,8 @@ class Judge:
     def rates(self, now_s: float) -> dict[int, SentRate]:
         """What this round has shown of members' lines, as far as it lasted long enough to tell."""
         self._measure(now_s, MEASURABLE)
-        as_expected = is_as_expected(now_s - self._began_s, self._expected_s, self._averaging_s)
         found = {member: line.rate for member, line in enumerate(self._lines)}
-        return {k: SentRate(rate, self._leads.waited(k), as_expected) for k, rate in found.items() if rate is not None}
+        return {k: SentRate(rate, self._leads.waited(k)) for k, rate in found.items() if rate is not None}
 
     def _measure(self, now_s: float, least: float) -> None:
         for member, line in enumerate(self._lines):

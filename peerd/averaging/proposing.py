@@ -16,7 +16,7 @@ from peerd.averaging.layout import RoundLayout, shares_of
 from peerd.config.codec import Allowed
 from peerd.link.links import HOME_BYTES_PER_S
 from peerd.policy.round.chunks import num_chunks
-from peerd.policy.round.leads import SentRate, line_after
+from peerd.policy.round.leads import SentRate, is_as_expected, line_after
 from peerd.policy.round.proposing import filled, fit
 from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster
@@ -40,8 +40,10 @@ class Proposing:
         self._begun_s = now_s
         """When the present step began here."""
 
-    def exchanged(self, sent: Mapping[PeerId, SentRate]) -> None:
-        """Note what a round that is done has shown of its members' lines."""
+    def exchanged(self, sent: Mapping[PeerId, SentRate], took_s: float, expected_s: float) -> None:
+        """Note what a round that is done has shown of its members' lines; `sent` is empty where this peer was no judge of it."""
+        if not is_as_expected(took_s, expected_s, self._averaging_s):
+            self._measured.clear()
         for peer, each in sent.items():
             self._measured[peer] = line_after(self._measured.get(peer), each)
 
@@ -72,8 +74,10 @@ class Proposing:
     def _believed(self, peers: Sequence[PeerId]) -> tuple[list[float], list[float]]:
         """Bytes per second up and down of each member; one of which nothing is known is as fast as the others in the middle.
 
-        What rounds have shown here counts before what a record says: what a peer measures of its own line is no more than it had to send.
+        What rounds have shown here counts before what records say, for both directions: a peer measures no more of its line than it had to
+        send, and no more than others sent to it.
         """
         told = [self._rates(peer) for peer in peers]
         ups = filled([self._measured.get(peer, up) for peer, (up, _) in zip(peers, told, strict=True)], HOME_BYTES_PER_S)
-        return [max(up, 1.0) for up in ups], [max(math.inf if down is None else down, 1.0) for _, down in told]
+        downs = [math.inf if down is None or peer in self._measured else down for peer, (_, down) in zip(peers, told, strict=True)]
+        return [max(up, 1.0) for up in ups], [max(down, 1.0) for down in downs]

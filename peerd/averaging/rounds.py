@@ -235,7 +235,7 @@ class Rounds:
             if self.open is not current:
                 return
             self.open = None
-            self._proposing.exchanged(current.rates())
+            self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
             await self._executor.run(Priority.CONTROL, partial(self._take, current.roster, current.exchange.accumulator))
             self._host.announce()
         except Exception as error:  # a bug

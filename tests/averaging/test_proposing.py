@@ -98,6 +98,15 @@ def test_a_line_that_got_much_slower_is_believed_at_once_and_one_that_got_faster
 
     seconds = []
     for rate in (1e8, 1e6, 1e8):
-        proposing.exchanged({NAMES[0]: SentRate(rate), NAMES[1]: SentRate(1e9)})
+        proposing.exchanged({NAMES[0]: SentRate(rate), NAMES[1]: SentRate(1e9)}, 1.0, 1.0)
         seconds.append(expected_s())
     assert seconds == pytest.approx([4e6 / 1e8, 4e6 / 1e6, 4e6 / 5.05e7])
+
+
+def test_a_round_that_took_much_longer_than_expected_ends_what_was_known_of_lines_at_members_that_judged_nothing_too() -> None:
+    proposing = Proposing(parse_averaged("none"), AVERAGING_S, lambda _peer: (1e6, 1e6), 0.0)
+    compression = Compression(parse_averaged("none"), torch.float32)
+    proposing.exchanged({name: SentRate(1e9) for name in NAMES}, 1.0, 1.0)
+    assert proposing.planned(roster_of(2), compression, LENGTH, 1.0).expected_s < 0.01
+    proposing.exchanged({}, 40.0, 1.0)
+    assert proposing.planned(roster_of(2), compression, LENGTH, 1.0).expected_s == pytest.approx(4.0)

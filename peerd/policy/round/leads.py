@@ -30,8 +30,6 @@ class SentRate(NamedTuple):
     """Bytes per second."""
     waited: bool = False
     """Whether it waited for others, so that the line may be faster."""
-    is_as_expected: bool = True
-    """Whether the round took about as long as what was believed of lines before."""
 
 
 class Leads:
@@ -70,8 +68,6 @@ class Leads:
 
 def line_after(known: float | None, sent: SentRate) -> float:
     """The rate of a member's uplink as believed after a round; `known`: as believed before."""
-    if not sent.is_as_expected:
-        known = None
     if sent.waited:
         return max(known or 0.0, GROWTH * sent.rate)
     return sent.rate if known is None or sent.rate < OTHER_LINE * known else (known + sent.rate) / 2

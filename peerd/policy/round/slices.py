@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-UNEVEN, UNEVEN_FROM = 1.1, 0.01
+UNEVEN, UNEVEN_FROM = 1.2, 0.01
 """Slices are cut by rates where even ones would take so many times as long, and such a share of an averaging time."""
 
 
