@@ -157,11 +157,6 @@ def views_of(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor
     return views
 
 
-def split_evenly(length: int, parts: int) -> list[tuple[int, int]]:
-    """Bounds of `parts` consecutive slices that cover `length` elements, sizes differing by at most one."""
-    return [(length * k // parts, length * (k + 1) // parts) for k in range(parts)]
-
-
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     return _peak(tensor for tensor in tensors if tensor.is_floating_point()) < math.inf
 

@@ -137,9 +137,9 @@ class Downloader:
                     pass
             finally:
                 await gathering.close()
-            if partial.is_complete:
+            if partial.header is not None and partial.is_complete:
                 try:
-                    return await asyncio.to_thread(partial.whole)
+                    return await asyncio.to_thread(partial.whole, partial.header)
                 except BadMessageError as error:
                     tried.failed |= gathering.givers
                     tried.last_error = error.message

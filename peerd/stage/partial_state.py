@@ -35,6 +35,9 @@ class PartialState:
     """The number of the first chunk that has any of these bytes."""
     _start: int = 0
     """Where in the snapshot they begin."""
+    _num_bytes: int = 0
+    """Of the whole snapshot, and of each chunk but its last."""
+    _chunk_bytes: int = 1
 
     @property
     def request(self) -> StateRequest:
@@ -67,7 +70,7 @@ class PartialState:
         split = header.num_bytes - header.previous_bytes
         self._start, end = (split, header.num_bytes) if self.of_previous else (0, split)
         self.data = bytearray(end - self._start)
-        size = state_chunk_bytes(header.num_bytes)
+        self._num_bytes, self._chunk_bytes = header.num_bytes, (size := state_chunk_bytes(header.num_bytes))
         self._first = self._start // size
         self.shares = ChunkShares(-(-end // size) - self._first if self.data else 0)
         self.bytes_done = 0
@@ -85,29 +88,25 @@ class PartialState:
 
     def size_of(self, number: int) -> int:
         """Bytes of a chunk, by its number in the snapshot."""
-        assert self.header is not None
-        size = state_chunk_bytes(self.header.num_bytes)
-        return min(size, self.header.num_bytes - number * size)
+        return min(self._chunk_bytes, self._num_bytes - number * self._chunk_bytes)
 
     def is_sound(self, number: int, chunk: bytes) -> bool:
         return self.header is not None and blake3(chunk).digest() == self.header.chunk_hashes[number]
 
     def put(self, number: int, chunk: bytes) -> None:
         """Take a sound chunk; one that came before is ignored. Those at the ends may have bytes that are not downloaded."""
-        assert self.header is not None
         if self.shares.is_due(number - self._first):
-            start = number * state_chunk_bytes(self.header.num_bytes) - self._start
+            start = number * self._chunk_bytes - self._start
             ours = memoryview(chunk)[max(0, -start) : len(self.data) - start]
             start = max(0, start)
             self.data[start : start + len(ours)] = ours
             self.bytes_done += len(ours)
             self.shares.came(number - self._first)
 
-    def whole(self) -> Downloaded:
-        """The complete state. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
-        assert self.header is not None
+    def whole(self, header: Snapshot) -> Downloaded:
+        """The complete state of this header. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
         try:
             tensors = tensors_of_file(self.data) if self.data else {}
         except _UNREADABLE as error:
             raise BadMessageError(f"the state is not readable: {error}") from None
-        return Downloaded(self.header.step, self.header.lineage, tensors, history_from(self.header.metadata))
+        return Downloaded(header.step, header.lineage, tensors, history_from(header.metadata))

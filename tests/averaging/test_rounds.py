@@ -22,7 +22,6 @@ from peerd.config.codec import CODECS, parse_codec
 from peerd.config.manifest import WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.policy.step.roster import Roster
-from peerd.stage.accumulator import split_evenly
 from peerd.stage.executor import Priority
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldAverage
@@ -324,14 +323,14 @@ async def test_a_chunk_that_is_sent_again_is_not_taken_again(make_group: MakeGro
         await reducer.rounds.give(sender.peer, roster.average_id, twice, told.append)
     assert told[-1] == Verified(part=1, sum=0, summed=1)
     assert reducer.rounds.open is not None
-    start, end = split_evenly(sender.state.accumulator.flat.numel(), 2)[0]
-    assert torch.equal(reducer.rounds.open.exchange.accumulator[start:end], whole_sum(reducer)[start:end])
+    end = sender.state.accumulator.flat.numel() // 2
+    assert torch.equal(reducer.rounds.open.exchange.accumulator[:end], whole_sum(reducer)[:end])
 
 
 def first_part(sender: Member, roster: Roster) -> Frame:
     """The only chunk of the last member's part for the first."""
-    start, end = split_evenly(sender.state.accumulator.flat.numel(), len(roster.peers))[0]
-    chunks = views_of_flat(sender.state.accumulator.flat[start:end].clone())
+    end = sender.state.accumulator.flat.numel() // len(roster.peers)
+    chunks = views_of_flat(sender.state.accumulator.flat[:end].clone())
     return Frame(0, roster.peers.index(sender.peer), 0, 0, chunks=tuple(chunks))
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.stage.accumulator import Accumulator, all_finite, split_evenly, views_of
+from peerd.stage.accumulator import Accumulator, all_finite, views_of
 
 SHAPES = {"a": torch.Size([2, 3]), "b": torch.Size([4]), "c": torch.Size([])}
 CPU = torch.device("cpu")
@@ -67,16 +66,6 @@ def test_views_share_the_memory_of_the_vector() -> None:
     flat = torch.zeros(11)
     views_of(flat, SHAPES)["b"].fill_(1)
     assert flat.tolist() == [0] * 6 + [1] * 4 + [0]
-
-
-@given(st.integers(0, 10_000), st.integers(1, 300))
-def test_slices_cover_the_vector_once_and_differ_by_one_at_most(length: int, parts: int) -> None:
-    bounds = split_evenly(length, parts)
-    assert len(bounds) == parts
-    assert (bounds[0][0], bounds[-1][1]) == (0, length)
-    assert all(end == start for (_, end), (start, _) in pairwise(bounds))
-    sizes = [end - start for start, end in bounds]
-    assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.parametrize(("value", "finite"), [(1.0, True), (math.nan, False), (math.inf, False), (-math.inf, False)])

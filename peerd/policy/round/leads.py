@@ -1,4 +1,4 @@
-"""Who waits for others in a round: whose parts or sums are ahead of the slowest ones.
+"""The members that wait for others in a round: their parts or sums are ahead of the slowest ones.
 
 A member sends up to a window ahead of the slowest part of each slice, and its sums as soon as they are complete. So members with spare
 uplink are ahead, and those for which the round waits are not. What a member sends shows the rate of its line only if it does not wait:
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from peerd.policy.round.chunks import WINDOW
 
 WAITS = 0.3 * WINDOW
-"""Chunks by which the parts, or the sums, of a member are ahead in the mean, if it waits for others. With lines of one rate these are 0
-to 1."""
+"""Chunks by which the parts, or the sums, of a member are ahead in the mean, if it waits for others. A simulation of lines of one rate has
+0 to 1; daemons whose beats come at different moments may show more, for all members alike."""
 GROWTH = 1.5
 """By which factor more is believed of the line of a member that waited. It gets a larger slice until it waits no more."""
 OTHER_LINE = 0.5
