@@ -67,12 +67,18 @@ async def test_a_member_whose_chunks_take_half_an_averaging_time_each_is_waited_
     assert voids(group) == {}
 
 
+@pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize("num_members", [2, 4])
-async def test_a_member_that_sends_nothing_is_left_out_by_the_leader_and_by_nobody_else(make_group: MakeGroup, num_members: int) -> None:
+async def test_a_member_of_which_no_chunk_arrives_whole_is_left_out_by_the_leader_and_by_nobody_else(
+    make_group: MakeGroup, num_members: int, breaks: bool
+) -> None:
+    """It sends nothing, or each chunk breaks off at its end, over its own calls and over those of the others."""
     group, silent = make_group(num_members, averaging_s=AVERAGING_S), PeerId("member1")
 
     async def fault(kind: str, sender: PeerId, _receiver: PeerId) -> None:
         if kind in ("chunk", "taken") and sender == silent:
+            if breaks:
+                raise PeerGoneError("the stream ended 1 bytes early")
             await asyncio.Event().wait()
 
     group.fault = fault
