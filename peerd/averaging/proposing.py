@@ -16,7 +16,7 @@ from peerd.averaging.layout import RoundLayout, shares_of
 from peerd.config.codec import Allowed
 from peerd.link.links import HOME_BYTES_PER_S
 from peerd.policy.round.chunks import num_chunks
-from peerd.policy.round.leads import SentRate, is_as_expected, line_after
+from peerd.policy.round.leads import KnownLine, SentRate, believed_ups, is_as_expected, line_after
 from peerd.policy.round.proposing import filled, fit
 from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster
@@ -35,17 +35,17 @@ class Proposing:
         self._allowed = allowed
         self._averaging_s = averaging_s
         self._rates = rates
-        self._measured: dict[PeerId, float] = {}
-        """Bytes per second of each peer's uplink, as rounds have shown it."""
+        self._known: dict[PeerId, KnownLine] = {}
+        """What rounds have shown of each peer's uplink."""
         self._begun_s = now_s
         """When the present step began here."""
 
     def exchanged(self, sent: Mapping[PeerId, SentRate], took_s: float, expected_s: float) -> None:
         """Note what a round that is done has shown of its members' lines; `sent` is empty where this peer was no judge of it."""
         if not is_as_expected(took_s, expected_s, self._averaging_s):
-            self._measured.clear()
+            self._known.clear()
         for peer, each in sent.items():
-            self._measured[peer] = line_after(self._measured.get(peer), each)
+            self._known[peer] = line_after(self._known.get(peer), each)
 
     def applied(self, now_s: float) -> None:
         """Note that an average was applied: a step begins."""
@@ -78,6 +78,6 @@ class Proposing:
         send, and no more than others sent to it.
         """
         told = [self._rates(peer) for peer in peers]
-        ups = filled([self._measured.get(peer, up) for peer, (up, _) in zip(peers, told, strict=True)], HOME_BYTES_PER_S)
-        downs = [math.inf if down is None or peer in self._measured else down for peer, (_, down) in zip(peers, told, strict=True)]
+        ups = filled(believed_ups([up for up, _ in told], [self._known.get(peer) for peer in peers]), HOME_BYTES_PER_S)
+        downs = [math.inf if down is None or peer in self._known else down for peer, (_, down) in zip(peers, told, strict=True)]
         return [max(up, 1.0) for up in ups], [max(down, 1.0) for down in downs]

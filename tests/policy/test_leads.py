@@ -1,11 +1,13 @@
 """Whose line a round shows, and what is believed of lines after rounds."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.round.chunks import WINDOW
-from peerd.policy.round.leads import Leads, SentRate, is_as_expected, line_after
+from peerd.policy.round.leads import GROWTH, KnownLine, Leads, SentRate, believed_ups, is_as_expected, line_after
 from peerd.policy.round.slices import exchange_s, least_exchange_s, shares_by_rate
 
 
@@ -50,15 +52,24 @@ def test_whatever_a_member_tells_counts_as_one_window_at_most(told: list[tuple[i
 
 
 def test_a_line_that_got_much_slower_is_believed_at_once_and_one_that_is_somewhat_faster_by_and_by() -> None:
-    assert line_after(None, SentRate(5.0)) == 5.0
-    assert line_after(100.0, SentRate(5.0)) == 5.0
-    assert line_after(8.0, SentRate(5.0)) == 6.5
+    assert line_after(None, SentRate(5.0)) == KnownLine(5.0)
+    assert line_after(KnownLine(100.0), SentRate(5.0)) == KnownLine(5.0)
+    assert line_after(KnownLine(8.0), SentRate(5.0)) == KnownLine(6.5)
+    assert line_after(KnownLine(math.inf, waits=True), SentRate(5.0)) == KnownLine(5.0)
 
 
-def test_more_is_believed_of_a_line_whose_member_waited_but_not_ever_more() -> None:
-    waited = SentRate(5.0, waited=True)
-    assert line_after(None, waited) == line_after(5.0, waited) == 7.5
-    assert line_after(50.0, waited) == 50.0
+def test_more_is_believed_of_a_line_whose_member_waited_but_not_more_than_it_says() -> None:
+    waited = line_after(KnownLine(8.0), SentRate(5.0, waited=True))
+    assert waited == KnownLine(GROWTH * 8.0, waits=True)
+    assert believed_ups([10.0, None], [waited, KnownLine(9.0)]) == [10.0, 9.0]
+    assert believed_ups([100.0, None], [waited, KnownLine(9.0)]) == [12.0, 9.0]
+
+
+def test_what_a_member_that_waited_has_sent_tells_nothing_of_its_line() -> None:
+    """Slices that are unlike by mistake would be unlike for ever otherwise: who has a larger one sends more."""
+    shares = [0.45, 0.1, 0.2, 0.25]
+    known = [line_after(None, SentRate(1 + 2 * share, waited=share < 0.45)) for share in shares]
+    assert believed_ups([1.9, 1.2, 1.4, 1.5], known) == [1.9] * 4
 
 
 def test_a_round_much_longer_than_expected_shows_that_lines_have_changed() -> None:
@@ -70,11 +81,13 @@ def test_a_round_much_longer_than_expected_shows_that_lines_have_changed() -> No
 @pytest.mark.parametrize("ups", [[2.5] * 4, [0.625, 2.5, 2.5, 12.5], [2.5, 2.5, 1.0]])
 def test_whatever_is_believed_first_slices_come_to_fit_the_lines(ups: list[float]) -> None:
     """A member with too small a slice is never seen to send as fast as it could, so more is believed of it for waiting."""
-    believed = [0.3 + 0.5 * number for number in range(len(ups))]
+    claims: list[float | None] = [0.3 + 0.5 * number for number in range(len(ups))]
+    known: list[KnownLine | None] = [None] * len(ups)
     for _ in range(15):
-        shares = shares_by_rate(believed)
+        shares = shares_by_rate([rate or 0.01 for rate in believed_ups(claims, known)])
         took_s = exchange_s(1.0, ups, shares)
         for member, up in enumerate(ups):
             sent = (1 + (len(ups) - 2) * shares[member]) / took_s
-            believed[member] = line_after(believed[member], SentRate(sent, waited=sent < 0.9 * up))
+            known[member] = line_after(known[member], SentRate(sent, waited=sent < 0.9 * up))
+            claims[member] = max(sent, 0.6 * up)
     assert took_s <= 1.2 * least_exchange_s(1.0, ups)

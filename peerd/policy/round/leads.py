@@ -7,6 +7,7 @@ who waits might have sent more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ WAITS = 0.3 * WINDOW
 """Chunks by which the parts, or the sums, of a member are ahead in the mean, if it waits for others. A simulation of lines of one rate has
 0 to 1; daemons whose beats come at different moments may show more, for all members alike."""
 GROWTH = 1.5
-"""By which factor more is believed of the line of a member that waited. It gets a larger slice until it waits no more."""
+"""By which factor the bound of a member's rate rises for each round in which it waited. It gets a larger slice until it waits no more."""
 OTHER_LINE = 0.5
 """A member that sent at less than this share of its rate so far has another line now: earlier rounds do not count any more."""
 OTHER_LINES = 2.0
@@ -66,11 +67,41 @@ class Leads:
         return any(ahead > WAITS * count for ahead, count in zip(self._ahead[member], self._count[member], strict=True))
 
 
-def line_after(known: float | None, sent: SentRate) -> float:
-    """The rate of a member's uplink as believed after a round; `known`: as believed before."""
+class KnownLine(NamedTuple):
+    """What rounds so far have shown of a member's uplink."""
+
+    rate: float
+    """Bytes per second: its rate, or if it waited a bound of it."""
+    waits: bool = False
+    """Whether it waited in the last round."""
+
+
+def line_after(known: KnownLine | None, sent: SentRate) -> KnownLine:
+    """What is known of a member's uplink after a round; `known`: before it.
+
+    What a member that waited has sent follows from its slice, and not from its line. It shows a bound only if there was one before.
+    """
     if sent.waited:
-        return max(known or 0.0, GROWTH * sent.rate)
-    return sent.rate if known is None or sent.rate < OTHER_LINE * known else (known + sent.rate) / 2
+        return KnownLine(math.inf if known is None else max(GROWTH * known.rate, sent.rate), waits=True)
+    before = known.rate if known is not None and known.rate < math.inf else sent.rate
+    return KnownLine(sent.rate if sent.rate < OTHER_LINE * before else (before + sent.rate) / 2)
+
+
+def believed_ups(claims: Sequence[float | None], known: Sequence[KnownLine | None]) -> list[float | None]:
+    """The uplinks of members in bytes per second, by what their records say (None: nothing) and by what rounds have shown.
+
+    A round for which a member did not wait shows its rate. One that waited is as fast as it says, or as the fastest that did not wait: what
+    a member measures of itself while it waits is less than its line. So unlike slices alone never make equal lines look unlike.
+    """
+    fastest = max((line.rate for line in known if line is not None and not line.waits), default=0.0)
+    found: list[float | None] = []
+    for claim, line in zip(claims, known, strict=True):
+        if line is None or not line.waits:
+            found.append(claim if line is None else line.rate)
+        else:
+            told = max(claim or 0.0, fastest)
+            found.append(min(told, line.rate) if told else None)
+    return found
 
 
 def is_as_expected(took_s: float, expected_s: float, averaging_s: float) -> bool:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-UNEVEN, UNEVEN_FROM = 1.2, 0.01
-"""Slices are cut by rates where even ones would take so many times as long, and such a share of an averaging time."""
+UNEVEN, UNEVEN_FROM = 1.2, 0.1
+"""Slices are cut by rates where even ones would take so many times as long, and such a share of an averaging time longer."""
 
 
 def shares_by_rate(rates: Sequence[float]) -> tuple[float, ...]:
@@ -43,7 +43,7 @@ def rates_matter(paces: Sequence[float], averaging_s: float) -> bool:
     """Whether even slices would take noticeably longer. What is measured of short transfers differs by chance."""
     num_members = len(paces)
     even_s, least_s = exchange_s(1.0, paces, [1 / num_members] * num_members), least_exchange_s(1.0, paces)
-    return even_s > UNEVEN * least_s and even_s > UNEVEN_FROM * averaging_s
+    return even_s > UNEVEN * least_s and even_s - least_s > UNEVEN_FROM * averaging_s
 
 
 def bytes_each_way(num_bytes: float, num_members: int, share: float) -> float:
