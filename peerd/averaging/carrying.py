@@ -1,7 +1,8 @@
 """What does not pass between two members of a round goes through a mate: an author's part to the mate and on, the sums that the mate has.
 
 The leader names the mate. Each chunk of a round of three or more is signed by its author, so a mate can change none: a signature holds for
-one round, slice, chunk and content. The mate keeps no more of a part than the receiver's window has room for.
+one round, slice, chunk and content. The mate checks it before it sends the chunk on, else it would be blamed for an author that signs
+another one. It keeps no more of a part than the receiver's window has room for.
 """
 
 from __future__ import annotations

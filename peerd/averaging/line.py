@@ -232,7 +232,7 @@ class PairLine:
         exchange = self._exchange
         self.num_bytes += frame.num_bytes
         exchange.count(frame, "received")
-        if frame.author != self.number:
+        if frame.author != self.number or frame.to != exchange.me:
             await exchange.check_signature(frame)
         if frame.to != exchange.me:
             if self._carrying.takes(frame):

@@ -14,7 +14,7 @@ import torch
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.config.manifest import Manifest
-from peerd.errors import PeerGoneError
+from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
@@ -40,6 +40,14 @@ async def no_fault(_kind: str, _sender: PeerId, _receiver: PeerId) -> None:
     return
 
 
+Forge = Callable[[PeerId, PeerId, Frame], Frame]
+"""Called with the sender of a chunk, its receiver and the chunk: what arrives in its place."""
+
+
+def no_forge(_sender: PeerId, _receiver: PeerId, frame: Frame) -> Frame:
+    return frame
+
+
 @dataclass
 class Member:
     peer: PeerId
@@ -60,6 +68,7 @@ class Group:
 
     members: dict[PeerId, Member] = field(default_factory=dict)
     fault: Fault = no_fault
+    forge: Forge = no_forge
     chunk_s: dict[PeerId, float] = field(default_factory=dict)
     """Of members whose chunks arrive slowly: the seconds that each takes."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -95,6 +104,13 @@ def bugs_at_the_callee() -> Iterator[None]:
         raise PeerGoneError(repr(error)) from None
 
 
+def sized(frame: Frame, size_of: Callable[[Frame], int]) -> Frame:
+    """A chunk as the wire hands it over."""
+    if size_of(frame) != frame.num_bytes:
+        raise BadMessageError("the chunks do not add up to the size in the header")
+    return frame
+
+
 @dataclass
 class Client:
     """AveragingClient without a wire."""
@@ -117,8 +133,7 @@ class Client:
                 async for frame in frames:
                     await self._deliver("chunk", peer)
                     await asyncio.sleep(self.group.chunk_s.get(self.me, 0.0))
-                    assert size_of(frame) == frame.num_bytes
-                    yield frame
+                    yield sized(self.group.forge(self.me, peer, frame), size_of)
             except TypeError as error:
                 bugs.append(error)
                 raise PeerGoneError("the caller's stream broke off") from None
@@ -148,8 +163,7 @@ class Client:
                     return
                 await self.group.fault("taken", peer, self.me)
                 await asyncio.sleep(self.group.chunk_s.get(peer, 0.0))
-                assert size_of(frame) == frame.num_bytes
-                await takes(frame)
+                await takes(sized(self.group.forge(peer, self.me, frame), size_of))
 
     async def beat(self, peer: PeerId, beat: Beat, timeout_s: float) -> Beat:
         try:

@@ -90,11 +90,15 @@ async def test_a_member_of_which_no_chunk_arrives_whole_is_left_out_by_the_leade
     assert all(member.rounds.absences.missed == {} for member in group.members.values())
 
 
-async def test_a_mute_leader_is_left_out_by_the_next_judge(make_group: MakeGroup) -> None:
+@pytest.mark.parametrize("beats", [True, False])
+async def test_a_mute_leader_is_left_out_by_the_next_judge_and_by_nobody_else(make_group: MakeGroup, beats: bool) -> None:
+    """It proposes and lives. It sends no chunk and judges nobody, and may tell nothing at all in the round."""
     group, leader = make_group(4, averaging_s=AVERAGING_S), PeerId("member0")
 
     async def fault(kind: str, sender: PeerId, receiver: PeerId) -> None:
         if kind in ("chunk", "taken") and sender == leader:
+            await asyncio.Event().wait()
+        if kind == "beat" and not beats and leader in (sender, receiver):
             await asyncio.Event().wait()
         if kind == "abort" and sender == leader:
             raise PeerGoneError("it says nothing")
@@ -104,6 +108,9 @@ async def test_a_mute_leader_is_left_out_by_the_next_judge(make_group: MakeGroup
     roster = await opened(group, leader)
     await group.settled(Phase.ACCUMULATING)
     assert voids(group) == {judges_of(roster)[1]: [leader]}
+    for peer, member in group.members.items():
+        assert member.rounds.absences.missed == {}
+        assert set(member.rounds.absences.sidelining.last_in_turn(0)) <= {peer, leader}
 
 
 async def test_a_member_knows_for_how_long_nothing_moves_and_no_judge_says_anything(make_group: MakeGroup) -> None:
