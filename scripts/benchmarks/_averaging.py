@@ -32,7 +32,7 @@ from scripts.benchmarks._report import SCHEMA, progress
 from scripts.benchmarks._switch import Links
 from scripts.benchmarks._turns import place_in
 
-FAST = Links(mbit_per_s=0, round_trip_ms=1)
+FAST = Links(mbit_per_s=DOWN_MBIT, round_trip_ms=1)
 """While the daemons start, and when all is compared in the end."""
 MICROBATCHES, STAND_IN_MS = 8, 1000.0
 D_MODEL = 64

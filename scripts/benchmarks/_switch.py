@@ -2,9 +2,9 @@
 
 `python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines
 on standard input are orders: `{"links": {...}}` changes the links, `{"address": NEW, "of": OLD}` gives a device one more address, and
-`{"rebind": ADDRESS}` makes the router at that address forget all flows. No packet is lost but on ways that lose some and at routers: a
-sender waits for its uplink, as behind a modem with a deep buffer. Kernels pass up to 64 KB of TCP at once (segmentation offload), which
-keeps this cheap; such a packet is charged for the headers of all its segments, and lost as a whole.
+`{"rebind": ADDRESS}` makes the router at that address forget all flows. Packets wait for their uplink as in a modem, whose buffer takes a
+second; those that find it full are lost. Other packets are lost on ways that lose some, and at routers. Kernels pass up to 64 KB of TCP at
+once (segmentation offload), which keeps this cheap; such a packet is charged for the headers of all its segments, and lost as a whole.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ VNET_HEADER = struct.Struct("=BBHHHH")
 """virtio_net_hdr: flags, kind of segmentation, bytes of headers, bytes of a segment's payload, and two checksum fields."""
 IP_ADDRESSES, IP_DESTINATION = (slice(VNET_HEADER.size + begin, VNET_HEADER.size + 20) for begin in (12, 16))
 MAX_PACKET_BYTES = 70_000
-BACKLOG_S = 0.02
-"""Longest backlog of an uplink here; further packets wait in the sender's own queues."""
+MODEM_S = 1.0
+"""The buffer of a modem before its uplink, in seconds of the uplink's rate: deep ones hold about as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Switch:
                 nat.rebind()
 
     def send(self, sender: Port, packet: bytes, now_s: float) -> None:
-        """Send a packet up; it is dropped if no port has its address, or a router does not let it pass."""
+        """Send a packet up; it is lost if no port has its address, a router does not let it pass, or the uplink's buffer is full."""
         receiver = self.ports.get(self.destination(packet))
         if receiver is None:
             return
@@ -157,6 +157,8 @@ class Switch:
             if receiver.nat is not None and not receiver.nat.inward(changed, VNET_HEADER.size):
                 return
             packet = bytes(changed)
+        if sender.rates.up and sender.up_until_s - now_s > MODEM_S:
+            return
         size = wire_bytes(packet)
         sender.up_until_s = max(sender.up_until_s, now_s) + wire_s(size, sender.rates.up)
         arrives_s = self._arrival_s(packet, sender.up_until_s)
@@ -214,7 +216,6 @@ def open_device(name: str, offload: bool) -> int:
 
 def carry(switch: Switch) -> None:
     """Carry packets until standard input closes."""
-    waiting: set[int] = set()
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
         by_device = {port.device: port for port in switch.ports.values()}
@@ -222,27 +223,19 @@ def carry(switch: Switch) -> None:
             selector.register(device, selectors.EVENT_READ)
         while True:
             now_s = time.monotonic()
-            for device in [device for device in waiting if by_device[device].up_until_s - now_s <= BACKLOG_S]:
-                waiting.discard(device)
-                selector.register(device, selectors.EVENT_READ)
             for device, packet in switch.due(now_s):
                 with contextlib.suppress(OSError):  # a device that is full or down loses the packet
                     os.write(device, packet)
-            moments = [switch.on_their_way[0][0]] if switch.on_their_way else []
-            moments += [by_device[device].up_until_s - BACKLOG_S for device in waiting]
-            for key, _ in selector.select(max(0.0, min(moments) - time.monotonic()) if moments else None):
+            wait_s = max(0.0, switch.on_their_way[0][0] - time.monotonic()) if switch.on_their_way else None
+            for key, _ in selector.select(wait_s):
                 if key.fd not in by_device:
                     line = sys.stdin.readline()
                     if not line:
                         return
                     switch.obey(json.loads(line))
                     continue
-                port = by_device[key.fd]
                 with contextlib.suppress(BlockingIOError):
-                    switch.send(port, os.read(key.fd, MAX_PACKET_BYTES), time.monotonic())
-                if port.up_until_s - time.monotonic() > BACKLOG_S:
-                    selector.unregister(key.fd)
-                    waiting.add(key.fd)
+                    switch.send(by_device[key.fd], os.read(key.fd, MAX_PACKET_BYTES), time.monotonic())
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.benchmarks._namespaces import Network
-from scripts.benchmarks._switch import VNET_HEADER, Links, Port, Rates, Switch, Way, wire_s
+from scripts.benchmarks._switch import MODEM_S, VNET_HEADER, Links, Port, Rates, Switch, Way, wire_s
 
 HOSTS = ("10.99.0.1", "10.99.0.2", "10.99.0.3")
 ONE, TWO, THREE = HOSTS
@@ -67,6 +67,20 @@ def test_a_connection_sends_at_one_rate_and_receives_at_another() -> None:
         send(back, TWO, ONE, number)
     assert times_s(there) == pytest.approx([wire_s(KILOBYTE, 1) * (number + 1) for number in range(10)])
     assert times_s(back)[-1] == pytest.approx(wire_s(KILOBYTE, 8) + 9 * wire_s(KILOBYTE, 4))
+
+
+def test_a_full_modem_loses_packets_and_takes_some_again_once_it_has_sent_some() -> None:
+    switch = switch_of(Links(mbit_per_s=1, round_trip_ms=0))
+    fits = int(MODEM_S / wire_s(KILOBYTE, 1)) + 1
+    for number in range(2 * fits):
+        send(switch, ONE, TWO, number)
+    assert len(switch.on_their_way) == fits
+    send(switch, ONE, TWO, now_s=2 * wire_s(KILOBYTE, 1))
+    assert len(switch.on_their_way) == fits + 1
+    fast = switch_of(Links(mbit_per_s=0, round_trip_ms=0))
+    for number in range(2 * fits):
+        send(fast, ONE, TWO, number)
+    assert len(fast.on_their_way) == 2 * fits
 
 
 def test_two_senders_share_the_downlink_of_a_third() -> None:
