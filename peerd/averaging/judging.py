@@ -8,7 +8,6 @@ from peerd.averaging.exchange import Exchange
 from peerd.policy.round.debts import HEARD, AtFault, Debts, Edge
 from peerd.policy.round.edges import Detours, PastEdges, blamed, named_by
 from peerd.policy.round.leads import Leads, SentRate
-from peerd.policy.round.line_rates import OwingRate
 from peerd.policy.round.proposing import assumed_s
 from peerd.policy.step.judging import judges_of
 from peerd.table.record import PeerId
@@ -16,8 +15,6 @@ from peerd.wire.messages import Beat
 
 MEASURABLE = 0.05
 """Averaging times for which a member has to owe: shorter transfers show delays and computing, and not a line."""
-MEASURED_OVER = 0.5
-"""Averaging times of owing for one measurement: several beats of each member, since each tells what arrived since the last one."""
 
 
 class Judge:
@@ -35,7 +32,6 @@ class Judge:
         self._told_s, self._has_told = [now_s for _ in self.debts.members], [False for _ in self.debts.members]
         able = sorted(self.debts.members, key=lambda member: -(roster.shares[member] if roster.shares else 0))
         self._detours = Detours(able, averaging_s)  # those with the best links carry first
-        self._lines = [OwingRate() for _ in self.debts.members]
         self._leads = Leads(self.debts.sizes)
         self.edges: set[Edge] = set()
         """Told or seen in this round."""
@@ -70,7 +66,6 @@ class Judge:
         """Take notice of the time. Returns the edges over which too little passes."""
         self.debts.heard(self._me, now_s)
         self.debts.look(now_s)
-        self._measure(now_s, MEASURED_OVER)
         edges = self.debts.behind(now_s)
         self.edges.update(edges)
         return edges
@@ -99,13 +94,9 @@ class Judge:
 
     def rates(self, now_s: float) -> dict[int, SentRate]:
         """What this round has shown of members' lines, as far as it lasted long enough to tell."""
-        self._measure(now_s, MEASURABLE)
-        found = {member: line.rate for member, line in enumerate(self._lines)}
-        return {k: SentRate(rate, self._leads.waited(k)) for k, rate in found.items() if rate is not None}
-
-    def _measure(self, now_s: float, least: float) -> None:
-        for member, line in enumerate(self._lines):
-            line.look(self.debts.owed_s(member, now_s), self._bytes_sent(member), least * self._averaging_s)
+        owed_s = [self.debts.owed_s(member, now_s) for member in self.debts.members]
+        able = [member for member, each_s in enumerate(owed_s) if each_s > MEASURABLE * self._averaging_s]
+        return {k: SentRate(self._bytes_sent(k) / owed_s[k], self._leads.waited(k)) for k in able}
 
     def _bytes_sent(self, member: int) -> float:
         debts, layout = self.debts, self._layout

@@ -36,6 +36,12 @@ class KnownRounds:
         _, task = self._running.get(average_id, (None, None))
         return task if task is not None and not task.done() else None
 
+    def cancel(self, average_id: AverageId) -> None:
+        """Cancel the task that runs this round, unless that is the caller."""
+        task = self.task_of(average_id)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
     def roster_of(self, average_id: AverageId) -> Roster | None:
         """The roster of a round that a task opens or runs."""
         return self._running[average_id][0] if self.task_of(average_id) is not None else None

@@ -344,9 +344,8 @@ class Rounds:
             self._retire()
             LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
             void = self.absences.count(current, judge, named, self._clock())
-            work = self._known.task_of(average_id)
-            if work is not None and work is not asyncio.current_task():
-                work.cancel()
+            self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
+            self._known.cancel(average_id)
         elif self._state.round is None or self.runs(average_id):
             return  # what still opens finds that its id is dead; what has every sum takes the average
         await self._executor.run(Priority.CONTROL, lambda: self._state.close_round(average_id, void))

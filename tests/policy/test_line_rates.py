@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.round.line_rates import KEPT_S, LEAST_BYTES, RATE_STEP, LineMeter, OwingRate, RateSamples, claims, line_rate
+from peerd.policy.round.line_rates import (
+    KEPT_S,
+    LEAST_BYTES,
+    OTHER_LINE_S,
+    RATE_STEP,
+    LineMeter,
+    RateSamples,
+    claims,
+    line_rate,
+)
 from peerd.table.record import MAX_RATE
 
 MBIT = 125_000.0
@@ -54,6 +63,33 @@ def test_transfers_that_overlap_at_any_times_never_show_more_than_the_line_can_d
     for ended_s, began_s in sorted((began_s + took_s, began_s) for began_s, took_s in spans):
         meter.passed(share * (ended_s - began_s), began_s, ended_s)
     assert meter.rate is None or meter.rate <= 1e7 * (1 + 1e-6)
+
+
+def test_a_line_that_got_much_slower_is_known_after_some_seconds_and_one_whose_other_end_is_slow_for_a_moment_is_not_slower() -> None:
+    meter = LineMeter()
+    at_s = full(meter, 100 * MBIT, 40.0)
+    at_s = full(meter, 5 * MBIT, 4.0, at_s)
+    assert meter.rate == pytest.approx(100 * MBIT)
+    at_s = full(meter, 5 * MBIT, OTHER_LINE_S, at_s)
+    assert meter.rate == pytest.approx(5 * MBIT)
+    full(meter, 100 * MBIT, 4.0, at_s)
+    assert meter.rate == pytest.approx(100 * MBIT)
+
+
+def test_a_line_on_which_nothing_waits_to_leave_may_be_as_fast_as_it_was() -> None:
+    """Else a member that waits for others in its rounds would be taken for slow, get less to send, and wait for longer."""
+    meter = LineMeter()
+    at_s = full(meter, 20 * MBIT, 30.0)
+    for _ in range(200):
+        meter.passed(5 * MBIT * 0.5, at_s, at_s + 0.5, is_full=False)
+        at_s += 1.0
+    assert meter.rate == pytest.approx(20 * MBIT)
+    for _ in range(20):
+        meter.passed(50 * MBIT * 0.5, at_s, at_s + 0.5, is_full=False)
+        at_s += 1.0
+    assert meter.rate == pytest.approx(50 * MBIT), "it has carried as much"
+    full(meter, 2 * MBIT, 2 * OTHER_LINE_S, at_s)
+    assert meter.rate == pytest.approx(2 * MBIT)
 
 
 def test_the_best_tenth_counts_since_the_other_end_may_have_been_slow() -> None:
@@ -137,21 +173,3 @@ def test_a_claim_is_believed_as_far_as_it_was_measured() -> None:
 
 def test_a_peer_with_a_slow_line_of_its_own_does_not_take_all_others_for_slow() -> None:
     assert line_rate(100 * MBIT, 5 * MBIT, 5.1 * MBIT) == 100 * MBIT
-
-
-def test_a_member_that_waits_for_others_half_of_the_time_is_as_fast_as_its_line() -> None:
-    """The mean would be believed of it, so it would get a smaller slice, and wait for longer in the next round."""
-    line, owed_s, num_bytes = OwingRate(), 0.0, 0.0
-    for second in range(40):
-        owed_s += 0.5
-        num_bytes += 0.5e6 * (2.5 if second // 4 % 2 else 0.5)
-        line.look(owed_s, num_bytes, 1.0)
-    assert line.rate == pytest.approx(2.5e6)
-    assert OwingRate().rate is None
-
-
-def test_what_arrived_in_less_time_than_one_measurement_takes_is_measured_together() -> None:
-    line = OwingRate()
-    for owed_s, num_bytes in ((0.4, 2e6), (0.8, 2e6), (1.2, 3e6)):
-        line.look(owed_s, num_bytes, 1.0)
-    assert line.rate == pytest.approx(2.5e6)
