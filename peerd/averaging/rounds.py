@@ -344,7 +344,6 @@ class Rounds:
             self._retire()
             LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
             void = self.absences.count(current, judge, named, self._clock())
-            self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
             self._known.cancel(average_id)
         elif self._state.round is None or self.runs(average_id):
             return  # what still opens finds that its id is dead; what has every sum takes the average
