@@ -45,6 +45,8 @@ class Home:
     """The log of a detached daemon."""
     averages = _Inside("averages")
     """The last averaged gradients, for peers that catch up."""
+    copies = _Inside("copies")
+    """Copies of states on their way, in files without names; nothing outlasts the daemon."""
     dashboard = _Inside("dashboard.json")
     """The dashboard's last port and its token; readable by this user only."""
 

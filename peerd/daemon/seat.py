@@ -38,6 +38,7 @@ from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.leases import Lease
 from peerd.stage.snapshots import Downloaded, SnapshotServer
+from peerd.stage.spool import Spools
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
 from peerd.stage.state_bytes import most_state_bytes
@@ -129,8 +130,9 @@ class Seat:
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
         self._followers = Followers()
         start_of = partial(place.start.of_stage, manifest) if place.start else None
-        self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of)
-        self.downloader = Downloader(StateClient(links, run), membership, partial(most_state_bytes, manifest), peer.patience_s)
+        spools = Spools(peer.network.home.copies, store.room)
+        self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of, spools)
+        self.downloader = Downloader(StateClient(links, run), membership, partial(most_state_bytes, manifest), peer.patience_s, spools)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)

@@ -21,7 +21,7 @@ from peerd.stage.disk_room import DiskRoom
 from peerd.stage.history import history_from, history_json
 from peerd.stage.parameters import is_finite_state
 from peerd.stage.snapshots import Downloaded
-from peerd.stage.state_file import FileTensors, hash_of, write_hashed
+from peerd.stage.state_file import FileTensors, OpenFile, hash_of, write_hashed
 from peerd.table.record import Lineage
 from peerd.unwritten import UNWRITTEN
 from peerd.wire.tensors import bodies_of, header_of
@@ -158,6 +158,6 @@ def _finite(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _read(checkpoint: Checkpoint) -> Downloaded:
-    tensors = FileTensors(checkpoint.path)
+    tensors = FileTensors(OpenFile.at(checkpoint.path))
     lineage = Lineage(int(tensors.metadata["inexact"]), bytes.fromhex(tensors.metadata["lineage"]))
     return Downloaded(checkpoint.step, lineage, tensors, history_from(tensors.metadata["history"]))

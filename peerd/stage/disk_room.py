@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from peerd.config.atomic import DRAFT_SUFFIX
@@ -31,13 +31,23 @@ class DiskRoom:
             with self._guard:
                 self._promised_bytes -= num_bytes
 
+    def promise(self, num_bytes: int) -> Callable[[], None]:
+        """Count so many bytes of a file without a name, until the result is called."""
+        stack = ExitStack()
+        stack.enter_context(self.writing(num_bytes))
+        return stack.close
+
     @property
     def is_exceeded(self) -> bool:
         """Whether the files, and those being written, take more than the limit."""
+        return not self.has_room_for(0)
+
+    def has_room_for(self, num_bytes: int) -> bool:
+        """Whether so many bytes more are within the limit."""
         if not self.quota_bytes:
-            return False
+            return True
         files = [path for folder in self._folders for path in folder.glob("*") if path.suffix != DRAFT_SUFFIX]
-        return self._promised_bytes + sum(map(size_of, files)) > self.quota_bytes
+        return self._promised_bytes + sum(map(size_of, files)) + num_bytes <= self.quota_bytes
 
 
 def size_of(path: Path) -> int:

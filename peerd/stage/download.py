@@ -13,6 +13,7 @@ from peerd.policy.route.admission import MOST_DONORS, donors, givers_of_start
 from peerd.stage.gathering import Gathering
 from peerd.stage.partial_state import PartialState
 from peerd.stage.snapshots import Downloaded
+from peerd.stage.spool import Spools
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord
@@ -33,11 +34,15 @@ MostBytes = Callable[[int, bool], int]
 class Downloader:
     """Downloads a stage's state from its peers, of several at once. If one fails, others send what it had left."""
 
-    def __init__(self, client: StateClient, membership: Membership, most_bytes: MostBytes, patience_s: float) -> None:
+    def __init__(
+        self, client: StateClient, membership: Membership, most_bytes: MostBytes, patience_s: float, spools: Spools | None = None
+    ) -> None:
+        """`spools`: where a state lies until it is loaded; by default in memory."""
         self._client = client
         self._membership = membership
         self._most_bytes = most_bytes
         self._patience_s = patience_s
+        self._spools = spools or Spools()
         self._partial = PartialState(0, 0)
         """The last download, or the one under way."""
         self.previous_s = 0.0
@@ -52,7 +57,7 @@ class Downloader:
     @property
     def bytes_total(self) -> int:
         """0 until a donor has told it."""
-        return len(self._partial.data)
+        return self._partial.landing.num_bytes
 
     async def download(self, stage: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
         """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
@@ -65,8 +70,8 @@ class Downloader:
         except StageError:
             self._keep(partial)
             raise
-        if partial.header is not None and partial.data:
-            self.previous_s = (clock_s() - began_s) * partial.header.previous_bytes / len(partial.data)
+        if partial.header is not None and partial.landing.num_bytes:
+            self.previous_s = (clock_s() - began_s) * partial.header.previous_bytes / partial.landing.num_bytes
         return found
 
     def _keep(self, partial: PartialState) -> None:
@@ -120,7 +125,7 @@ class Downloader:
         return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
 
     async def _begun(self, stage: int, tied_only: bool = False) -> PartialState:
-        return PartialState(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only)
+        return PartialState(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only, spools=self._spools)
 
     async def _download(self, partial: PartialState, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
         """Ask several donors at once, others when one fails, and one whose connection broke again, as long as it sends more each time.

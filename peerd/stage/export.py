@@ -14,7 +14,7 @@ from peerd.config.atomic import commit, draft, replace_file
 from peerd.config.manifest import Manifest
 from peerd.stage.history import HistoryEntry
 from peerd.table.record import Evaluation
-from peerd.wire.tensors import file_of
+from peerd.wire.tensors import bodies_of, header_of
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
@@ -55,13 +55,13 @@ def write_evaluations(folder: Path, evaluations: Sequence[Evaluation]) -> None:
 
 def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:
     """The number of updates that led to this optimizer state."""
-    return max((int(value) for name, value in optimizer_state.items() if name.endswith(".step")), default=0)
+    return max((int(optimizer_state[name]) for name in optimizer_state if name.endswith(".step")), default=0)
 
 
 def write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file of float32 tensors, whole or not at all. Raises DiskError."""
-    on_cpu = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     with draft(target.parent) as path:
         with path.open("wb") as file:
-            file.writelines(file_of(on_cpu, metadata))
+            file.write(header_of(tensors, metadata))
+            file.writelines(bodies_of(tensors))
         commit(path, target)

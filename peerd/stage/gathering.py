@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Collection
 
 from peerd.background import start
-from peerd.errors import BadMessageError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
 from peerd.policy.route.chunk_shares import AskingPace
 from peerd.stage.partial_state import PartialState
 from peerd.table.record import Lineage, PeerId
@@ -141,9 +141,9 @@ class Gathering:
                 pace.came(time.monotonic())
                 self._given[donor] += 1
                 if shares.is_due(share):
-                    if not await asyncio.to_thread(partial.is_sound, number, chunk):
+                    if not await _written(partial, number, chunk):
                         raise BadMessageError(f"chunk {number} of the state does not match its hash")
-                    partial.put(number, chunk)
+                    partial.came(number, chunk)
             if not asked:
                 await opened.end()
         finally:
@@ -153,6 +153,14 @@ class Gathering:
     def _tell_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+async def _written(partial: PartialState, number: int, chunk: bytes) -> bool:
+    """Whether a chunk was sound, and is written. Raises StageError if the disk fails."""
+    try:
+        return await asyncio.to_thread(partial.writer(number, chunk))
+    except OSError as error:
+        raise StageError(f"the state cannot be written to the disk: {error}", "free some disk space, or try another disk") from None
 
 
 def _claim(header: Snapshot) -> tuple[tuple[bytes, ...], int, int, Lineage]:

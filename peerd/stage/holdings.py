@@ -95,7 +95,7 @@ class Holdings:
 
     def tensors(self, record: PeerRecord) -> dict[str, Tensor]:
         """Copies of the tensors on the CPU, so that what is sent never changes (hole 10). `record` is this peer's present record."""
-        return {name: value.to("cpu", copy=True) for name, value in self._live(record).items()}
+        return _copies(self._live(record))
 
     def lend(self, record: PeerRecord) -> Lease:
         """The tensors where they are. Whatever changes them waits until they are given back."""
@@ -118,7 +118,7 @@ class Holdings:
         """This peer's copy of a tied weight, with its optimizer state and its history."""
         parameters = {f"{kind}/{name}" for kind in ("parameters", "previous", "ahead") for name in self.tied_names}
         beginnings = ("tied/", *(f"optimizer/{name}." for name in self.tied_names))
-        return {name: value for name, value in self.tensors(record).items() if name in parameters or name.startswith(beginnings)}
+        return _copies({name: value for name, value in self._live(record).items() if name in parameters or name.startswith(beginnings)})
 
     def take_over(self, tensors: Mapping[str, Tensor]) -> tuple[tuple[StepNorm, ...], Lineage]:
         """Replace everything with another peer's state. Returns the norms and the tied weight's history in it.
@@ -176,6 +176,10 @@ class Holdings:
         self._may_change()
         _copy_all(pairs)
         self.generation += 1
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to("cpu", copy=True) for name, value in tensors.items()}
 
 
 def _copy_all(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -11,9 +12,9 @@ from peerd.errors import BadMessageError
 from peerd.policy.route.chunk_shares import ChunkShares
 from peerd.stage.history import history_from
 from peerd.stage.snapshots import Downloaded, identity_of
+from peerd.stage.spool import Landing, Spools
 from peerd.wire.chunks import state_chunk_bytes
 from peerd.wire.messages import Snapshot, StateRequest
-from peerd.wire.tensors import tensors_of_file
 
 _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError, RecursionError)
 
@@ -27,8 +28,9 @@ class PartialState:
     """Only the previous parameters are downloaded; otherwise all but these."""
     header: Snapshot | None = None
     """Of the snapshot that is downloaded; None while the donors' offers are compared."""
-    data: bytearray = field(default_factory=bytearray)
-    """The bytes that are downloaded; their chunks come in any order. The tensors will be views of it: a state is in memory once."""
+    spools: Spools = field(default_factory=Spools)
+    landing: Landing = field(default_factory=lambda: Landing(0, Spools()))
+    """The bytes that are downloaded; their chunks come in any order."""
     shares: ChunkShares = field(default_factory=lambda: ChunkShares(0))
     bytes_done: int = 0
     _first: int = 0
@@ -69,16 +71,16 @@ class PartialState:
         self.header = header
         split = header.num_bytes - header.previous_bytes
         self._start, end = (split, header.num_bytes) if self.of_previous else (0, split)
-        self.data = bytearray(end - self._start)
+        self.landing = Landing(end - self._start, self.spools)
         self._num_bytes, self._chunk_bytes = header.num_bytes, (size := state_chunk_bytes(header.num_bytes))
         self._first = self._start // size
-        self.shares = ChunkShares(-(-end // size) - self._first if self.data else 0)
+        self.shares = ChunkShares(-(-end // size) - self._first if self.landing.num_bytes else 0)
         self.bytes_done = 0
 
     def start_over(self) -> None:
         """Nothing of this snapshot is kept."""
         self.header = None
-        self.data = bytearray()
+        self.landing = Landing(0, self.spools)
         self.shares = ChunkShares(0)
         self.bytes_done = 0
 
@@ -90,23 +92,37 @@ class PartialState:
         """Bytes of a chunk, by its number in the snapshot."""
         return min(self._chunk_bytes, self._num_bytes - number * self._chunk_bytes)
 
-    def is_sound(self, number: int, chunk: bytes) -> bool:
-        return self.header is not None and blake3(chunk).digest() == self.header.chunk_hashes[number]
+    def writer(self, number: int, chunk: bytes) -> Callable[[], bool]:
+        """What checks a chunk of this snapshot and writes it, and says whether it was sound: for another thread. Raises OSError.
 
-    def put(self, number: int, chunk: bytes) -> None:
-        """Take a sound chunk; one that came before is ignored. Those at the ends may have bytes that are not downloaded."""
+        Chunks at the ends may have bytes that are not downloaded.
+        """
+        assert self.header is not None
+        wanted, landing, ours, start = self.header.chunk_hashes[number], self.landing, *self._ours(number, chunk)
+
+        def write() -> bool:
+            is_sound = blake3(chunk).digest() == wanted
+            if is_sound:
+                landing.write(start, ours)
+            return is_sound
+
+        return write
+
+    def _ours(self, number: int, chunk: bytes) -> tuple[memoryview, int]:
+        """Those bytes of a chunk that are downloaded, and where they belong."""
+        start = number * self._chunk_bytes - self._start
+        return memoryview(chunk)[max(0, -start) : self.landing.num_bytes - start], max(0, start)
+
+    def came(self, number: int, chunk: bytes) -> None:
+        """A sound chunk of this snapshot is written. One that came before is ignored."""
         if self.shares.is_due(number - self._first):
-            start = number * self._chunk_bytes - self._start
-            ours = memoryview(chunk)[max(0, -start) : len(self.data) - start]
-            start = max(0, start)
-            self.data[start : start + len(ours)] = ours
-            self.bytes_done += len(ours)
+            self.bytes_done += len(self._ours(number, chunk)[0])
             self.shares.came(number - self._first)
 
     def whole(self, header: Snapshot) -> Downloaded:
         """The complete state of this header. Raises BadMessageError if it is invalid. safetensors holds data only: nothing is executed."""
         try:
-            tensors = tensors_of_file(self.data) if self.data else {}
-        except _UNREADABLE as error:
+            tensors = self.landing.tensors() if self.landing.num_bytes else {}
+        except (OSError, *_UNREADABLE) as error:
             raise BadMessageError(f"the state is not readable: {error}") from None
         return Downloaded(header.step, header.lineage, tensors, history_from(header.metadata))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+import structlog
 from blake3 import blake3
 from torch import Tensor
 
@@ -16,8 +17,11 @@ from peerd.errors import BusyError, NotFiniteError, PeerdError, WrongStateError
 from peerd.policy.step.following import Followers
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.history import HistoryEntry, history_json
+from peerd.stage.leases import Lease
 from peerd.stage.parameters import is_finite_state
+from peerd.stage.spool import Spools, StoredState, split_off_previous, stored_bytes
 from peerd.stage.state import StageState
+from peerd.stage.state_file import OpenFile
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId, Phase
 from peerd.wire.chunks import CutFile
@@ -25,6 +29,7 @@ from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Snapshot, StateRequest
 from peerd.wire.tensors import file_of
 
+LOG = structlog.get_logger()
 SENT_HISTORY = 10_000
 MOST_COPIES = 2
 """Copies of its state that a peer keeps for those who download it: the newest, and one that another joiner has begun with."""
@@ -80,6 +85,22 @@ class _Copy:
         return None if None in known else max((left_s for left_s in known if left_s is not None), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """This peer's own state, and a file for its copy."""
+
+    state: Downloaded
+    lease: Lease
+    file: OpenFile
+
+    def stored(self) -> Downloaded:
+        """Write the copy. Raises OSError."""
+        try:
+            return replace(self.state, tensors=StoredState(self.file, self.state.tensors))
+        finally:
+            self.lease.end()
+
+
 class SnapshotServer:
     """Answers GET_STATE. Joiners of one step share one snapshot, and share one copy of the state with its checkpoint and export.
 
@@ -93,19 +114,24 @@ class SnapshotServer:
         followers: Followers,
         patience_s: float,
         start: Callable[[int], Downloaded] | None = None,
+        spools: Spools | None = None,
     ) -> None:
-        """`start` reads a stage's part of the state that the run begins from; None if this peer does not hold that state."""
+        """`start` reads a stage's part of the state that the run begins from; None if this peer does not hold that state.
+
+        `spools`: where copies lie; by default in memory.
+        """
         self._state = state
         self._executor = executor
         self._followers = followers
         self._patience_s = patience_s
         self._start = start
+        self._spools = spools or Spools()
         self._kept: tuple[Downloaded, CutFile] | None = None
         """The newest; it is dropped when this peer commits."""
         self._copies: list[_Copy] = []
         """Oldest first."""
         self._whole: weakref.ReferenceType[Downloaded] | None = None
-        """The last copy of the whole state, while it is in use. Only the executor's thread reads and writes it."""
+        """The last copy of the whole state, while it is in use."""
         self._making = asyncio.Lock()
         self._under_way: dict[tuple[int, bool, bool], asyncio.Task[tuple[_Copy, CutFile]]] = {}
         """By stage and kind, the making of a copy, until somebody has taken it."""
@@ -212,19 +238,34 @@ class SnapshotServer:
         self._kept = None
 
     async def _own(self, tied_only: bool) -> Downloaded:
-        def take() -> Downloaded:
-            state, whole = self._state, self._whole() if self._whole is not None else None
-            step, lineage = state.record.step, state.record.lineage
-            if not tied_only and whole is not None and (whole.step, whole.lineage) == (step, lineage):
-                return whole
-            held, record = state.holdings, state.record
-            tensors = held.tied_tensors(record) if tied_only else held.tensors(record)
-            found = Downloaded(step, lineage, tensors, tuple(state.history))
-            if not tied_only:
-                self._whole = weakref.ref(found)
-            return found
+        taken = await self._executor.run(Priority.LEDGER, lambda: self._take(tied_only))
+        try:
+            found = await asyncio.to_thread(taken.stored) if isinstance(taken, _Lent) else taken
+        except OSError as error:
+            LOG.warning("the disk fails: a copy of the state lies in memory", error=str(error))
+            found = await self._executor.run(Priority.LEDGER, self._copied)
+        if not tied_only:
+            self._whole = weakref.ref(found)
+        return found
 
-        return await self._executor.run(Priority.LEDGER, take)
+    def _take(self, tied_only: bool) -> Downloaded | _Lent:
+        """A copy of the state, or the state itself, which has to be stored at once: the commit waits for that."""
+        state, whole = self._state, self._whole() if self._whole is not None else None
+        held, record, history = state.holdings, state.record, tuple(state.history)
+        if tied_only:
+            return Downloaded(record.step, record.lineage, held.tied_tensors(record), history)
+        if whole is not None and (whole.step, whole.lineage) == (record.step, record.lineage):
+            return whole
+        lease = held.lend(record)
+        file = self._spools.file(stored_bytes(lease.tensors))
+        if file is not None:
+            return _Lent(Downloaded(record.step, record.lineage, lease.tensors, history), lease, file)
+        lease.end()
+        return self._copied()
+
+    def _copied(self) -> Downloaded:
+        record = self._state.record
+        return Downloaded(record.step, record.lineage, self._state.holdings.tensors(record), tuple(self._state.history))
 
 
 def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
@@ -233,19 +274,21 @@ def identity_of(chunk_hashes: Sequence[bytes]) -> bytes:
 
 
 def _as_snapshot(state: Downloaded, tied_only: bool) -> tuple[Snapshot, CutFile]:
-    """A snapshot. A joiner hardly ever needs the previous parameters, so they come last, as a file of their own."""
+    """A snapshot. A joiner hardly ever needs the previous parameters, so they are a file of their own at its end."""
     if not is_finite_state(state.tensors):
         raise NotFiniteError("the run has diverged: this peer's parameters are not finite")
-    previous = {name: value for name, value in state.tensors.items() if name.startswith("previous/") and not tied_only}
-    main = file_of({name: value for name, value in state.tensors.items() if name not in previous})
-    last = file_of(previous) if previous else ()
-    file = CutFile((*main, *last))
+    if isinstance(state.tensors, StoredState):
+        file, previous_bytes = state.tensors.cut(), state.tensors.previous_bytes
+    else:
+        main, previous = (state.tensors, {}) if tied_only else split_off_previous(state.tensors)
+        last = file_of(previous) if previous else ()
+        file, previous_bytes = CutFile((*file_of(main), *last)), sum(map(len, last))
     header = Snapshot(
         step=state.step,
         lineage=state.lineage,
         num_bytes=file.num_bytes,
         chunk_hashes=file.hashes(),
         metadata=history_json(state.history[-SENT_HISTORY:]),
-        previous_bytes=sum(map(len, last)),
+        previous_bytes=previous_bytes,
     )
     return header, file

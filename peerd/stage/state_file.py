@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,34 +16,70 @@ from peerd.link.links import Bytes
 from peerd.wire.tensors import header_end, places_in_file
 
 READ_BYTES = 4 << 20
-"""Read at once where a file is hashed."""
+"""Read or written at once."""
+
+
+class OpenFile:
+    """A file that stays open while it is referred to, so that it can be read after it was removed. Methods raise OSError."""
+
+    def __init__(self, descriptor: int, close: Callable[[int], None] = os.close) -> None:
+        self._descriptor = descriptor
+        weakref.finalize(self, close, descriptor)
+
+    @classmethod
+    def at(cls, path: Path) -> OpenFile:
+        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    @property
+    def num_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        while target:
+            count = os.preadv(self._descriptor, [target[:READ_BYTES]], start)
+            if not count:
+                raise OSError("the file has been cut short")
+            target, start = target[count:], start + count
+
+    def read(self, start: int, num_bytes: int) -> bytes:
+        """So many bytes, a few megabytes at most: one call."""
+        found = os.pread(self._descriptor, num_bytes, start)
+        if len(found) != num_bytes:
+            raise OSError("the file has been cut short")
+        return found
+
+    def write(self, start: int, data: Bytes) -> None:
+        left = memoryview(data)
+        while left:
+            count = os.pwrite(self._descriptor, left[:READ_BYTES], start)
+            left, start = left[count:], start + count
 
 
 class FileTensors(Mapping[str, Tensor]):
     """The tensors of a safetensors file. Each is read anew whenever it is asked for, and belongs to the caller.
 
-    The file stays open, so that it can be read after it was removed. Raises OSError, and ValueError if it is no such file.
+    Raises OSError, and ValueError if it is no such file.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._descriptor)
-        num_bytes = os.fstat(self._descriptor).st_size
-        start = header_end(os.pread(self._descriptor, 8, 0), num_bytes)
-        text = os.pread(self._descriptor, start - 8, 8)
+    def __init__(self, file: OpenFile, num_bytes: int | None = None, start: int = 0) -> None:
+        """`num_bytes`: of the safetensors file, which begins at `start` of the open one; by default all of that."""
+        self._file = file
+        self._start = start
+        num_bytes = file.num_bytes if num_bytes is None else num_bytes
+        end = header_end(file.read(start, min(8, num_bytes)), num_bytes)
+        text = file.read(start + 8, end - 8)
         self._places = places_in_file(text, num_bytes)
         self.metadata: dict[str, str] = json.loads(text).get("__metadata__", {})
 
     def __getitem__(self, name: str) -> Tensor:
         shape, dtype, at = self._places[name]
         found = torch.empty(shape, dtype=dtype)
-        left = memoryview(found.view(-1).numpy().data).cast("B") if found.numel() else memoryview(b"")
-        while left:
-            count = os.preadv(self._descriptor, [left], at)
-            if not count:
-                raise OSError("the file has been cut short")
-            left, at = left[count:], at + count
+        if found.numel():
+            self._file.read_into(self._start + at, memoryview(found.view(-1).numpy().data).cast("B"))
         return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

@@ -170,10 +170,14 @@ def state_chunk_bytes(num_bytes: int) -> int:
 class CutFile:
     """A file in pieces of memory, cut into chunks of which each can be asked for. It can be referred to weakly."""
 
-    def __init__(self, pieces: Iterable[Bytes]) -> None:
+    is_stored = False
+    """Whether its chunks are read from a disk, which takes a while."""
+
+    def __init__(self, pieces: Iterable[Bytes], num_bytes: int | None = None) -> None:
+        """`num_bytes`: of a file that lies elsewhere (see `_read`)."""
         self.pieces = tuple(memoryview(piece) for piece in pieces if len(piece))
         self._ends = list(accumulate(map(len, self.pieces)))
-        self.num_bytes = self._ends[-1] if self._ends else 0
+        self.num_bytes = num_bytes if num_bytes is not None else self._ends[-1] if self._ends else 0
         self.chunk_bytes = state_chunk_bytes(self.num_bytes)
 
     def __len__(self) -> int:
@@ -184,8 +188,11 @@ class CutFile:
         """A copy of one chunk (gRPC takes only `bytes`). Raises IndexError if there is no such chunk."""
         if not 0 <= number < len(self):
             raise IndexError(number)
-        start, held = number * self.chunk_bytes, list[memoryview]()
-        missing, place = min(self.chunk_bytes, self.num_bytes - start), bisect_right(self._ends, start)
+        start = number * self.chunk_bytes
+        return self._read(start, min(self.chunk_bytes, self.num_bytes - start))
+
+    def _read(self, start: int, num_bytes: int) -> bytes:
+        held, missing, place = list[memoryview](), num_bytes, bisect_right(self._ends, start)
         offset = start - (self._ends[place] - len(self.pieces[place]))
         while missing > 0:
             held.append(self.pieces[place][offset : offset + missing])

@@ -126,14 +126,27 @@ class Lending(Watch):
     def chunk(self, number: int) -> bytes:
         """One chunk, which is sent now. Raises PeerGoneError if the receiver has stalled, BadMessageError if it asks for no chunk of the
         file, or for one again: it would keep the file for as long as it likes."""
+        chunk = self._asked(number).chunk(number)
+        self.sends(len(chunk))
+        return chunk
+
+    async def read(self, number: int) -> bytes:
+        """The same. Nothing else waits for the disk. Raises PeerGoneError, too, if that fails."""
+        file = self._asked(number)
+        try:
+            chunk = await asyncio.to_thread(file.chunk, number) if file.is_stored else file.chunk(number)
+        except OSError as error:
+            raise PeerGoneError(f"the state cannot be read from the disk: {error}") from None
+        self.sends(len(chunk))
+        return chunk
+
+    def _asked(self, number: int) -> CutFile:
         if self._file is None:
             raise PeerGoneError("the caller took nothing of the answer for too long")
         if number >= len(self._left) or not self._left[number]:
             raise BadMessageError(f"chunk {number} is not one of the state, or was asked for before")
         self._left[number] = 0
-        chunk = self._file.chunk(number)
-        self.sends(len(chunk))
-        return chunk
+        return self._file
 
     def _let_go(self) -> None:
         if self._ended is not None:

@@ -315,7 +315,7 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
             with lending:
                 yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
                 while (asked := await next_within(requests, lending.allowed_s(0))) is not None:
-                    chunk = lending.chunk(asked.chunk)
+                    chunk = await lending.read(asked.chunk)
                     yield state_pb2.StateMessage(chunk=chunk)
                     self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
                 lending.is_whole = True

@@ -48,18 +48,22 @@ def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
 
 def decode_into(flat: Tensor, chunks: Sequence[Bytes]) -> None:
     """Copy chunks of exactly its size into a contiguous CPU vector."""
-    view, start = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b""), 0
+    if not flat.numel():
+        return
+    view, start = memoryview(flat.numpy().data).cast("B"), 0
     for chunk in chunks:
         view[start : start + len(chunk)] = chunk
         start += len(chunk)
 
 
 def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype) -> Tensor:
-    """Return a vector from chunks. They are copied once, so that the result is writable and owns its memory."""
-    total = sum(len(chunk) for chunk in chunks)
-    if total == 0:
-        return torch.empty(0, dtype=dtype)
-    return torch.frombuffer(bytearray().join(chunks), dtype=dtype)
+    """Return a vector from chunks. They are copied one after another, so that no other thread waits for all of a large one."""
+    count, rest = divmod(sum(len(chunk) for chunk in chunks), dtype.itemsize)
+    if rest:
+        raise ValueError("the chunks do not hold whole numbers")
+    flat = torch.empty(count, dtype=dtype)
+    decode_into(flat, chunks)
+    return flat
 
 
 def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[Bytes, ...]:
@@ -73,9 +77,10 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
 
 def bodies_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     """Yield what follows the header, tensor by tensor. One of another device is copied to the machine's memory for as long."""
-    for _, tensor in _in_order(tensors):
+    for name in _in_order(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
         if tensor.numel():
-            yield memoryview(tensor.detach().cpu().contiguous().view(-1).numpy().data).cast("B")
+            yield memoryview(tensor.view(-1).numpy().data).cast("B")
 
 
 def file_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -83,16 +88,17 @@ def file_bytes(tensors: Mapping[str, Tensor]) -> int:
     return len(header_of(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """By name, those of several bytes a number first: so all of them are aligned."""
-    return sorted(tensors.items(), key=lambda item: (item[1].dtype is torch.uint8, item[0]))
+def _in_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Their names in order, those of several bytes a number first: so all of them are aligned. No two are read from a disk at once."""
+    return sorted(tensors, key=lambda name: (tensors[name].dtype is torch.uint8, name))
 
 
 def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the header of a file of such tensors, which may be on the meta device."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    for name, tensor in _in_order(tensors):
+    for name in _in_order(tensors):
+        tensor = tensors[name]
         end = start + tensor.nbytes
         header[name] = {"dtype": _FILE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
@@ -101,7 +107,7 @@ def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None 
     return len(text).to_bytes(8, "little") + text
 
 
-def tensors_of_file(data: bytearray) -> dict[str, Tensor]:
+def tensors_of_file(data: bytearray | memoryview) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file of float32 and uint8, as views of `data`: nothing is copied.
 
     Raises ValueError unless the header describes the whole of it, one tensor after another. Any header ends in that or in tensors.

@@ -1,4 +1,4 @@
-"""The memory that a joiner's download takes: once the state, beside the state that it holds, until it is loaded."""
+"""The memory that a joiner's download takes: none of the state where it goes to a disk, otherwise the state once, until it is loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from peerd.wire.chunks import state_chunk_bytes
 from peerd.wire.messages import Snapshot
 from peerd.wire.tensors import file_of
 from peerd.table.record import Lineage
-from tests.stage.test_download import Donors, Donor, download
+from peerd.stage.spool import Spools
+from tests.stage.test_download import Donors, Donor, downloader
 
 MB, SIZE = 1 << 20, 256
 CHUNK_BYTES = state_chunk_bytes(SIZE * MB)
@@ -51,14 +52,33 @@ donor = FromDisk(3, b"", header_changes={"hashes": hashes})
 ctypes.CDLL(None).malloc_trim(0)
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-found = asyncio.run(download(Donors(near=donor)))
-assert found.tensors["parameters/w"].numel() == count
+
+async def download():
+    made = downloader(Donors(near=donor))
+    made._spools = Spools(Path(sys.argv[1])) if sys.argv[1:] else Spools()
+    return await made.download(0)
+
+found = asyncio.run(download())
+assert len(found.tensors) == 1
 print((memory("VmHWM") - before) / SIZE)
+assert found.tensors["parameters/w"].numel() == count
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of a process's memory")
 def test_a_state_is_in_memory_once_while_it_is_downloaded() -> None:
-    found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
+    assert measured() < 1.4, "times the size of the state"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of a process's memory")
+def test_a_state_that_is_downloaded_to_a_disk_is_not_in_memory(tmp_path: Path) -> None:
+    assert measured(str(tmp_path)) < 0.3, "times the size of the state"
+    assert not [*tmp_path.iterdir()]
+
+
+def measured(*arguments: str) -> float:
+    """The peak of a process that downloads a state, over the size of the state."""
+    command, root = [sys.executable, "-c", SCRIPT, *arguments], Path(__file__).parents[2]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
     assert not found.returncode, found.stderr
-    assert float(found.stdout) < 1.4, "times the size of the state"
+    return float(found.stdout)

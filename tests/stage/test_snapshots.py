@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from peerd.errors import BadMessageError, BusyError, NotFiniteError, WrongStateE
 from peerd.policy.step.following import Followers
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import SHARED_STEPS, SnapshotServer, identity_of
+from peerd.stage.spool import Spools
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId, PeerRecord
@@ -220,13 +222,17 @@ async def test_a_snapshot_and_a_checkpoint_of_one_step_are_one_copy_of_the_state
     assert (await snapshots.own()).step == checkpoint.step + 1
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
 async def test_what_is_served_can_be_loaded_and_is_equal_to_the_bit(
-    manifest: Manifest, server: tuple[SnapshotServer, StageState, Executor]
+    manifest: Manifest, server: tuple[SnapshotServer, StageState, Executor], tmp_path: Path, is_stored: bool
 ) -> None:
     snapshots, state, _ = server
+    if is_stored:
+        snapshots._spools = Spools(tmp_path, least_bytes=0)
     state.serve()
     state.skip_step()  # so that there are previous parameters, too
     snapshot, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
+    assert snapshots._alive()[0][1].is_stored == is_stored
     other = StageState(replace(manifest, seed=9), PeerRecord(peer=PeerId("other")), torch.device("cpu"), lambda: view_of(state.record))
     main, previous = files_of(snapshot, b"".join(sent(snapshot, lending)))
     other.load(load(main), snapshot.step, snapshot.lineage, ())
