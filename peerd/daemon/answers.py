@@ -41,7 +41,7 @@ from peerd.daemon.watching.history import number_in
 from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
 from peerd.policy.round.needs import shortfall
 from peerd.policy.step.contributions import UNAVERAGED_STEPS
-from peerd.policy.swarm.checkup import CAPPED, LEFT_OUT
+from peerd.policy.swarm.checkup import CAPPED, TOO_SLOW
 from peerd.policy.swarm.clocks import Whose
 from peerd.policy.swarm.health import Facts, HealthNote, health, open_files, unwritten_files
 from peerd.policy.swarm.pace import way_s
@@ -289,7 +289,7 @@ class Answers:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
         if short := self._slow_line():
-            items.append(_item("slow-line", short, "warning", LEFT_OUT))
+            items.append(_item("slow-line", short, "warning", TOO_SLOW))
         clocks = peer.clocks.verdict
         if clocks.whose is Whose.MINE:
             items.append(_item("clock", clocks.title, "problem", clocks.remedy))

@@ -33,7 +33,7 @@ from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.round.needs import shortfall
-from peerd.policy.swarm.checkup import LEFT_OUT
+from peerd.policy.swarm.checkup import TOO_SLOW
 from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.dialling import DialRation
 from peerd.policy.swarm.spreading import PAGE_BYTES
@@ -242,7 +242,7 @@ async def _foretell(network: Network, place: Place, membership: Membership, gove
     needed = min(need.rounds for need in await asyncio.to_thread(needs, place.manifest, membership.live(), num_joining=1))
     short = shortfall(*network.links.traffic.line.claims(governor.limits), needed)
     if short:
-        LOG.warning(f"this run {short}; {LEFT_OUT}")
+        LOG.warning(f"this run {short}; {TOO_SLOW}")
 
 
 def _address_book(local: LocalState, signed: SignedManifest | None, contacts: Sequence[Address]) -> AddressBook:

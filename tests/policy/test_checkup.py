@@ -116,7 +116,7 @@ def need(rounds: float, boundary_up: float = 0.0) -> StageNeed:
 def test_a_line_too_slow_for_the_runs_averages_is_foretold_and_keeps_nobody_out() -> None:
     (finding,) = checkup.of_line(5e6, 100e6, Limits(), [need(24), need(30)])
     assert (finding.verdict, finding.title) == (WARNING, "this run needs 24 Mbit/s up, this machine has 5")
-    assert finding.remedy.startswith("it may join and compute, but averages leave it out")
+    assert finding.remedy.startswith("it may join and compute, but averages take longer for it")
     (finding,) = checkup.of_line(100e6, 5e6, Limits(), [need(24), need(30)])
     assert finding.title == "this run needs 24 Mbit/s down, this machine has 5"
     (finding,) = checkup.of_line(26e6, None, Limits(), [need(24), need(30)])

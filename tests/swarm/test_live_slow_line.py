@@ -31,7 +31,7 @@ def test_a_line_too_slow_for_the_averages_is_foretold_at_the_join_and_shown_to_a
         slow = swarm.join(data="")
         slow.wait_until_serving()
         assert "this run needs 0.95" in slow.log
-        assert "averages leave it out" in slow.log
+        assert "averages take longer for it" in slow.log
         told = until(lambda: [row["up"] for row in first.table["stages"][0]["peers"] if row["id"] == slow.ready.peer and row["up"]])
         assert 0.5 * CAP <= told[0] <= CAP
         codes = [note["code"] for note in slow.status["health"]]

@@ -1,8 +1,9 @@
 """Which line a run needs: what a peer has to upload and download to take part in its stage's averages, and to pass microbatches on.
 
 A member that reduces no slice sends its gradients once in a round, and receives the sum once (`policy/round/slices.py`): that is the least.
-One that cannot do so within the time that a round may take is left out, and its work counts for nothing. Boundaries need no such
-rate: a peer whose line is slower gets fewer microbatches. Rates are bytes per second.
+Where one cannot do so within the time that a round may take, the whole stage waits for it; a round ends without a member that moves
+half as fast as others and much less than was assumed. Boundaries need no such rate: a peer whose line is slower gets fewer microbatches.
+Rates are bytes per second.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ OF_THE_MACHINE = ("disk", "open-files", "clock", "clocks-differ", "p2pd-down", "
 """The codes of the daemon's health that a checkup repeats."""
 CAPPED = "a cap is set, which the tunnel keeps"
 """The reason for having no direct connections."""
-LEFT_OUT = (
-    "it may join and compute, but averages leave it out, so its work counts for nothing: "
+TOO_SLOW = (
+    "it may join and compute, but averages take longer for it, or end without it and its work: "
     "use a faster line, raise a cap that is in the way, or ask the organiser for a run with smaller stages or codecs"
 )
 """What happens to a machine whose line is too slow, and what to do about it."""
@@ -277,9 +277,9 @@ def of_line(up_bits_per_s: float | None, down_bits_per_s: float | None, limits: 
     if not most or not up:
         return []  # a run of which nobody has computed anything; a line that could not be measured, which is told by itself
     if short := shortfall(up, down, least):
-        return [warning("line", f"this run {short}", LEFT_OUT)]
+        return [warning("line", f"this run {short}", TOO_SLOW)]
     if short := shortfall(up, down, most):
-        return [warning("line", f"a stage of this run {short}", f"in that stage {LEFT_OUT}")]
+        return [warning("line", f"a stage of this run {short}", f"in that stage {TOO_SLOW}")]
     pace = min(need.boundary_up for need in needs)
     more = f"; at its peers' pace microbatches take {mbit(pace)} Mbit/s, so it gets fewer of them" if up < pace else ""
     return [ok("line", f"this run needs {mbit(most)} Mbit/s up, this machine has {mbit(up)}{more}")]
