@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Leaves that every room may use: the error tree, the version, and how a process answers a command.
-LEAVES = {"background", "child", "errors", "unwritten", "__version__", "SCHEMA"}
+# Leaves that every room may use: the error tree, the version, how a process answers a command, and copies to and from a GPU.
+LEAVES = {"background", "child", "errors", "transfers", "unwritten", "__version__", "SCHEMA"}
 
 # Where parts are put together into a process: these may import every room but the client's.
 COMPOSITION_ROOTS = {"checkup", "costs", "daemon", "equality", "generate", "intake", "reference", "repartition"}
@@ -131,7 +131,7 @@ CLIENT_SIDE = {"peerd.control.client", "peerd.control.protocol"}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {
-    "torch": {"models", "wire", "stage", "averaging", "owner", "train", "daemon", "reference"},
+    "torch": {"models", "wire", "stage", "averaging", "owner", "train", "transfers", "daemon", "reference"},
     "transformers": {"models"},
     "hivemind": {"link"},
     "grpc": {"link", "wire", "daemon"},

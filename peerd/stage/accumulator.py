@@ -17,6 +17,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.models.module import StageModule
 from peerd.stage.malloc import make_room
+from peerd.transfers import to_host
 
 LARGEST = 2.0**60
 """A value of larger magnitude has overflowed: a step's sum of such could be too large for the optimizers, which square it in float32."""
@@ -55,22 +56,27 @@ class Accumulator:
         """An empty one of the same kind."""
         return Accumulator(self._shapes, *self._made_of)
 
-    def add(self, gradients: Sequence[Tensor], loss: float | None) -> None:
+    def add(self, gradients: Sequence[Tensor], loss: float | None, overflowed: bool = False) -> None:
         """Add one microbatch's gradients, in the parameters' order, and at the last stage its loss.
 
+        `overflowed`: in float16 runs, whether these gradients are not `usable`; the caller has looked, as a look makes it wait for a GPU.
         Memory is allocated and shapes are checked first: an error up to there changes nothing. A later one leaves a void sum.
         """
         if [gradient.shape for gradient in gradients] != [view.shape for view in self._views.values()]:
             raise ValueError("the gradients are not of the parameters' shapes")
-        overflowed = self._overflows and not usable(gradients)
-        odd = [gradient.numel() for gradient in gradients if (gradient.dtype, gradient.device) != (self.flat.dtype, self.flat.device)]
+        overflowed = self._overflows and overflowed
+        if gradients[0].device != self.flat.device:
+            gradients = to_host(*gradients)
+        odd = [gradient.numel() for gradient in gradients if gradient.dtype != self.flat.dtype]
         buffer = torch.empty(0 if overflowed else max(odd, default=0), dtype=self.flat.dtype, device=self.flat.device)
         with self.changing():
             if overflowed:
                 self.flat[-2] += 1
-            else:
+            elif odd:
                 for view, gradient in zip(self._views.values(), gradients, strict=True):
-                    view.add_(buffer[: view.numel()].view(view.shape).copy_(gradient) if odd else gradient)
+                    view.add_(buffer[: view.numel()].view(view.shape).copy_(gradient))
+            else:
+                torch._foreach_add_([*self._views.values()], [*gradients])
             if loss is not None and math.isfinite(loss):
                 self.flat[-1] += loss
             elif loss is not None:
@@ -158,15 +164,19 @@ def views_of(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    return _peak(tensor for tensor in tensors if tensor.is_floating_point()) < math.inf
+    return float(peak_of([tensor for tensor in tensors if tensor.is_floating_point()])) < math.inf
 
 
 def usable(tensors: Iterable[Tensor]) -> bool:
     """Whether no value has overflowed."""
-    return _peak(tensors) <= LARGEST
+    return float(peak_of([*tensors])) <= LARGEST
 
 
-def _peak(tensors: Iterable[Tensor]) -> float:
-    """The largest magnitude; NaN if a value is not a number. A GPU is waited for once."""
-    ends = [end for tensor in tensors if tensor.numel() for end in tensor.detach().aminmax()]
-    return float(torch.stack(ends).abs().amax()) if ends else 0.0
+def peak_of(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude, on the tensors' device; NaN if a value is not a number."""
+    found = [tensor.detach() for tensor in tensors if tensor.numel()]
+    if not found:
+        return torch.zeros(())
+    if found[0].device.type == "cpu":  # a norm takes nine times as long there
+        return torch.stack([end for tensor in found for end in tensor.aminmax()]).abs().amax()
+    return torch.stack(torch._foreach_norm(found, math.inf)).amax()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +91,7 @@ class CheckpointStore:
             try:
                 with draft(self._folder) as path, self.room.writing(num_bytes):
                     others = self._make_room(others, keep=1)
-                    digest = write_hashed(path, itertools.chain([header], bodies_of(_finite(state.tensors))))
+                    digest = write_hashed(path, itertools.chain([header], bodies_of(state.tensors, _check_finite)))
                     when_read()
                     written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{digest[:HASH_CHARS]}.safetensors"
                     commit(path, written)
@@ -150,11 +150,10 @@ def _digest(path: Path) -> str:
     return hash_of(path)[:HASH_CHARS]
 
 
-def _finite(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors. Raises NotFiniteError if a state with them cannot be trained on: it would take the place of an earlier checkpoint."""
-    if not is_finite_state(tensors):
+def _check_finite(name: str, tensor: Tensor) -> None:
+    """Raise NotFiniteError if a state with it cannot be trained on: it would take the place of an earlier checkpoint."""
+    if not is_finite_state({name: tensor}):
         raise NotFiniteError("the parameters are not finite, and would take the place of an earlier checkpoint")
-    return tensors
 
 
 def _read(checkpoint: Checkpoint) -> Downloaded:

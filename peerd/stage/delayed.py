@@ -30,6 +30,10 @@ class DelayedUpdate:
             self._work = None
         return self._module
 
+    def close(self) -> None:
+        """Wait for the running update, however it ends. There is no other after it."""
+        self._pool.shutdown()
+
     async def made(self) -> None:
         """Return once the running update is over, so that a later `wait` does not block the executor's thread."""
         work = self._work

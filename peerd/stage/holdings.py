@@ -18,6 +18,7 @@ from peerd.models.stages import StageModule, build_stage
 from peerd.stage.accumulator import all_finite
 from peerd.stage.delayed import DelayedUpdate
 from peerd.stage.leases import Lease, Leases
+from peerd.stage.moments import forget_tables
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.parameters import by_kind, check_parameters, checked_state, copy_parameters, set_parameters
 from peerd.stage.passes import Passes
@@ -90,7 +91,11 @@ class Holdings:
         self.places.leave()
 
     def release(self) -> None:
-        """Drop all tensors, which frees their memory."""
+        """Drop all tensors, which frees their memory. An update that runs is waited for, because it holds some."""
+        if self.delayed is not None:
+            self.delayed.close()
+        self.places.leave()
+        forget_tables()
         del self.module, self.previous, self.optimizer, self.delayed
 
     def tensors(self, record: PeerRecord) -> dict[str, Tensor]:

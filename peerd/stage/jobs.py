@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from peerd.config.codec import Codec, parse_allowed
@@ -12,16 +14,19 @@ from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED
 from peerd.errors import BadMessageError, NotFiniteError
 from peerd.link.links import Bytes
-from peerd.stage.accumulator import all_finite, usable
+from peerd.stage.checks import Checks
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.microbatches import backward, forward, forward_backward
 from peerd.stage.results import BackwardResult, HeldMicrobatch, Ticket
 from peerd.stage.state import StageState
 from peerd.timeline.spans import Span, SpanKind
+from peerd.transfers import to_device
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, TensorBytes
-from peerd.wire.tensors import decode, encode, take
+from peerd.wire.tensors import Parcel, decode, take
+
+_CPU = torch.device("cpu")
 
 
 class StageJobs:
@@ -38,25 +43,31 @@ class StageJobs:
         return self._finished.find(call, self._codec_of(call), self._state.holdings.generation)
 
     def _take_inputs(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[HeldMicrobatch, TensorBytes]:
-        """Decode and check the tensors; returns the labels' bytes to pass on, apart from those of the inputs, which are done with."""
+        """Decode the tensors and check the tokens. Returns the labels' bytes to pass on; those of the inputs are done with.
+
+        Activations are looked at together with what is computed from them.
+        """
         inputs, labels = take(chunks, call.inputs, call.labels)
-        device, vocabulary = self._state.holdings.device, self._manifest.model.vocab_size
+        device = self._state.holdings.device
         digest = digest_of(chunks) if call.needs_gradient else b""
-        batch = HeldMicrobatch(ticket, decode(inputs, device), decode(labels, device).long(), digest)
-        tokens = [_asked(batch.labels, self._manifest)]
+        given = decode(labels, _CPU)
+        _check_tokens(_asked(given, self._manifest), self._manifest)
+        batch = HeldMicrobatch(ticket, torch.empty(0), to_device(given, device).long(), digest)
         if call.inputs.dtype == "int32":
-            batch.inputs = batch.inputs.long()
-            tokens.append(batch.inputs)
-        elif (call.evaluation or not self._may_overflow(ticket)) and not all_finite([batch.inputs]):
-            raise NotFiniteError("the activations came with values that are not finite")
-        if any(bool(((t < 0) | (t >= vocabulary)).any()) for t in tokens):
-            raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")
+            tokens = decode(inputs, _CPU)
+            _check_tokens(tokens, self._manifest)
+            batch.inputs = to_device(tokens, device).long()
+        else:
+            batch.inputs = decode(inputs, device)
+            if call.evaluation or not self._may_overflow(ticket):
+                batch.checks.finite([batch.inputs], NotFiniteError("the activations came with values that are not finite"))
         return batch, labels.with_chunks((b"".join(labels.chunks),))
 
     def forward(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace) -> tuple[HeldMicrobatch, TensorBytes, TensorBytes]:
         started_s = time.monotonic()
         batch, labels = self._take_inputs(call, ticket, chunks)
-        activations = encode(forward(self._state, batch), self.activations.most_exact)
+        parcel = Parcel(self.activations.most_exact)
+        activations = parcel.encoded(forward(self._state, batch, parcel.pack))
         pace.hold(started_s, FORWARD_SHARE)
         self._state.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
         return batch, activations, labels
@@ -66,9 +77,11 @@ class StageJobs:
         started_s = time.monotonic()
         batch, labels = self._take_inputs(call, ticket, chunks)
         output = self._state.evaluate(call.step, batch.inputs, batch.labels)
-        if not usable([output]):
-            raise NotFiniteError(f"the evaluation of step {call.step} is not finite at stage {call.stage}")
-        found = float(output) if self._state.holdings.module.is_last else encode(output, self.activations.most_exact)
+        batch.checks.usable([output], NotFiniteError(f"the evaluation of step {call.step} is not finite at stage {call.stage}"))
+        parcel = Parcel(self.activations.most_exact)
+        is_last = self._state.holdings.module.is_last
+        _, (fetched,) = batch.checks.fetch(output if is_last else parcel.pack(output))
+        found = float(fetched) if is_last else parcel.encoded(fetched)
         pace.hold(started_s, FORWARD_SHARE)
         return found, labels
 
@@ -76,25 +89,33 @@ class StageJobs:
         started_s = time.monotonic()
         below.check(below.dtype, below.shape, self.gradients)
         gradient = decode(below, self._state.holdings.device)
-        if not self._may_overflow(batch.ticket) and not all_finite([gradient]):
-            raise BadMessageError("the next stage gave a gradient that is not finite")
-        outcome = backward(self._state, batch, gradient, lambda: pace.hold(started_s, BACKWARD_SHARE))
-        gradient_out = self._given_back(call, batch, outcome)
+        batch.checks = Checks()
+        if not self._may_overflow(batch.ticket):
+            batch.checks.finite([gradient], BadMessageError("the next stage gave a gradient that is not finite"))
+        parcel = self._parcel_back(call)
+        outcome = backward(self._state, batch, gradient, partial(pace.hold, started_s, BACKWARD_SHARE), parcel.pack if parcel else None)
+        gradient_out = self._given_back(call, batch, outcome, parcel)
         self._note_backward(batch, started_s)
         return outcome, gradient_out
 
     def last_stage(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace) -> tuple[BackwardResult, TensorBytes | None]:
         started_s = time.monotonic()
         batch, _ = self._take_inputs(call, ticket, chunks)
-        outcome = forward_backward(self._state, batch, lambda: pace.hold(started_s, FORWARD_SHARE + BACKWARD_SHARE))
-        gradient_out = self._given_back(call, batch, outcome)
+        parcel = self._parcel_back(call)
+        rest = partial(pace.hold, started_s, FORWARD_SHARE + BACKWARD_SHARE)
+        outcome = forward_backward(self._state, batch, rest, parcel.pack if parcel else None)
+        gradient_out = self._given_back(call, batch, outcome, parcel)
         self._note_backward(batch, started_s)
         return outcome, gradient_out
 
-    def _given_back(self, call: Call, batch: HeldMicrobatch, outcome: BackwardResult) -> TensorBytes | None:
-        if outcome.gradient is None or not call.needs_gradient:
+    def _parcel_back(self, call: Call) -> Parcel | None:
+        """For the gradient, if the caller needs it."""
+        return Parcel(self._codec_of(call)) if call.needs_gradient else None
+
+    def _given_back(self, call: Call, batch: HeldMicrobatch, outcome: BackwardResult, parcel: Parcel | None) -> TensorBytes | None:
+        if outcome.gradient is None or parcel is None:
             return None
-        gradient = encode(outcome.gradient, self._codec_of(call))
+        gradient = parcel.encoded(outcome.gradient)
         finished = Finished(gradient, batch.digest, self._state.holdings.generation)
         self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
         return gradient
@@ -112,6 +133,13 @@ class StageJobs:
             self._state.spans.put(Span(kind, started_s, ended_s, ticket.step, ticket.index))
             started_s = ended_s
         self._state.spans.add(SpanKind.BACKWARD, started_s, ticket.step, ticket.index)
+
+
+def _check_tokens(tokens: Tensor, manifest: Manifest) -> None:
+    """Tokens in the machine's memory: a GPU would have to be waited for."""
+    vocabulary = manifest.model.vocab_size
+    if bool(((tokens < 0) | (tokens >= vocabulary)).any()):
+        raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")
 
 
 def _asked(labels: Tensor, manifest: Manifest) -> Tensor:

@@ -1,35 +1,45 @@
-"""Forward and backward passes of microbatches, each with the parameters of its step. Every function is a job for the executor's thread."""
+"""Forward and backward passes of microbatches, each with the parameters of its step. Every function is a job for the executor's thread.
+
+A pass waits for the device once: for what it looks at (checks.py) and for its result. The last stage's waits for the loss as well.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from peerd.errors import NotFiniteError, WrongStateError
 from peerd.models.module import StageModule
-from peerd.stage.accumulator import usable
 from peerd.stage.results import BackwardResult, HeldMicrobatch
 from peerd.stage.state import StageState
 from peerd.timeline.spans import SpanKind
 
+Pack = Callable[[Tensor], Tensor]
+"""Makes of a pass's result, on its device, what is sent of it."""
 
-def forward(state: StageState, batch: HeldMicrobatch) -> Tensor:
-    """Run the forward pass and return the activations for the next stage. Raises WrongStateError if the step's parameters are gone."""
+
+def forward(state: StageState, batch: HeldMicrobatch, pack: Pack | None = None) -> Tensor:
+    """Run the forward pass and return the activations for the next stage: as `pack` makes them, in the machine's memory, if it is given.
+
+    Raises WrongStateError if the step's parameters are gone.
+    """
     module = state.module_at(batch.ticket.step)
     batch.generation = state.holdings.generation
     if not (state.keep_graph and batch.ticket.backward):
         with torch.no_grad():
-            return _checked(state, batch, "activations", _compute(state, module, batch))
+            return _looked_at(state, batch, _compute(state, module, batch), pack)
     if not module.is_first:
         batch.inputs.requires_grad_()
     batch.output, batch.module = _compute(state, module, batch), module
-    return _checked(state, batch, "activations", batch.output.detach())
+    return _looked_at(state, batch, batch.output.detach(), pack)
 
 
-def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor, rest: Callable[[], None] = lambda: None) -> BackwardResult:
+def backward(
+    state: StageState, batch: HeldMicrobatch, gradient: Tensor, rest: Callable[[], None] = lambda: None, pack: Pack | None = None
+) -> BackwardResult:
     """Run the backward pass from the gradient of this stage's output, `rest`, and add the gradients if the ledger allows it."""
     if batch.generation != state.holdings.generation:  # the next stage has computed with those of the forward pass
         raise WrongStateError("the parameters have changed since the forward pass")
@@ -38,25 +48,34 @@ def backward(state: StageState, batch: HeldMicrobatch, gradient: Tensor, rest: C
     if output is None or batch.module is not module:
         output = _recompute(state, batch)
         batch.passes = ((SpanKind.RECOMPUTE, time.monotonic()),)
-    return _finish(state, batch, output, (gradient, None), rest)
+    return _finish(state, batch, output, (gradient, None), (rest, pack))
 
 
-def forward_backward(state: StageState, batch: HeldMicrobatch, rest: Callable[[], None] = lambda: None) -> BackwardResult:
+def forward_backward(
+    state: StageState, batch: HeldMicrobatch, rest: Callable[[], None] = lambda: None, pack: Pack | None = None
+) -> BackwardResult:
     """Run the last stage's forward pass, loss and backward pass, `rest`, and add the gradients."""
     output = _recompute(state, batch)
-    loss = float(output.detach())
+    loss = _looked_at(state, batch, output.detach(), lambda loss: loss, "loss")
     batch.passes = ((SpanKind.FORWARD, time.monotonic()),)
-    _checked(state, batch, "loss", output.detach())
-    return _finish(state, batch, output, (None, loss), rest)
+    return _finish(state, batch, output, (None, float(loss)), (rest, pack))
 
 
-def _checked(state: StageState, batch: HeldMicrobatch, what: str, *values: Tensor) -> Tensor:
-    """The first value. Raises NotFiniteError if one has overflowed, unless such a microbatch counts as done in this precision."""
-    ticket = batch.ticket
-    if not state.holdings.passes.may_overflow(late=ticket.step < state.record.step) and not usable(values):
-        stage = state.record.stage
-        raise NotFiniteError(f"the {what} of microbatch {ticket.index} of step {ticket.step} are not finite at stage {stage}")
-    return values[0]
+def _look(state: StageState, batch: HeldMicrobatch, what: str, values: Sequence[Tensor]) -> bool:
+    """Have it looked at whether a value has overflowed. False: it is no error, because a microbatch with such values counts as done."""
+    ticket, stage = batch.ticket, state.record.stage
+    if state.holdings.passes.may_overflow(late=ticket.step < state.record.step):
+        return False
+    told = f"the {what} of microbatch {ticket.index} of step {ticket.step} are not finite at stage {stage}"
+    batch.checks.usable(values, NotFiniteError(told))
+    return True
+
+
+def _looked_at(state: StageState, batch: HeldMicrobatch, output: Tensor, pack: Pack | None, what: str = "activations") -> Tensor:
+    """The output of a forward pass, as `pack` makes it. Raises NotFiniteError if it has overflowed and that is an error."""
+    _look(state, batch, what, [output])
+    _, fetched = batch.checks.fetch(*([pack(output)] if pack is not None else []))
+    return fetched[0] if fetched else output
 
 
 def _recompute(state: StageState, batch: HeldMicrobatch) -> Tensor:
@@ -71,17 +90,24 @@ def _compute(state: StageState, module: StageModule, batch: HeldMicrobatch) -> T
 
 
 def _finish(
-    state: StageState, batch: HeldMicrobatch, output: Tensor, ends: tuple[Tensor | None, float | None], rest: Callable[[], None]
+    state: StageState,
+    batch: HeldMicrobatch,
+    output: Tensor,
+    ends: tuple[Tensor | None, float | None],
+    after: tuple[Callable[[], None], Pack | None],
 ) -> BackwardResult:
-    """`ends`: the output's gradient, and the loss. `rest` comes before the microbatch counts as done: a round may open then."""
-    gradient, loss = ends
+    """`ends`: the output's gradient, and the loss. The `rest` comes before the microbatch counts as done: a round may open then."""
+    (gradient, loss), (rest, pack) = ends, after
     step = batch.ticket.step
     module = state.module_at(step)
     parameters = list(module.parameters())
     wanted = parameters if module.is_first else [batch.inputs, *parameters]
     gradients = state.holdings.passes.backward(output, wanted, gradient, late=step < state.record.step)
     batch.output = batch.module = None
-    _checked(state, batch, "gradients", *gradients)
+    is_error = _look(state, batch, "gradients", gradients)
     input_gradient = None if module.is_first else gradients.pop(0)
+    if not is_error:
+        batch.checks.usable(gradients, None)
+    overflowed, fetched = batch.checks.fetch(*([pack(input_gradient)] if pack is not None and input_gradient is not None else []))
     rest()
-    return BackwardResult(input_gradient, state.accumulate(batch.ticket, gradients, loss))
+    return BackwardResult(fetched[0] if fetched else input_gradient, state.accumulate(batch.ticket, gradients, loss, overflowed))

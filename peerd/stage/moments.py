@@ -110,6 +110,12 @@ def _shares(device: torch.device) -> Tensor:
     return torch.cat([shares, -shares]).to(device)
 
 
+def forget_tables() -> None:
+    """Let go of the tables that devices hold. They are made again when they are needed."""
+    dither.cache_clear()
+    _shares.cache_clear()
+
+
 def grid_of(part: str) -> Grid:
     """The grid of a moment: only averages of squares have no sign."""
     return POSITIVE if part == "exp_avg_sq" else SIGNED

@@ -20,6 +20,7 @@ from peerd.config.schedule import learning_rate_at
 from peerd.errors import ManifestError
 from peerd.models.stages import initial_parameter_spec
 from peerd.stage.moments import SCALE, Unpacked, chunk_of, dither, num_blocks
+from peerd.transfers import queues_copies, to_device
 
 _LEAST_NORMAL = torch.finfo(torch.float32).tiny
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -83,7 +84,7 @@ class Optimizer:
                 updated = self._updated(name, gradient_of(gradients[name]))
                 self._kind.update([updated], self._train, rate, weight_decay)
                 if updated.value is not self._parameters[name]:
-                    self._parameters[name].copy_(updated.value)
+                    self._parameters[name].copy_(updated.value, non_blocking=queues_copies(self._parameters[name].device))
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
         return parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in self._train.no_decay)
@@ -98,7 +99,7 @@ class Optimizer:
         place, dtype = state["step"].device, parameter.dtype
         value = parameter if parameter.device == place and parameter.is_contiguous() else parameter.to(place).contiguous()
         fits = gradient.device == place and gradient.dtype == dtype and gradient.is_contiguous()
-        return Updated(value, gradient if fits else gradient.to(device=place, dtype=dtype).contiguous(), state)
+        return Updated(value, gradient if fits else to_device(gradient.to(dtype), place).contiguous(), state)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<part>`; `.step` is the number of updates. All are zero before the first update.

@@ -10,6 +10,7 @@ from torch import Tensor
 from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule
 from peerd.stage.accumulator import all_finite, views_of
+from peerd.transfers import queues_copies
 
 
 class OfKind(Mapping[str, Tensor]):
@@ -64,7 +65,7 @@ def check_parameters(module: StageModule, tensors: Mapping[str, Tensor]) -> None
 def set_parameters(module: StageModule, tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(tensors[name])
+            parameter.copy_(tensors[name], non_blocking=queues_copies(parameter.device))
 
 
 def copy_parameters(source: StageModule, target: StageModule) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from peerd.models.module import StageModule
 from peerd.policy.step.roster import Roster
+from peerd.stage.checks import Checks
 from peerd.table.record import AverageId, Lineage
 from peerd.timeline.spans import SpanKind
 
@@ -34,7 +35,7 @@ class Ticket:
     """The time that the executor has worked on it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class HeldMicrobatch:
     """The tensors of one microbatch that this stage holds between its forward and backward pass."""
 
@@ -51,6 +52,8 @@ class HeldMicrobatch:
     """The holdings' generation at the forward pass. It rises when a state is loaded."""
     passes: tuple[tuple[SpanKind, float], ...] = ()
     """The passes that the last job ran, each with the time when it ended."""
+    checks: Checks = field(default_factory=Checks)
+    """What is still to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,10 @@ class HeldAverage:
 
 @dataclass(frozen=True, slots=True)
 class BackwardResult:
-    """The result of a backward pass: the gradient of the inputs, and why the gradients were not added (empty: they were)."""
+    """The result of a backward pass: the gradient of the inputs, packed where that was asked for, and why the gradients were not added.
+
+    An empty reason: they were.
+    """
 
     gradient: Tensor | None
     refused: str

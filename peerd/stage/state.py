@@ -88,7 +88,7 @@ class StageState:
 
     # Microbatches
 
-    def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None) -> str:
+    def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None, overflowed: bool = False) -> str:
         """Rule W3 (accumulate): add, then set the bit (hole 9). Returns the reason for a refusal, or an empty string."""
         if not ticket.accumulate:
             return "not asked to"
@@ -103,7 +103,7 @@ class StageState:
             if other is not None:
                 other = self._begin_aside(sums, step, other)
             grown = marked(self.record, step, index, other)
-            sums.of(other).add(gradients, loss)
+            sums.of(other).add(gradients, loss, overflowed)
         self.record = grown
         return ""
 
@@ -383,8 +383,9 @@ class StageState:
     def release(self) -> None:
         """Free all tensors; the record and the history stay. This is the last job of the stage."""
         self.holdings.release()
+        self.evaluated.forget()
         self._sums.clear()
-        self.average = None
+        self.average = self.applied = None
 
     # Snapshots
 

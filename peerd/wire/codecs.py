@@ -35,9 +35,21 @@ def encode(codec: Codec, values: Tensor) -> Tensor:
 
 
 def decode(codec: Codec, data: Tensor, length: int) -> Tensor:
-    """uint8 [codec.num_bytes(length)] -> float32 [length], on the same device. Raises BadMessageError for another size."""
+    """uint8 [codec.num_bytes(length)] -> float32 [length], on the same device. Raises BadMessageError for bytes that no tensor makes."""
+    check(codec, data, length)
+    return unpack(codec, data, length)
+
+
+def check(codec: Codec, data: Tensor, length: int) -> None:
+    """Raise BadMessageError unless these bytes decode. The processor reads them: it would wait for another device."""
     if data.numel() != codec.num_bytes(length):
         raise BadMessageError(f"{data.numel()} bytes do not make {length} values as {codec}")
+    if codec.name == "topk" and not codec.is_dense(length):
+        _check_positions(codec, data, length)
+
+
+def unpack(codec: Codec, data: Tensor, length: int) -> Tensor:
+    """Decode bytes that `check` has passed."""
     spec = codec.spec
     if codec.name in _HALVES:
         return data.view(_HALVES[codec.name]).float()
@@ -58,7 +70,8 @@ def through(codec: Codec, values: Tensor) -> Tensor:
 def _to_half(values: Tensor, kind: torch.dtype) -> Tensor:
     """Convert to float16 or bfloat16. Finite values beyond float16's range become its largest value; infinity stays."""
     halves = values.to(kind)
-    if kind is torch.float16 and halves.numel() and bool(halves.abs().amax() == torch.inf):
+    is_asked = values.device.type == "cpu"  # another device would have to be waited for, and clamps in less time
+    if kind is torch.float16 and halves.numel() and not (is_asked and bool(halves.abs().amax() < torch.inf)):
         most = torch.finfo(kind).max
         return torch.where(values.isinf(), values, values.clamp(-most, most)).to(kind)
     return halves
@@ -145,19 +158,24 @@ def _keep_largest(codec: Codec, values: Tensor) -> Tensor:
 
 
 def _spread(codec: Codec, data: Tensor, length: int) -> Tensor:
-    num_kept, border = codec.num_kept(length), length // TOPK_CHUNK * TOPK_CHUNK
-    kept, positions = data[: 4 * num_kept].view(torch.float32), data[4 * num_kept :].view(_POSITION).long()
     values = torch.zeros(length, dtype=torch.float32, device=data.device)
-    split = length // TOPK_CHUNK * codec.kept(TOPK_CHUNK)
-    for row, places, given in (
-        (values[:border].view(-1, TOPK_CHUNK), positions[:split], kept[:split]),
-        (values[border:].view(1, -1), positions[split:], kept[split:]),
-    ):
-        if not row.numel():
-            continue
-        places = places.view(row.shape[0], -1)
-        rising = bool((places[:, 1:] > places[:, :-1]).all())
-        if not rising or bool((places[:, :1] < 0).any()) or bool((places[:, -1:] >= row.shape[1]).any()):
-            raise BadMessageError("the positions are outside the tensor or do not rise")
-        row.scatter_(1, places, given.view_as(places))
+    kept, split = data[: 4 * codec.num_kept(length)].view(torch.float32), length // TOPK_CHUNK * codec.kept(TOPK_CHUNK)
+    rows = values[: length // TOPK_CHUNK * TOPK_CHUNK].view(-1, TOPK_CHUNK), values[length // TOPK_CHUNK * TOPK_CHUNK :].view(1, -1)
+    for row, places, given in zip(rows, _positions(codec, data, length), (kept[:split], kept[split:]), strict=True):
+        if row.numel():
+            row.scatter_(1, places.long(), given.view_as(places))
     return values
+
+
+def _check_positions(codec: Codec, data: Tensor, length: int) -> None:
+    for places, width in zip(_positions(codec, data, length), (TOPK_CHUNK, length % TOPK_CHUNK), strict=True):
+        rising = bool((places[:, 1:] > places[:, :-1]).all())
+        if not rising or bool((places[:, :1] < 0).any()) or bool((places[:, -1:] >= width).any()):
+            raise BadMessageError("the positions are outside the tensor or do not rise")
+
+
+def _positions(codec: Codec, data: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """The places of the kept values: [whole chunks, kept] and [1, kept of the rest]."""
+    positions = data[4 * codec.num_kept(length) :].view(_POSITION)
+    split = length // TOPK_CHUNK * codec.kept(TOPK_CHUNK)
+    return positions[:split].view(length // TOPK_CHUNK, -1) if split else positions[:0].view(0, 1), positions[split:].view(1, -1)

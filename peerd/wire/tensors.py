@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from peerd.config.codec import NONE, Codec
 from peerd.link.links import CHUNK_BYTES, Bytes
+from peerd.transfers import to_device, to_host
 from peerd.wire import codecs
 from peerd.wire.messages import TensorBytes
 
@@ -24,20 +25,37 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 def encode(tensor: Tensor, codec: Codec = NONE) -> TensorBytes:
     """Encode a float32 or int32 tensor in chunks. Without a lossy codec they are views of its memory, which must not change any more."""
-    if codec.is_lossy:
-        packed = codecs.encode(codec, tensor.detach().float().reshape(-1)).cpu()
-        return TensorBytes("float32", tuple(tensor.shape), views_of_flat(packed), codec)
-    flat = tensor.detach().to("cpu").contiguous()
-    return TensorBytes(_NAMES[flat.dtype], tuple(flat.shape), views_of_flat(flat.view(-1)))
+    parcel = Parcel(codec)
+    return parcel.encoded(*to_host(parcel.pack(tensor)))
+
+
+class Parcel:
+    """One tensor on its way out: packed on its device, and encoded once that has come to the machine's memory."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._shape: tuple[int, ...] = ()
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Return a flat vector of what is sent, on the tensor's device."""
+        self._shape = tuple(tensor.shape)
+        if self._codec.is_lossy:
+            return codecs.encode(self._codec, tensor.detach().float().reshape(-1))
+        return tensor.detach().contiguous().view(-1)
+
+    def encoded(self, flat: Tensor) -> TensorBytes:
+        """Return its bytes, from what `pack` returned, in the machine's memory."""
+        name = "float32" if self._codec.is_lossy else _NAMES[flat.dtype]
+        return TensorBytes(name, self._shape, views_of_flat(flat), self._codec)
 
 
 def decode(value: TensorBytes, device: torch.device) -> Tensor:
     """Decode a tensor whose chunks have exactly its size. Raises BadMessageError if the codec cannot decode them."""
     if value.codec.is_lossy:
-        packed = decode_flat(value.chunks, torch.uint8).to(device)
-        return codecs.decode(value.codec, packed, value.num_values).view(value.shape)
-    flat = decode_flat(value.chunks, _DTYPES[value.dtype])
-    return flat.view(value.shape).to(device)
+        packed = decode_flat(value.chunks, torch.uint8)
+        codecs.check(value.codec, packed, value.num_values)
+        return codecs.unpack(value.codec, to_device(packed, device), value.num_values).view(value.shape)
+    return to_device(decode_flat(value.chunks, _DTYPES[value.dtype]).view(value.shape), device)
 
 
 def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
@@ -75,11 +93,15 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     return header_of(tensors, metadata), *bodies_of(tensors)
 
 
-def bodies_of(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
-    """Yield what follows the header, tensor by tensor. One of another device is copied to the machine's memory for as long."""
+def bodies_of(tensors: Mapping[str, Tensor], look: Callable[[str, Tensor], None] = lambda _name, _tensor: None) -> Iterator[memoryview]:
+    """Yield what follows the header, tensor by tensor. One of another device is copied to the machine's memory for as long.
+
+    `look` is called with each tensor before it is given, when it is in the machine's memory.
+    """
     for name in _in_order(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         if tensor.numel():
+            look(name, tensor)
             yield memoryview(tensor.view(-1).numpy().data).cast("B")
 
 

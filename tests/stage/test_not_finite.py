@@ -63,8 +63,8 @@ def test_the_largest_gradients_of_a_step_can_be_squared_and_averaged() -> None:
 def test_an_overflow_in_float16_counts_as_done_and_a_missing_loss_is_left_out_of_the_mean() -> None:
     accumulator = Accumulator({"a": torch.Size([2])}, torch.float64, CPU, overflows=True)
     accumulator.add([torch.ones(2)], 3.0)
-    accumulator.add([torch.full((2,), math.nan)], math.nan)
-    accumulator.add([torch.full((2,), math.inf)], 5.0)
+    accumulator.add([torch.full((2,), math.nan)], math.nan, overflowed=True)
+    accumulator.add([torch.full((2,), math.inf)], 5.0, overflowed=True)
     assert accumulator.flat.tolist() == [1, 1, 1, 2, 8]
     assert accumulator.mean_loss(accumulator.flat, 3) == 4.0
     assert accumulator.norm(accumulator.flat, 3) == math.inf

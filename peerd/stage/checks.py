@@ -1,0 +1,43 @@
+"""Looks at what a pass computed for values that are not finite, once the device is waited for anyway.
+
+A look of its own would make the processor wait for the device each time, while the device then waits for its next work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from peerd.errors import RemoteError
+from peerd.stage.accumulator import LARGEST, peak_of
+from peerd.transfers import to_host
+
+
+class Checks:
+    """The largest magnitudes of a pass's tensors. They stay on the device until `fetch`."""
+
+    def __init__(self) -> None:
+        self._looks: list[tuple[Tensor, float, RemoteError | None]] = []
+
+    def finite(self, tensors: Sequence[Tensor], error: RemoteError) -> None:
+        """Raise this error, in `fetch`, if a value is not finite."""
+        self._looks.append((peak_of(tensors), math.nextafter(math.inf, 0), error))
+
+    def usable(self, tensors: Sequence[Tensor], error: RemoteError | None) -> None:
+        """Raise this error, in `fetch`, if a value has overflowed; without one, only note it in what `fetch` returns."""
+        self._looks.append((peak_of(tensors), LARGEST, error))
+
+    def fetch(self, *wanted: Tensor) -> tuple[bool, list[Tensor]]:
+        """Return whether a value had overflowed, and the `wanted` tensors in the machine's memory: one wait for all.
+
+        Raises the first error for which there is a reason. Nothing is looked at twice.
+        """
+        looks, self._looks = self._looks, []
+        found = to_host(*[peak for peak, _, _ in looks], *wanted)
+        exceeded = [not float(peak) <= most for peak, (_, most, _) in zip(found, looks, strict=False)]
+        for is_exceeded, (_, _, error) in zip(exceeded, looks, strict=True):
+            if is_exceeded and error is not None:
+                raise error
+        return any(exceeded), found[len(looks) :]

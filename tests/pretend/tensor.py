@@ -1,0 +1,196 @@
+"""The pretend device's tensors: each wraps one of the processor's, and every operation on it comes through `__torch_dispatch__`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tests.pretend.meter import METERS, Meter
+
+NAME = "pretend"
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+WAITING = {
+    aten._local_scalar_dense.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten.item.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.unique_dim.default,
+    aten._unique2.default,
+    aten.repeat_interleave.Tensor,
+}
+"""Operations whose result the processor needs: it waits until the device has done all that came before."""
+REFUSED = {aten.set_.source_Storage, aten.set_.source_Tensor, aten.resize_.default, aten.set_.default}
+
+
+class PretendTensor(Tensor):
+    """A tensor on a pretend device. `held` is what it holds; only this package looks at it."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, index: int) -> PretendTensor:
+        assert type(inner) is Tensor, type(inner)
+        storage = inner.untyped_storage()
+        key, meter = storage._cdata, METERS[index]
+        meter.hold(key, storage.nbytes())
+        made: PretendTensor = Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=torch.device(NAME, index),
+        )
+        made.held = inner
+        weakref.finalize(made, _ended, meter, key, inner)
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()
+
+    def __repr__(self, **_options: Any) -> str:  # type: ignore[override]
+        return f"PretendTensor({list(self.shape)}, {self.dtype}, {self.device})"  # without a look at its values
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return dispatch(func, args, dict(kwargs or {}))
+
+
+def _ended(meter: Meter, key: int, _inner: Tensor) -> None:
+    """The storage lives until this has been noted, so that no other gets its key before."""
+    meter.let_go(key)
+
+
+def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if func in REFUSED:
+        raise NotImplementedError(f"the pretend device does not know {func}")
+    if func in (aten.copy_.default, aten._foreach_copy_.default):
+        return _copy_all(func, args, kwargs)
+    if func is aten._to_copy.default:
+        return _to_copy(args[0], **kwargs)
+    index = _index_of(func, args, kwargs)
+    if func in WAITING or (func is aten.index.Tensor and _selects(args[1])):
+        METERS[index].wait(func.name().removeprefix("aten::"))
+    plain_args, plain_kwargs = _unwrapped((args, kwargs))
+    if "device" in kwargs:
+        to = kwargs["device"]
+        index = index if to is None else _number(to)
+        plain_kwargs["device"] = CPU
+        if to is not None and to.type != NAME:
+            return func(*plain_args, **plain_kwargs)
+    if plain_kwargs.get("pin_memory"):
+        raise RuntimeError("only the processor's memory can be pinned")
+    given = func(*plain_args, **plain_kwargs)
+    return _wrapped(func, args, kwargs, given, index)
+
+
+def _unwrapped(tree: Any) -> Any:
+    return tree_map_only(PretendTensor, lambda each: each.held, tree)
+
+
+def _wrapped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any, index: int) -> Any:
+    """What an operation gives: what it changed, itself; anything else anew."""
+    if func._schema.is_mutable:
+        changed = list(_changed(func, args, kwargs))
+        if len(func._schema.returns) == 1 and len(changed) == 1:
+            if isinstance(changed[0], PretendTensor) and changed[0].shape != changed[0].held.shape:
+                raise NotImplementedError(f"the pretend device does not know {func}, which changes a tensor's shape")
+            return changed[0]
+        if not func._schema.returns:
+            return None
+        if len(changed) == len(func._schema.returns):
+            return tuple(changed)
+        raise NotImplementedError(f"the pretend device does not know what {func} gives")
+    return tree_map_only(Tensor, lambda each: PretendTensor(each, index), given)
+
+
+def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield args[number] if number < len(args) else kwargs[argument.name]
+
+
+def _index_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """The device of an operation's tensors. As on a GPU, one number of the processor may go with them, if it is only read."""
+    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+    found = {each.device.index for each in tensors if isinstance(each, PretendTensor)}
+    others = [each for each in tensors if not isinstance(each, PretendTensor)]
+    written = tree_leaves(list(_changed(func, args, kwargs))) if func._schema.is_mutable else []
+    if found and (any(each.dim() for each in others) or any(each is one for each in others for one in written)):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME} and cpu in {func}")
+    if len(found) > 1:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found two {NAME} devices in {func}")
+    return found.pop() if found else _number(kwargs.get("device"))
+
+
+def _number(device: torch.device | None) -> int:
+    if device is None or device.type != NAME:
+        return 0
+    return device.index or 0
+
+
+def _selects(indices: Sequence[Tensor | None]) -> bool:
+    return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
+
+
+def _copy_all(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    targets, sources = args[0], args[1]
+    non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+    for target, source in [(targets, sources)] if func is aten.copy_.default else zip(targets, sources, strict=True):
+        copy(target, source, non_blocking=non_blocking)
+    return targets if func is aten.copy_.default else None
+
+
+def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> None:
+    """Copy within a device, or between a device and the processor, and count it."""
+    to, of = (each.device.index if isinstance(each, PretendTensor) else None for each in (target, source))
+    plain_target, plain_source = _unwrapped((target, source))
+    if to is None and of is not None and non_blocking:
+        raise NotImplementedError("a copy to the processor that does not block is not there when it returns")
+    plain_target.copy_(plain_source)
+    if to == of:
+        return
+    if to is not None and of is not None:
+        METERS[to].copied(source.nbytes, to_device=True)
+        METERS[of].copied(source.nbytes, to_device=False)
+        return
+    index = to if to is not None else of
+    assert index is not None
+    METERS[index].copied(source.nbytes, to_device=to is not None)
+    if not non_blocking:
+        METERS[index].wait("copy to device" if to is not None else "copy to host")
+
+
+def _to_copy(
+    source: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    device = device or source.device
+    if pin_memory and device.type == NAME:
+        raise RuntimeError("only the processor's memory can be pinned")
+    plain = _unwrapped(source)
+    empty = torch.empty_like(plain, dtype=dtype or source.dtype, memory_format=memory_format or torch.preserve_format)
+    if device.type == "meta":
+        return empty.to("meta")
+    target = PretendTensor(empty, _number(device)) if device.type == NAME else empty
+    copy(target, source, non_blocking=non_blocking)
+    return target

@@ -1,0 +1,236 @@
+"""The whole life of a stage on an accelerator: it gives the processor's numbers, waits rarely, and leaves nothing behind.
+
+The accelerator is a pretend one (tests/pretend), which refuses tensors that do not lie where they should.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from peerd.config.codec import EXAMPLES
+from peerd.config.manifest import Manifest, WireConfig
+from peerd.stage.export import write_export
+from peerd.stage.parameters import OfKind
+from peerd.stage.snapshots import Downloaded
+from tests.pretend import METERS
+from tests.pretend.life import CPU, PRETEND, Life, waits_of_passes
+from tests.tiny_run import tiny_manifest
+
+METER = METERS[0]
+MOST_WAITS = 2
+"""Of a stage for one microbatch: for its activations, and for its gradients; the last stage's are for the loss and for the gradients."""
+STEPS = 2
+OPTIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"precision": "bfloat16"},
+    "float16": {"precision": "float16", "loss_scale": 2.0**10},
+    "float64 sums": {"accumulate": "float64"},
+    "lamb": {"optimizer": "lamb", "max_gradient_norm": 0.5},
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
+    "8 bits": {"optimizer_bits": 8},
+    "dropout": {"dropout": 0.1},
+    "delayed updates": {"delayed_updates": True},
+    "parameter averaging": {"average_parameters_every_steps": 2},
+    "evaluation": {"evaluate_every_steps": 1, "evaluation_fraction": 0.1},
+}
+HALVES = ("bfloat16", "float16")
+RUNS = [
+    *((option, False, False) for option in OPTIONS),
+    *((option, True, False) for option in ("float32", *HALVES, "delayed updates")),
+    *((option, False, True) for option in ("float32", "8 bits", "delayed updates", "evaluation")),
+]
+"""The options of a run, whether graphs are kept, and whether what is not computed with lies in the machine's memory."""
+
+
+@pytest.fixture
+async def life() -> AsyncIterator[Callable[..., Life]]:
+    """Makes lives, which end with the test; then nothing is left on the device."""
+    gc.collect()
+    lives, before = list[Life](), METER.allocated
+
+    def make(manifest: Manifest, device: torch.device = PRETEND, **how: Any) -> Life:
+        lives.append(Life(manifest, device, **how))
+        return lives[-1]
+
+    yield make
+    for each in lives:
+        await each.close()
+    gc.collect()
+    assert METER.allocated == before, "a stage that was left holds memory of the device"
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert float((found[name] - value).abs().max()) <= tolerance, name
+
+
+@pytest.mark.parametrize(("option", "keep_graph", "offloads"), RUNS)
+async def test_a_run_gives_the_processors_numbers(life: Callable[..., Life], option: str, keep_graph: bool, offloads: bool) -> None:
+    """To the bit, except where precision is mixed: a processor and a GPU do not lower the same operations."""
+    manifest = tiny_manifest(2, **OPTIONS[option])
+    here, there = life(manifest, keep_graph=keep_graph, offloads=offloads), life(manifest, CPU, keep_graph=keep_graph)
+    with sdpa_kernel(SDPBackend.MATH):  # a processor has another kernel as well
+        await here.train(STEPS)
+        await there.train(STEPS)
+    if option in HALVES:
+        assert here.losses() == pytest.approx(there.losses(), rel=1e-3)
+    else:
+        assert here.losses() == there.losses()
+        assert_close(here.parameters(), there.parameters(), 0.0)
+
+
+@pytest.mark.parametrize("codec", EXAMPLES)
+async def test_every_codec_gives_the_processors_numbers(life: Callable[..., Life], codec: str) -> None:
+    manifest = replace(tiny_manifest(3), wire=WireConfig(activations=codec, activation_gradients=codec))
+    here, there = life(manifest), life(manifest, CPU)
+    with sdpa_kernel(SDPBackend.MATH):
+        await here.train(1)
+        await there.train(1)
+    assert here.losses() == there.losses()
+    assert_close(here.parameters(), there.parameters(), 0.0)
+
+
+@pytest.mark.parametrize("keep_graph", [False, True])
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *(pytest.param(tiny_manifest(3, **OPTIONS[option]), id=option) for option in ("float32", *HALVES, "float64 sums", "dropout")),
+        *(
+            pytest.param(replace(tiny_manifest(3), wire=WireConfig(activations=codec, activation_gradients=codec)), id=codec)
+            for codec in EXAMPLES
+        ),
+    ],
+)
+async def test_a_microbatch_waits_for_the_device_twice_at_most(life: Callable[..., Life], manifest: Manifest, keep_graph: bool) -> None:
+    here = life(manifest, keep_graph=keep_graph)
+    await here.microbatch(0, 0)
+    with waits_of_passes(here) as waits:
+        await here.microbatch(0, 1)
+    assert max(waits.values()) <= MOST_WAITS, METER.waits
+
+
+async def test_an_evaluation_waits_once(life: Callable[..., Life]) -> None:
+    here = life(tiny_manifest(2, evaluate_every_steps=1, evaluation_fraction=0.1))
+    with waits_of_passes(here) as waits:
+        result = await here.microbatch(0, 0, evaluation=True)
+    assert result.loss is not None
+    assert waits == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("option", ["float32", "sgd", "delayed updates", "parameter averaging", "evaluation"])
+async def test_a_commit_waits_for_nothing(life: Callable[..., Life], option: str) -> None:
+    """And a round for its copy of the sum. (Where the optimizer's state is offloaded, every parameter comes to the machine's memory.)"""
+    here = life(tiny_manifest(2, **OPTIONS[option]))
+    await here.train(1)
+    for index in range(3):
+        await here.microbatch(1, index)
+    with METER.counted() as in_round:
+        here.average()
+    with METER.counted() as in_commit:
+        here.commit()
+    assert set(in_round) == {"copy to host"}
+    assert not in_commit
+
+
+@pytest.mark.parametrize("option", ["float32", "float16", "8 bits", "delayed updates", "evaluation"])
+async def test_what_is_given_away_and_taken_over_goes_on_to_the_bit(life: Callable[..., Life], option: str, tmp_path: Path) -> None:
+    """A checkpoint, a joiner's download and an export leave the device; a resume and a join bring a state onto it."""
+    manifest = tiny_manifest(2, **OPTIONS[option])
+    first = life(manifest)
+    await first.train(2)
+    joiner, resumed = life(manifest), life(manifest)
+    joiner.take_over(first)
+    for stage, store in enumerate(first.keep_checkpoints(tmp_path)):
+        found = store.load(stage, 2)
+        assert found is not None
+        resumed.load(stage, found)
+    given: dict[str, Tensor] = {}
+    for stage in range(2):
+        given |= first.own(stage).tensors
+    write_export(tmp_path / "export", manifest, OfKind(given, "parameters"), OfKind(given, "optimizer"), first.states[-1].history)
+    for each in (first, joiner, resumed):
+        await each.train(1)
+    assert_close(joiner.parameters(), first.parameters(), 0.0)
+    assert_close(resumed.parameters(), first.parameters(), 0.0)
+    assert joiner.losses() == resumed.losses() == first.losses()
+
+
+async def test_a_checkpoint_copies_each_tensor_once_and_needs_no_memory_of_the_device(life: Callable[..., Life], tmp_path: Path) -> None:
+    """A peer that leaves its stage for want of memory may be the only one that holds the state."""
+    here = life(tiny_manifest(2))
+    await here.train(1)
+    sizes = [value.nbytes for stage in range(2) for value in here.own(stage).tensors.values()]
+    before = METER.to_host
+    METER.allowed_bytes = METER.allocated
+    try:
+        here.keep_checkpoints(tmp_path)
+    finally:
+        METER.allowed_bytes = None
+    assert METER.to_host.num_bytes - before.num_bytes <= sum(sizes)
+
+
+@pytest.mark.parametrize(("option", "keep_graph", "offloads"), RUNS)
+async def test_a_stage_that_is_left_holds_nothing_of_the_device(
+    life: Callable[..., Life], option: str, keep_graph: bool, offloads: bool
+) -> None:
+    """Even if something still refers to it, with microbatches under way, and a late one just computed."""
+    gc.collect()
+    before = METER.allocated
+    here = life(tiny_manifest(2, **OPTIONS[option]), keep_graph=keep_graph, offloads=offloads)
+    await here.train(2)
+    await here.microbatch(2, 0)
+    if not OPTIONS[option].get("delayed_updates"):
+        await here.microbatch(1, 1)
+    if "evaluation" in option:
+        await here.microbatch(1, 0, evaluation=True)
+    states = list(here.states)
+    await here.close()
+    gc.collect()
+    assert METER.allocated == before
+    torch.pretend.empty_cache()  # type: ignore[attr-defined]
+    assert METER.reserved == METER.allocated
+    assert [state.record.step for state in states] == [2, 2], "their records can still be read"
+
+
+async def test_a_move_never_holds_two_stages(life: Callable[..., Life]) -> None:
+    manifest, peaks = tiny_manifest(2), []
+    for _ in range(2):
+        METER.reset_peak()
+        before = METER.allocated
+        here = life(manifest)
+        await here.train(1)
+        await here.close()
+        peaks.append(METER.peak - before)
+    assert peaks[1] <= 1.01 * peaks[0]
+
+
+async def test_an_offloading_peer_keeps_less_on_the_device(life: Callable[..., Life]) -> None:
+    held = []
+    for offloads in (False, True):
+        gc.collect()
+        before = METER.allocated
+        here = life(tiny_manifest(2), offloads=offloads)
+        await here.train(2)
+        gc.collect()
+        held.append(METER.allocated - before)
+        parameters = sum(value.nbytes for value in here.parameters().values())
+        await here.close()
+    assert held[1] == pytest.approx(2 * parameters, rel=0.01), "parameters, and sums of gradients"
+    assert held[0] == pytest.approx(5 * parameters, rel=0.01), "and the previous ones, and two moments"
+
+
+async def test_a_state_that_is_given_away_lies_in_the_machines_memory(life: Callable[..., Life]) -> None:
+    here = life(tiny_manifest(2))
+    await here.train(1)
+    found: Downloaded = here.own(0)
+    assert {value.device for value in found.tensors.values()} == {CPU}
