@@ -95,6 +95,9 @@ class PaperHost:
     def report_failure(self, peer: PeerId) -> None:
         self.failed.append(peer)
 
+    def cannot_compute(self) -> None:
+        self._note("cannot compute")
+
     def own_records(self) -> tuple[RawRecord, ...]:
         return ()
 

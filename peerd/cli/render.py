@@ -133,6 +133,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         *_evaluation_row(reply),
         *_link_rows(reply),
         *computing_row(reply),
+        *_memory_row(reply),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
@@ -151,6 +152,15 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
             ("stand-in", f"{reply['compute_stand_in_ms']:g} ms per microbatch, {reply['slow_factor']:g}x slow: speeds are not real")
         )
     return rows
+
+
+def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:
+    """The device's memory, where it has its own or did not suffice."""
+    found = reply.get("memory")
+    if found is None or not (found["held"] or found["shortage"] or reply["owner"]["resting"]):
+        return []
+    told = f"; {plain(found['shortage'])}" if found["shortage"] else ""
+    return [("memory", f"{amount(found['held'])}B held of {amount(found['total'])}B, {amount(found['used'])}B in use by all{told}")]
 
 
 def computing_row(reply: StatusReply) -> list[tuple[str, str]]:

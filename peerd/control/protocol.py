@@ -147,6 +147,16 @@ class ComputingInfo(TypedDict):
     usual_s: float  # of a microbatch; 0: not known yet
 
 
+class MemoryInfo(TypedDict):
+    """Bytes of the device's memory; of the machine's, where the processor computes."""
+
+    total: int
+    used: int  # by all processes
+    held: int  # by this daemon; 0 where the processor computes
+    shortage: str  # what was done where it did not suffice, in words; empty: it has sufficed
+    slots: int  # microbatches held at once
+
+
 class UpdateInfo(TypedDict):
     """Quantities of the parameter update."""
 
@@ -206,6 +216,7 @@ class StatusReply(TypedDict):
     peer: PeerInfo
     counters: Counters
     computing: NotRequired[ComputingInfo | None]  # None: no pass runs now
+    memory: NotRequired[MemoryInfo]
     decision: str  # last decision of the step rules, with its reason
     rebalancing: str  # reason of the last rebalancing plan
     moves: int  # number of times this daemon changed its stage

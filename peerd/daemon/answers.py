@@ -20,6 +20,7 @@ from peerd.control.protocol import (
     Counters,
     DirectInfo,
     HealthItem,
+    MemoryInfo,
     OwnerInfo,
     PeerInfo,
     PeersReply,
@@ -30,6 +31,7 @@ from peerd.control.protocol import (
 from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
 from peerd.daemon.departure import Departure
+from peerd.daemon.device import memory_of
 from peerd.daemon.export import export_run
 from peerd.daemon.link_needs import needs, why_unaveraged
 from peerd.daemon.open_files import limit, num_open
@@ -50,6 +52,7 @@ from peerd.table.record import Phase, Reach
 from peerd.unwritten import UNWRITTEN
 from peerd.wire.dial_back import dial_backs
 
+MORE_MEMORY = "close other programs that use the device's memory, or allow more with `peerd limits --memory`"
 MAX_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -87,6 +90,7 @@ class Answers:
             "peer": self._own_row(),
             "counters": self.counters(),
             "computing": self._computing(),
+            "memory": self._memory(),
             "decision": str(seat.stepper.decision),
             "rebalancing": seat.rebalance_reason,
             "moves": peer.moves,
@@ -111,6 +115,12 @@ class Answers:
         if found is None:
             return None
         return {"step": found.step, "index": found.index, "for_s": now_s - found.since_s, "usual_s": computing.usual_s()}
+
+    def _memory(self) -> MemoryInfo:
+        peer = self._peer
+        found, seat = memory_of(peer.governor.device), peer.seat
+        told = peer.room_wanted or seat.service.shortage.told
+        return {"total": found.total, "used": found.used, "held": found.held, "shortage": told, "slots": seat.service.slots}
 
     def _direct(self) -> DirectInfo:
         direct = self._peer.network.direct
@@ -246,6 +256,8 @@ class Answers:
         """Return the current seat. Raises PeerdError while this peer rests."""
         if self._peer.is_resting:
             pause = self._governor.pause
+            if pause is None and self._peer.room_wanted:
+                raise PeerdError(f"this peer waits for memory: {self._peer.room_wanted}", "it goes on by itself once there is enough")
             reason = pause.reason if pause else "it is about to go on"
             raise PeerdError(f"this peer is paused: {reason}", "`peerd resume` ends its owner's pause")
         return self._peer.seat
@@ -279,6 +291,9 @@ class Answers:
                 *_items(unwritten_files(UNWRITTEN.errors())),
                 _item("paused", f"paused: {pause.reason}", "info", f"goes on {pause.until}"),
             ]
+        if self._peer.room_wanted:
+            waits = _item("no-memory", f"waits for memory: {self._peer.room_wanted}", "warning", MORE_MEMORY)
+            return [*_items(unwritten_files(UNWRITTEN.errors())), waits]
         files = open_files(num_open(), limit(), max(1, len(self._peer.membership.live().records) - 1))
         return [*_items([*unwritten_files(UNWRITTEN.errors()), *files, *health(self._facts())]), *self._own_items()]
 
@@ -288,6 +303,8 @@ class Answers:
         if peer.reachability.reach is Reach.CLIENT:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
+        if told := peer.seat.service.shortage.told:
+            items.append(_item("memory", told, "warning", MORE_MEMORY))
         if short := self._slow_line():
             items.append(_item("slow-line", short, "warning", TOO_SLOW))
         clocks = peer.clocks.verdict

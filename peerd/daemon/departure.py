@@ -60,6 +60,8 @@ class Departure:
         self._gone = asyncio.Event()
         self._destination: int | None = None
         self._pausing = False
+        self._cannot_compute = False
+        """A drain would wait in vain."""
 
     def ask(self) -> None:
         """Handle a signal: the first one drains, the second one leaves at once."""
@@ -99,6 +101,14 @@ class Departure:
             self._destination, self._pausing = None, True
             self._asked.set()
 
+    def give_up(self, stage: int | None) -> None:
+        """Leave a stage for which this machine has no memory: for another one, or to rest until there is some."""
+        self._cannot_compute = True
+        if stage is not None and self._has_successors():
+            self.move(stage)
+        else:
+            self.pause()
+
     async def of_resting(self) -> None:
         """Wait until a resting peer is told to leave."""
         await self._asked.wait()
@@ -131,7 +141,7 @@ class Departure:
     def _done(self, asked: tuple[int | None, bool]) -> None:
         """Clear the request, unless another one has come meanwhile, which is next."""
         if (self._destination, self._pausing) == asked:
-            self._destination, self._pausing = None, False
+            self._destination, self._pausing, self._cannot_compute = None, False, False
             self._asked.clear()
 
     async def _keep_state(self) -> None:
@@ -156,6 +166,9 @@ class Departure:
 
     async def _leave_stage(self) -> bool:
         """Drain. Returns False if that was cut short or the run stands still."""
+        if self._cannot_compute:
+            self._peer.seat.leaving = self._peer.seat.service.leaving = True
+            return True
         drain = start(self._drain())
         at_once = asyncio.ensure_future(self._at_once.wait())
         seen, moved_s = self._progress(), time.monotonic()

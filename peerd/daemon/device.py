@@ -1,15 +1,21 @@
-"""The device that this daemon computes on, and its available memory."""
+"""The device that this daemon computes on: which one it is, its memory, and what is given back of that.
+
+Every kind of device is asked through its module of torch, such as torch.cuda.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
 
 from peerd.errors import UsageError
 from peerd.planner.memory import Room
+from peerd.stage.shortage import empty_cache
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -22,26 +28,47 @@ def choose_device(wanted: str) -> torch.device:
         device = torch.device(wanted)
     except RuntimeError:
         raise UsageError(f"--device {wanted} is not a device", "use auto, cpu, cuda, cuda:N or mps") from None
-    here = {
-        "cpu": True,
-        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
-        "mps": torch.backends.mps.is_available(),
-    }
-    if not here.get(device.type, False):
+    if device.type == "cpu":
+        return device
+    if not _is_here(device):
         raise UsageError(f"--device {wanted} is not available on this machine", "use --device auto")
+    if has_own_memory(device) and str(device) == device.type:
+        return torch.device(device.type, _module(device).current_device())  # a tensor's device has a number: the two must compare equal
     return device
+
+
+def _is_here(device: torch.device) -> bool:
+    module: Any = getattr(torch, device.type, None)
+    return hasattr(module, "device_count") and bool(module.is_available()) and (device.index or 0) < module.device_count()
+
+
+def _module(device: torch.device) -> Any:
+    """The module of torch for this kind of device."""
+    return torch.get_device_module(device)
 
 
 def has_own_memory(device: torch.device) -> bool:
     """True if the device has memory apart from the machine's."""
-    return device.type == "cuda"
+    return device.type not in ("cpu", "mps")
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Return the memory that a stage may take: free memory of the GPU, or available memory of the machine."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    """Return the memory that a stage may take: free memory of the GPU, or available memory of the machine.
+
+    What this process has freed and torch keeps for it is free, too.
+    """
+    if has_own_memory(device):
+        module = _module(device)
+        return int(module.mem_get_info(device)[0] + module.memory_reserved(device) - module.memory_allocated(device))
+    cached = torch.mps.driver_allocated_memory() - torch.mps.current_allocated_memory() if device.type == "mps" else 0
+    return int(psutil.virtual_memory().available) + cached
+
+
+def give_back_memory(device: torch.device) -> int:
+    """Give back what torch keeps of the device's memory for this process, though no tensor lies in it. Returns the bytes still held."""
+    gc.collect()  # tensors that only cycles refer to
+    empty_cache(device)
+    return memory_of(device).held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +83,9 @@ class DeviceMemory:
 
 
 def memory_of(device: torch.device) -> DeviceMemory:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return DeviceMemory(total=total, used=total - free, held=torch.cuda.memory_reserved(device))
+    if has_own_memory(device):
+        free, total = _module(device).mem_get_info(device)
+        return DeviceMemory(total=total, used=total - free, held=_module(device).memory_reserved(device))
     if device.type == "mps":
         held = torch.mps.driver_allocated_memory()
         return DeviceMemory(total=torch.mps.recommended_max_memory(), used=held, held=held)
@@ -67,12 +94,14 @@ def memory_of(device: torch.device) -> DeviceMemory:
 
 
 def memory_for(device: torch.device, allowed_bytes: int) -> int:
-    """Return the memory that a stage may take: free memory, or the owner's limit (0: none) if that is less."""
-    free = free_memory_bytes(device)
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed_bytes / total) if allowed_bytes else 1.0, device)
-    return min(free, allowed_bytes or free)
+    """Return the memory that a stage may take: free memory, or what is left of the owner's limit (0: none) if that is less."""
+    free, left = free_memory_bytes(device), allowed_bytes
+    if has_own_memory(device):
+        module = _module(device)
+        total = module.mem_get_info(device)[1]
+        module.set_per_process_memory_fraction(min(1.0, allowed_bytes / total) if allowed_bytes else 1.0, device)
+        left -= module.memory_allocated(device)
+    return max(0, min(free, left)) if allowed_bytes else free
 
 
 def room_on(device: torch.device, allowed_bytes: int) -> Room:
@@ -95,6 +124,6 @@ def utilisation(device: torch.device) -> float | None:
 
 
 def describe(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))[:64]
+    if has_own_memory(device):
+        return str(_module(device).get_device_name(device))[:64]
     return {"mps": "Apple GPU"}.get(device.type, "CPU")

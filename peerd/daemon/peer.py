@@ -90,6 +90,10 @@ class Peer:
         """Counts of the earlier seats."""
         self.is_resting = False
         """True while this peer is out of the swarm during a pause, and serves no stage."""
+        self.room_wanted = ""
+        """Why no stage fits the memory that there is, in words, while this peer waits for more."""
+        self.outgrown: dict[int, int] = {}
+        """Bytes of the device that have not sufficed for a stage, by stage, whatever the estimate says."""
         self._seat: Seat | None = None
 
     @property

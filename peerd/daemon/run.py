@@ -32,7 +32,7 @@ from peerd.daemon.lost_errors import on_lost_error
 from peerd.daemon.mover import Mover
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat, Unwatched, Watcher
-from peerd.daemon.seating import ANY_STAGE, take_seat
+from peerd.daemon.seating import ANY_STAGE, NoRoomError, another_stage, room_lacks, take_seat
 from peerd.daemon.stack_dump import tell_on_signal
 from peerd.daemon.supervisor import Supervisor
 from peerd.daemon.volunteering import Volunteering
@@ -44,8 +44,11 @@ from peerd.daemon.watching.tracing import Tracing
 from peerd.errors import ExitCode, PeerdError, UsageError, system_error
 from peerd.owner.governor import Governor
 from peerd.stage.malloc import give_back_free_memory
+from peerd.stage.shortage import is_out_of_memory
 from peerd.swarm.identity import lock_home
 
+ROOM_LOOK_S = 5.0
+"""How often a peer that rests for want of memory looks whether there is some."""
 LOG = structlog.get_logger()
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -131,13 +134,14 @@ async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
     outcome: Left | Moved | Paused = Left()
     try:
         async with asyncio.TaskGroup() as group:
-            seat = await take_seat(peer, stage, service.watcher)
+            outcome = Paused()  # what it is if a peer that resumes finds no room
+            seat = await take_seat(peer, stage, service.watcher) if not peer.has_served else await _next_seat(peer, stage, service.watcher)
             await service.open(seat)
             for part in (*peer.in_swarm(), Volunteering(peer).run, *service.lookers()):
                 group.create_task(keep(part))
             while isinstance(outcome := await _serve(seat, service), Moved):
                 peer.moves += 1
-                seat = await take_seat(peer, outcome.stage, service.watcher)
+                seat = await _next_seat(peer, outcome.stage, service.watcher)
                 peer.announce()
                 configure(peer.network.home, peer=peer.membership.me[-6:], stage=seat.stage)
             raise outcome
@@ -150,17 +154,28 @@ async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
     return isinstance(outcome, Paused)
 
 
+async def _next_seat(peer: Peer, stage: int, watcher: Watcher) -> Seat:
+    """Take the seat of this stage, or of another one for which there is memory. Raises Paused if there is none: it may come back."""
+    for wanted in (stage, ANY_STAGE):
+        try:
+            return await take_seat(peer, wanted, watcher)
+        except NoRoomError as error:
+            LOG.warning("no memory for the next stage", error=error.message)
+    raise Paused
+
+
 async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
     """Serve the stage until it is left. Returns how that ended."""
     peer, departure = seat.peer, service.departure
     outcome: Left | Moved | Paused = Left()
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(seat.stepper.run())
+            group.create_task(_step(seat))
             group.create_task(seat.training.run())
             group.create_task(keep(departure.of_stage, passes=(Left, Moved, Paused)))
             group.create_task(keep(Mover(seat, departure).run))
             group.create_task(_mind(peer.governor, departure))
+            group.create_task(_mind_memory(seat, departure))
     except* (Left, Moved, Paused) as ends:
         outcome = _first(ends)
         to_stage = {"to_stage": outcome.stage} if isinstance(outcome, Moved) else {}
@@ -171,12 +186,43 @@ async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
     return outcome
 
 
+async def _step(seat: Seat) -> None:
+    """Run the stepper. Raises Paused where an update had no memory: the parameters may be half updated, and nothing of them is kept."""
+    try:
+        await seat.stepper.run()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        LOG.error("an update had no memory: the stage is left, and its state is downloaded anew", error=str(error))
+        another_stage(seat.peer)
+        raise Paused from None
+
+
+async def _mind_memory(seat: Seat, departure: Departure) -> None:
+    """Give the stage up once the device's memory does not suffice for it."""
+    await seat.has_no_memory.wait()
+    to_stage = another_stage(seat.peer)
+    LOG.warning("the device's memory does not suffice for the stage", stage=seat.stage, to_stage=to_stage)
+    departure.give_up(to_stage)
+
+
+async def _until_may_go_on(peer: Peer) -> None:
+    """Wait until the owner lets this peer go on, and there is memory for a stage."""
+    wanted = peer.settings.stage if peer.settings.stay else ANY_STAGE
+    while True:
+        await peer.governor.until_free()
+        peer.room_wanted = await asyncio.to_thread(room_lacks, peer, wanted)
+        if not peer.room_wanted:
+            return
+        await asyncio.sleep(ROOM_LOOK_S)
+
+
 async def _rest(peer: Peer, departure: Departure) -> bool:
     """Stay out of the swarm until this peer may go on. Returns False if it is told to leave meanwhile."""
     give_back_free_memory()
     peer.is_resting = True
     peer.governor.rest(True)
-    going_on = asyncio.ensure_future(peer.governor.until_free())
+    going_on = asyncio.ensure_future(_until_may_go_on(peer))
     leaving = asyncio.ensure_future(departure.of_resting())
     try:
         await asyncio.wait({going_on, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -184,7 +230,7 @@ async def _rest(peer: Peer, departure: Departure) -> bool:
     finally:
         going_on.cancel()
         leaving.cancel()
-        peer.is_resting = False
+        peer.is_resting, peer.room_wanted = False, ""
         peer.governor.rest(False)
 
 

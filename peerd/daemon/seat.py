@@ -16,6 +16,7 @@ from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.background import start
 from peerd.daemon.commits import Commits
+from peerd.daemon.device import give_back_memory
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, PeerdError
 from peerd.link.peer_keys import public_key_of, verify
@@ -37,6 +38,7 @@ from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.leases import Lease
+from peerd.stage.shortage import is_out_of_memory
 from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.spool import Spools
 from peerd.stage.start import start_lineage
@@ -108,6 +110,8 @@ class Seat:
         self._unaveraged = self._accumulated = self._reloads = 0
         """In how many steps in a row its gradients were in no average; microbatches and reloads when the last average was applied."""
         self._saving: asyncio.Task[None] | None = None
+        self.has_no_memory = asyncio.Event()
+        """Set once the device's memory does not suffice for this stage."""
         self.commits = Commits()
         averaging_s = averaging_s_of(manifest.swarm.announce_period_s)
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
@@ -192,6 +196,9 @@ class Seat:
         if not for_good:
             await self.executor.ended()
             self.state.release()
+            self.snapshots.forget()
+            held = await asyncio.to_thread(give_back_memory, self.peer.governor.device)
+            LOG.info("memory given back", still_held=held)
 
     async def keep_checkpoint(self) -> None:
         """Write the stage as it is to disk. If that fails, the log says why."""
@@ -203,7 +210,9 @@ class Seat:
                 lease.end()
             steps = await asyncio.to_thread(self.store.steps, self.stage)
             await self.executor.run(Priority.LEDGER, lambda: self.state.offer_checkpoints(steps))
-        except PeerdError as error:
+        except (PeerdError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                raise
             LOG.warning("the checkpoint could not be kept", error=str(error))
 
     def _lend(self) -> tuple[Lease, Downloaded]:
@@ -254,6 +263,9 @@ class Seat:
         every = manifest.swarm.checkpoint_every_steps
         due = every > 0 and (step % every == 0 or step == manifest.train.steps)
         return due and (self._saving is None or self._saving.done())
+
+    def cannot_compute(self) -> None:
+        self.has_no_memory.set()
 
     def own_record(self) -> RawRecord:
         signed = self.peer.membership.current()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 import torch
 
-from peerd.daemon.device import room_on
+from peerd.daemon.device import memory_of, room_on
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat, Watcher
 from peerd.errors import StageError
@@ -24,9 +24,15 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
 from peerd.table.record import PeerRecord
 
+MORE = 1.25
+"""Where the memory did not suffice, this peer waits for so many times as much."""
 ANY_STAGE = -1
 """Stands for the stage that needs help most, as in the settings."""
 LOG = structlog.get_logger()
+
+
+class NoRoomError(StageError):
+    """This machine has no memory for the stage, or for any."""
 
 
 async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
@@ -96,20 +102,46 @@ def _stage_to_serve(peer: Peer, wanted: int, room: Room, checkpoints: list[Check
     """
     manifest = peer.place.manifest
     num_stages = manifest.train.num_stages
-    placings = [placing_of_stage(manifest, stage, room) for stage in range(num_stages)]
-    needed = [estimate_stage_memory(manifest, stage, manifest.slots, placing) for stage, placing in enumerate(placings)]
     if wanted >= num_stages:
         raise StageError(f"there is no stage {wanted}", f"this run's stages are 0 to {num_stages - 1}; leave --stage out")
     if wanted >= 0:
-        if lacks := room.lacks(needed[wanted]):
+        if lacks := lacks_for(peer, wanted, room):
             remedy = "leave --stage out, free some memory, or allow more with `peerd limits --memory`"
-            raise StageError(f"stage {wanted} needs {lacks}", remedy)
+            raise NoRoomError(f"stage {wanted} needs {lacks}", remedy)
         return wanted
     live = peer.membership.live()
     if checkpoints and stage_step(live, checkpoints[-1].stage) is None and checkpoints[-1].stage < num_stages:
         return checkpoints[-1].stage
-    choice = choose_stage(live, [room.lacks(each) for each in needed])
+    choice = choose_stage(live, [lacks_for(peer, stage, room) for stage in range(num_stages)])
     if choice.stage is None:
-        raise StageError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
+        raise NoRoomError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
     LOG.info("stage chosen", stage=choice.stage, reason=choice.reason)
     return choice.stage
+
+
+def lacks_for(peer: Peer, stage: int, room: Room) -> str:
+    """Return what this room lacks for a stage, in words; empty if it is enough."""
+    manifest = peer.place.manifest
+    needed = estimate_stage_memory(manifest, stage, manifest.slots, placing_of_stage(manifest, stage, room))
+    return room.lacks(replace(needed, device=max(needed.device, peer.outgrown.get(stage, 0))))
+
+
+def room_lacks(peer: Peer, wanted: int) -> str:
+    """Return what this machine lacks now for the stage `wanted`, or for any; empty if it has enough."""
+    room, num_stages = room_on(peer.governor.device, peer.governor.limits.memory), peer.place.manifest.train.num_stages
+    lacking = [lacks_for(peer, stage, room) for stage in (range(num_stages) if wanted < 0 else [wanted])]
+    return min(lacking) and f"stage {lacking.index(min(lacking)) if wanted < 0 else wanted} needs {min(lacking)}"
+
+
+def another_stage(peer: Peer) -> int | None:
+    """Return the stage that needs help most of those that fit this machine once it has left its own; None if none does.
+
+    For its own it will not try again before there is more memory than now, when all of it did not suffice.
+    """
+    device, limit = peer.governor.device, peer.governor.limits.memory
+    memory = memory_of(device)
+    had = memory.total - memory.used + memory.held
+    room = replace(peer.seat.room, device=min(had, limit or had))
+    peer.outgrown[peer.seat.stage] = int(MORE * room.device)
+    lacking = [lacks_for(peer, stage, room) for stage in range(peer.place.manifest.train.num_stages)]
+    return choose_stage(peer.membership.live(), lacking).stage

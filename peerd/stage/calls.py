@@ -26,6 +26,7 @@ from peerd.stage.computing import Computing
 from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.jobs import StageJobs
 from peerd.stage.results import BackwardResult, Ticket
+from peerd.stage.shortage import Shortage
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import SpanKind
@@ -39,6 +40,8 @@ EARLY_TICK_S = 0.1
 MOST_EARLY_S = 2.0
 """How long a microbatch waits here for its step to begin, or as long as its tensors took to come: sending them again takes that long. It
 waits longer while this peer commits."""
+LEAST_MEMORY_PAUSE_S = 1.0
+"""For at least so long a caller asks others, where this peer's device had no memory for a pass."""
 MAX_BROKEN_GRADIENTS = 3
 """After broken gradients from this many peers of the next stage, the microbatch itself must be at fault."""
 LOG = structlog.get_logger()
@@ -71,6 +74,9 @@ class CallHost(Protocol):
 
     async def until_committed(self, timeout_s: float) -> None:
         """Wait until this peer is at another step, or for `timeout_s` seconds."""
+
+    def cannot_compute(self) -> None:
+        """Note that the device's memory does not suffice for this stage, however little it holds."""
 
     def own_records(self) -> Sequence[RawRecord]:
         """Return this peer's record, which a reply carries; a new version only if something in it has changed."""
@@ -271,11 +277,26 @@ class StageService:
             self._state.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)
             self.computing.began(ticket, began_s)
             try:
-                return work()
+                return self.shortage.through(work, self.slots, self._no_memory(priority))
             finally:
+                self.slots = min(self.slots, self.shortage.most_slots or self.slots)
                 self.computing.ended(ticket, began_s, time.monotonic(), is_whole=self._state.holdings.module.is_last)
 
-        return await self._executor.run(priority, timed, ticket.step if step is None else step)
+        try:
+            return await self._executor.run(priority, timed, ticket.step if step is None else step)
+        finally:
+            if self.shortage.is_hopeless:
+                self._host.cannot_compute()
+
+    def _no_memory(self, priority: Priority) -> BusyError | WrongStateError:
+        """The refusal where the device has no memory. After a backward pass in vain a later stage may have added the microbatch."""
+        told = "this peer's device has no memory for it now"
+        pause_s = max(LEAST_MEMORY_PAUSE_S, self.computing.microbatch_s(time.monotonic()))
+        return WrongStateError(told) if priority is Priority.BACKWARD else BusyError(told, pause_s)
+
+    @property
+    def shortage(self) -> Shortage:
+        return self._jobs.shortage
 
     def _result(
         self, ticket: Ticket, outcome: BackwardResult, gradient: TensorBytes | None, downstream_s: float, below: CallResult | None

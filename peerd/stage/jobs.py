@@ -19,6 +19,7 @@ from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.finished import Finished, FinishedGradients
 from peerd.stage.microbatches import backward, forward, forward_backward
 from peerd.stage.results import BackwardResult, HeldMicrobatch, Ticket
+from peerd.stage.shortage import Shortage
 from peerd.stage.state import StageState
 from peerd.timeline.spans import Span, SpanKind
 from peerd.transfers import to_device
@@ -37,6 +38,7 @@ class StageJobs:
         self._state = state
         self.activations, self.gradients = parse_allowed(manifest.wire.activations), parse_allowed(manifest.wire.activation_gradients)
         self._finished = FinishedGradients()
+        self.shortage = Shortage(state)
 
     def finished(self, call: Call) -> Finished | None:
         """What this call would give, where it was computed before."""
@@ -68,6 +70,7 @@ class StageJobs:
         batch, labels = self._take_inputs(call, ticket, chunks)
         parcel = Parcel(self.activations.most_exact)
         activations = parcel.encoded(forward(self._state, batch, parcel.pack))
+        self.shortage.holds(batch)
         pace.hold(started_s, FORWARD_SHARE)
         self._state.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
         return batch, activations, labels

@@ -82,6 +82,7 @@ def status_reply(**changes: Any) -> StatusReply:
         "run": run_info(),
         "peer": peer_info(),
         "counters": counters(accumulated_microbatches=55, bytes_sent=123456789),
+        "memory": {"total": 12_000_000_000, "used": 9_000_000_000, "held": 3_000_000_000, "shortage": "", "slots": 8},
         "decision": "accumulating: 9 microbatches of step 3 are missing",
         "rebalancing": "all stages have 2 queued",
         "data": "here: launches microbatches",

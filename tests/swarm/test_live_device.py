@@ -1,0 +1,88 @@
+"""Daemons on an accelerator whose memory other programs take: they rest and come back, and none ends or asks for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pretend.meter import GB
+from tests.pretend.plugin import environment
+from tests.swarm.daemons import Daemon, Swarm, until
+from tests.swarm.runs import swarm_manifest
+
+pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
+
+TOTAL = 8 * GB
+
+
+class DeviceSwarm(Swarm):
+    """Its daemons have the pretend device; `others` is what other programs take of it."""
+
+    @property
+    def others(self) -> Path:
+        return self.folder / "others"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return super().environment | environment(self.others)
+
+    def take(self, num_bytes: int) -> None:
+        beside = self.folder / "others-new"
+        beside.write_text(str(num_bytes))
+        beside.replace(self.others)
+
+
+def held(daemon: Daemon) -> int:
+    return daemon.status["memory"]["held"]
+
+
+def codes(daemon: Daemon) -> set[str]:
+    return {item["code"] for item in daemon.status["health"]}
+
+
+def test_a_pause_gives_the_memory_back_and_a_resume_waits_until_there_is_some() -> None:
+    swarm = DeviceSwarm(swarm_manifest(num_stages=2))
+    with swarm:
+        swarm.take(0)
+        first = swarm.start(stage=0)
+        daemon = swarm.join(1, device="pretend")
+        daemon.wait_until_serving()
+        daemon.wait_for_step(2)
+        assert daemon.status["peer"]["device"] == "Pretend GPU 0"
+        assert held(daemon) > 0
+        assert daemon.status["memory"]["total"] == TOTAL
+
+        assert daemon.request("pause", silence_s=120.0)["resting"] is True
+        assert held(daemon) == 0
+        swarm.take(TOTAL)
+        daemon.request("resume")
+        until(lambda: "no-memory" in codes(daemon))
+        assert "GB may be had" in daemon.status["memory"]["shortage"]
+        assert daemon.process.poll() is None
+        swarm.take(0)
+        step = first.status["peer"]["step"]
+        until(lambda: not daemon.status["owner"]["resting"])
+        daemon.wait_for_step(step + 2)
+        assert "no-memory" not in codes(daemon)
+        swarm.assert_exact()
+
+
+def test_memory_that_ends_in_a_pass_makes_a_peer_rest_and_the_run_goes_on_when_there_is_some() -> None:
+    swarm = DeviceSwarm(swarm_manifest(num_stages=2))
+    with swarm:
+        swarm.take(0)
+        first = swarm.start(stage=0)
+        daemon = swarm.join(1, device="pretend")
+        daemon.wait_until_serving()
+        daemon.wait_for_step(2)
+        swarm.take(TOTAL - held(daemon) // 2)
+        until(lambda: daemon.status["owner"]["resting"])
+        assert held(daemon) == 0
+        assert daemon.process.poll() is None
+        step = first.status["peer"]["step"]
+        swarm.take(0)
+        until(lambda: not daemon.status["owner"]["resting"])
+        daemon.wait_for_step(step + 2)
+        swarm.assert_exact()
+        assert first.status["counters"]["internal_errors"] == daemon.status["counters"]["internal_errors"] == 0
