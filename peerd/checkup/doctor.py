@@ -36,6 +36,14 @@ MAX_CONTACTS = 4
 
 def examine(order: Order) -> list[Finding]:
     """Everything, this machine first."""
+    if order.self_test:
+        from peerd.checkup.device.self_test import examine as examine_device
+
+        return [
+            *attempt("platform", here.platform_line()),
+            *attempt("versions", here.versions()),
+            *attempt("device", examine_device(order.device)),
+        ]
     home = Home(Path(order.home))
     status, findings = here.running_daemon(home)
     runs = status is not None

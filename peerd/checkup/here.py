@@ -35,6 +35,8 @@ class Order:
     port: int = 0
     direct_port: int = 0
     device: str = "auto"
+    self_test: bool = False
+    """Test the device, and nothing else."""
 
 
 def versions() -> Iterator[Finding]:

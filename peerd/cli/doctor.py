@@ -25,6 +25,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 @click.option("--host", default="", help="IPv4 address that a daemon would listen on.  [default: all]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port of a daemon; 0: that of last time.")
 @click.option("--direct-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port for direct connections; 0: any.")
+@click.option("--self-test", is_flag=True, help="Test the device for a minute: codecs, kernels, a stage's life, memory, speed.")
 @daemon_command
 def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool, **checked: Any) -> int:
     """Check everything that can keep this machine out of a run, and say what to do about it.
@@ -34,9 +35,13 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
     at most 10 MB.
     Exits 0 where nothing is worse than a warning, 1 where there is a problem.
 
+    With --self-test it tests the device alone, part by part, and names the part that is broken. Its report is what to send with a
+    question about a device.
+
     \b
     Examples:
       peerd doctor
+      peerd doctor --self-test --device cuda:0
       peerd doctor /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --port 31337
     """
     from peerd.cli.launch import run_child

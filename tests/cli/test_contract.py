@@ -43,7 +43,7 @@ VERBS = {
     "status": {"--home", "--json"},
     "peers": {"--home", "--json"},
     "top": {"--home"},
-    "doctor": {"--device", "--host", "--port", "--direct-port", "--home", "--json"},
+    "doctor": {"--device", "--host", "--port", "--direct-port", "--self-test", "--home", "--json"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
     "dashboard": {"--open", "--home", "--json"},
     "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},

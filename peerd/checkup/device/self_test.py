@@ -1,0 +1,102 @@
+"""`peerd doctor --self-test`: tests a device part by part, and names the part that is broken."""
+
+from __future__ import annotations
+
+import gc
+import platform
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from peerd.checkup.device import codecs, kernels, life, measures
+from peerd.daemon.device import choose_device, describe, give_back_memory, has_own_memory, memory_of
+from peerd.errors import PeerdError
+from peerd.policy.swarm.checkup import Finding, ok, problem, warning
+
+REMEDY = "update the driver and torch, rule out overclocking and faulty memory; until then use another --device"
+MUCH_S = 60.0
+"""A self-test that takes longer is of a device that is too slow to be of use."""
+
+
+def examine(wanted: str) -> Iterator[Finding]:
+    """Test the device: about a minute."""
+    try:
+        device = choose_device(wanted)
+    except PeerdError as error:
+        yield problem("device", error.message, error.remedy)
+        return
+    began_s, before = time.monotonic(), memory_of(device)
+    yield ok("device", f"{describe(device)} ({device}), torch {torch.__version__}, {platform.platform(terse=True)}")
+    yield from _parts("codec", codecs.all_faults, device)
+    yield from _parts("kernel", kernels.all_faults, device)
+    yield from _lives(device)
+    yield from _memory(device, before.held)
+    yield from _speed(device)
+    took_s = time.monotonic() - began_s
+    if took_s > MUCH_S:
+        yield warning("self-test", f"took {took_s:.0f} s", "this device may be too slow to be of use, or busy with other work")
+    else:
+        yield ok("self-test", f"took {took_s:.0f} s")
+
+
+def _parts(what: str, all_faults: Callable[[torch.device], dict[str, str]], device: torch.device) -> Iterator[Finding]:
+    try:
+        found = all_faults(device)
+    except Exception as error:  # a device breaks in many ways, and telling of it is what the test is for
+        yield problem(what, f"fails: {_said(error)}", REMEDY)
+        return
+    for name, fault in found.items():
+        yield problem(f"{what} {name}", fault, REMEDY) if fault else ok(f"{what} {name}", "right")
+
+
+def _lives(device: torch.device) -> Iterator[Finding]:
+    """Each precision, on the device and in float32 on the processor."""
+    expected = life.live(life.manifest_of("float32"), torch.device("cpu"), keep_graph=False)
+    for precision in life.TOLERANCES:
+        code = f"stage {precision}"
+        try:
+            found = life.live(life.manifest_of(precision), device, keep_graph=True)
+        except Exception as error:
+            yield problem(code, f"fails: {_said(error)}", f"join runs of another precision, or use another --device; {_BFLOAT16}")
+            continue
+        fault = life.fault(found, expected, precision)
+        last = f"loss {found.losses[-1]:.4f}, on the processor {expected.losses[-1]:.4f}, in {found.took_s:.1f} s"
+        yield problem(code, fault, REMEDY) if fault else ok(code, last)
+
+
+_BFLOAT16 = "cards before NVIDIA's Ampere compute no bfloat16"
+
+
+def _memory(device: torch.device, before: int) -> Iterator[Finding]:
+    if not has_own_memory(device):
+        yield ok("memory", "the device uses the machine's memory")
+        return
+    gc.collect()
+    left = give_back_memory(device) - before
+    total = memory_of(device).total
+    if left > measures.SLACK_BYTES:
+        yield problem(
+            "memory", f"{left / 1e6:.0f} MB stay held after everything was released", "please report it: a pause must give it back"
+        )
+    else:
+        yield ok("memory", f"{total / 1e9:.1f} GB, and a stage that is left gives back all but {max(left, 0) / 1e6:.0f} MB")
+
+
+def _speed(device: torch.device) -> Iterator[Finding]:
+    try:
+        told = [
+            f"{name} {measures.flops(device, dtype) / 1e12:.3g}"
+            for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+        ]
+        yield ok("speed", f"TFLOP/s of matrix products: {', '.join(told)}; memory {measures.memory_rate(device) / 1e9:.3g} GB/s")
+        if device.type == "cpu":
+            return
+        to_device, to_host = measures.copy_rates(device)
+        yield ok("copies", f"{to_device / 1e9:.3g} GB/s to the device, {to_host / 1e9:.3g} GB/s from it")
+    except Exception as error:
+        yield problem("speed", f"could not be measured: {_said(error)}", REMEDY)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:200]

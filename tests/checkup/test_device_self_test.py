@@ -1,0 +1,110 @@
+"""The self-test of a device: it passes on a sound one, and names the part that was broken on purpose."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peerd.checkup.device import codecs, kernels, life
+from peerd.checkup.device.self_test import examine
+from peerd.checkup.doctor import examine as checkup
+from peerd.checkup.here import Order
+from peerd.config.codec import EXAMPLES
+from peerd.policy.swarm.checkup import Verdict
+from peerd.wire import codecs as wire_codecs
+from tests.pretend import METERS
+from tests.pretend.life import CPU, PRETEND
+
+BLOCKWISE = ("int8", "int6", "int5", "int4")
+
+
+def broken(faults: dict[str, str]) -> list[str]:
+    return [name for name, fault in faults.items() if fault]
+
+
+@pytest.mark.parametrize("device", [CPU, PRETEND], ids=str)
+def test_a_sound_device_passes_every_codec_and_kernel(device: torch.device) -> None:
+    assert broken(codecs.all_faults(device)) == []
+    assert broken(kernels.all_faults(device)) == []
+
+
+def test_a_whole_self_test_tells_each_part_and_leaves_nothing_on_the_device() -> None:
+    gc.collect()
+    before = METERS[0].allocated
+    findings = checkup(Order(home="/nowhere", device="pretend", self_test=True))
+    assert [finding for finding in findings if finding.verdict is Verdict.PROBLEM] == []
+    told = {finding.code for finding in findings}
+    assert {f"codec {example}" for example in EXAMPLES} <= told
+    assert {"stage float32", "stage bfloat16", "stage float16", "memory", "speed", "copies"} <= told
+    gc.collect()
+    assert METERS[0].allocated == before
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "hits"),
+    [
+        ("_quantise_rows", lambda rows, scales, codes, largest: codes.add_(1), BLOCKWISE),
+        ("_quantise_rows", lambda rows, scales, codes, largest: scales.mul_(1.05), BLOCKWISE),
+    ],
+    ids=["a code is off by one", "a scale is too large"],
+)
+def test_a_codec_that_is_off_is_named(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[..., Any], hits: tuple[str, ...]) -> None:
+    right = getattr(wire_codecs, name)
+
+    def wrong(*given: Any) -> None:
+        right(*given)
+        spoil(*given)
+
+    monkeypatch.setattr(wire_codecs, name, wrong)
+    assert broken(codecs.all_faults(CPU)) == list(hits)
+
+
+def test_a_codec_that_keeps_other_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = wire_codecs._keep_largest
+    monkeypatch.setattr(wire_codecs, "_keep_largest", lambda codec, values: right(codec, values.roll(1)))
+    assert broken(codecs.all_faults(CPU)) == ["topk:0.1"]
+
+
+def test_a_codec_that_decodes_otherwise_on_the_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = wire_codecs._widened
+
+    def wrong(data: Tensor, length: int, bits: int) -> Tensor:
+        found = right(data, length, bits)
+        return found if data.device.type == "cpu" else found.roll(1)
+
+    monkeypatch.setattr(wire_codecs, "_widened", wrong)
+    assert broken(codecs.all_faults(PRETEND)) == ["int6", "int5", "int4"]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "hits"),
+    [
+        ("torch.nn.functional", "softmax", ["softmax"]),
+        ("torch.nn.functional", "layer_norm", ["layer norm"]),
+        ("torch.nn.functional", "gelu", ["gelu"]),
+        ("torch.nn.functional", "scaled_dot_product_attention", ["attention"]),
+        ("torch.nn.functional", "cross_entropy", ["cross entropy"]),
+    ],
+)
+def test_a_kernel_that_is_slightly_wrong_is_named(monkeypatch: pytest.MonkeyPatch, place: str, name: str, hits: list[str]) -> None:
+    right = getattr(torch.nn.functional, name)
+    monkeypatch.setattr(f"{place}.{name}", lambda *given, **how: right(*given, **how) * 1.0005)
+    assert broken(kernels.all_faults(CPU)) == hits
+
+
+def test_a_stage_whose_numbers_are_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = life.manifest_of("float32")
+    expected = life.live(run, CPU, keep_graph=False)
+    assert life.fault(life.live(run, CPU, keep_graph=True), expected, "float32") == ""
+    right = torch.nn.functional.gelu
+    monkeypatch.setattr("torch.nn.functional.gelu", lambda given: right(given) * 1.01)
+    assert "in place of" in life.fault(life.live(run, CPU, keep_graph=False), expected, "float32")
+
+
+def test_a_device_that_is_not_there_is_told() -> None:
+    assert [finding.verdict for finding in examine("cuda:77")] == [Verdict.PROBLEM]
