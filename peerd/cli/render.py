@@ -134,6 +134,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         *_link_rows(reply),
         *computing_row(reply),
         *_memory_row(reply),
+        *joining_row(reply),
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
@@ -170,6 +171,12 @@ def computing_row(reply: StatusReply) -> list[tuple[str, str]]:
         return []
     usual = f"; one takes {duration(found['usual_s'])} here" if found["usual_s"] else ""
     return [("computes", f"microbatch {found['index']} of step {found['step']} for {duration(found['for_s'])}{usual}")]
+
+
+def joining_row(reply: StatusReply) -> list[tuple[str, str]]:
+    """The plan of a peer that does not serve its stage yet."""
+    found = reply.get("joining")
+    return [("joins", plain(found["plan"], 300))] if found and found["plan"] else []
 
 
 def print_limits(reply: Mapping[str, Any]) -> None:

@@ -157,6 +157,17 @@ class MemoryInfo(TypedDict):
     slots: int  # microbatches held at once
 
 
+class JoinInfo(TypedDict):
+    """How far this daemon is on its way into its stage, while it does not serve yet."""
+
+    bytes: int  # of the state that it downloads; 0: not known yet
+    bytes_left: int
+    steps_behind: int  # what it has, or downloads, is so many steps older than its stage
+    ready_s: float | None  # until it serves; None: not known
+    can_catch_up: bool  # False: averages reach it more slowly than its stage makes them
+    plan: str  # the same in words; empty: nothing is known yet
+
+
 class UpdateInfo(TypedDict):
     """Quantities of the parameter update."""
 
@@ -218,6 +229,7 @@ class StatusReply(TypedDict):
     computing: NotRequired[ComputingInfo | None]  # None: no pass runs now
     memory: NotRequired[MemoryInfo]
     decision: str  # last decision of the step rules, with its reason
+    joining: NotRequired[JoinInfo | None]  # None: it serves
     rebalancing: str  # reason of the last rebalancing plan
     moves: int  # number of times this daemon changed its stage
     health: list[HealthItem]

@@ -20,6 +20,7 @@ from peerd.control.protocol import (
     Counters,
     DirectInfo,
     HealthItem,
+    JoinInfo,
     MemoryInfo,
     OwnerInfo,
     PeerInfo,
@@ -92,6 +93,7 @@ class Answers:
             "computing": self._computing(),
             "memory": self._memory(),
             "decision": str(seat.stepper.decision),
+            "joining": self._joining(),
             "rebalancing": seat.rebalance_reason,
             "moves": peer.moves,
             "health": self.health(),
@@ -121,6 +123,22 @@ class Answers:
         found, seat = memory_of(peer.governor.device), peer.seat
         told = peer.room_wanted or seat.service.shortage.told
         return {"total": found.total, "used": found.used, "held": found.held, "shortage": told, "slots": seat.service.slots}
+
+    def _joining(self) -> JoinInfo | None:
+        """How far this peer is on its way into its stage, and its plan; None once it serves."""
+        seat, live = self._peer.seat, self._peer.membership.live()
+        if seat.state.record.phase is not Phase.JOINING:
+            return None
+        joining, now_s = seat.stepper.joining, clock_s()
+        found, plan = joining.progress(live, now_s), joining.plan(live, now_s)
+        return {
+            "bytes": found.bytes_total,
+            "bytes_left": found.bytes_left,
+            "steps_behind": found.steps_behind,
+            "ready_s": plan.ready_s if plan.ready_s is not None and math.isfinite(plan.ready_s) else None,
+            "can_catch_up": not joining.waits,
+            "plan": plan.text,
+        }
 
     def _direct(self) -> DirectInfo:
         direct = self._peer.network.direct
@@ -267,12 +285,15 @@ class Answers:
         peer, seat, train = self._peer, self._peer.seat, self._peer.place.manifest.train
         me, met, live = peer.membership.me, peer.membership.view.sightings, peer.membership.live()
         up, down = peer.network.links.traffic.line.claims(self._governor.limits)
+        joining = self._joining()
         return Facts(
             mine=replace(seat.state.record, unaveraged=seat.unaveraged, up=up, down=down),
             live=live,
             num_stages=train.num_stages,
             num_microbatches=train.microbatches_per_step,
             decision=seat.stepper.decision.reason,
+            join_plan=joining["plan"] if joining else "",
+            cannot_catch_up=bool(joining and not joining["can_catch_up"]),
             progress=peer.notes.progress,
             now_s=clock_s(),
             microbatch_s=way_s(live, train.num_stages, train.microbatch_size),

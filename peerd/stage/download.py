@@ -45,6 +45,10 @@ class Downloader:
         self._spools = spools or Spools()
         self._partial = PartialState(0, 0)
         """The last download, or the one under way."""
+        self._began_s, self._bytes_before = 0.0, 0
+        """When the last download began, and what an earlier one had left of it."""
+        self._ended_s: float | None = 0.0
+        """When it ended; None: it is under way."""
         self.previous_s = 0.0
         """How long the previous parameters would take to download, by the last download."""
         self._unfinished: PartialState | None = None
@@ -59,19 +63,32 @@ class Downloader:
         """0 until a donor has told it."""
         return self._partial.landing.num_bytes
 
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second of the download under way, or of the last one; None: nothing has come."""
+        took_s = (clock_s() if self._ended_s is None else self._ended_s) - self._began_s
+        came = self._partial.bytes_done - self._bytes_before
+        return came / took_s if came > 0 and took_s > 0 else None
+
+    @property
+    def step(self) -> int | None:
+        """The step of the state whose download is under way; None: none is, or its donors have not told it yet."""
+        header = self._partial.header
+        return None if self._ended_s is not None or header is None else header.step
+
     async def download(self, stage: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
         """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
         partial = await self._begun(stage, tied_only)
         if self._unfinished is not None and (self._unfinished.stage, self._unfinished.tied_only) == (stage, tied_only):
             partial = self._unfinished
-        self._unfinished, began_s = None, clock_s()
+        self._unfinished = None
         try:
             found = await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
         except StageError:
             self._keep(partial)
             raise
         if partial.header is not None and partial.landing.num_bytes:
-            self.previous_s = (clock_s() - began_s) * partial.header.previous_bytes / partial.landing.num_bytes
+            self.previous_s = (clock_s() - self._began_s) * partial.header.previous_bytes / partial.landing.num_bytes
         return found
 
     def _keep(self, partial: PartialState) -> None:
@@ -133,8 +150,14 @@ class Downloader:
         A donor that is busy says for how long. While all others fail, this peer waits for it, and then asks all of them again. Where no
         donor gives the snapshot that was begun with any more, but others give another one, the download begins anew with that.
         """
+        self._partial, self._began_s, self._bytes_before, self._ended_s = partial, clock_s(), partial.bytes_done, None
+        try:
+            return await self._of_donors(partial, candidates, prefer)
+        finally:
+            self._ended_s = clock_s()
+
+    async def _of_donors(self, partial: PartialState, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
         tried = Tried()
-        self._partial = partial
         while True:
             gathering = Gathering(self._client, partial, self._patience_s)
             try:

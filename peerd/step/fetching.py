@@ -15,6 +15,7 @@ from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
+from peerd.step.joining import Joining
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId, Phase
@@ -27,12 +28,15 @@ LOG = structlog.get_logger()
 class Fetching:
     """Performs the acts that fetch. A peer that refuses or does not answer is remembered by (peer, step) for FORGET_REFUSAL_S."""
 
-    def __init__(self, state: StageState, executor: Executor, rounds: Rounds, downloader: Downloader, trials: Trials) -> None:
+    def __init__(
+        self, state: StageState, executor: Executor, rounds: Rounds, downloader: Downloader, trials: Trials, joining: Joining
+    ) -> None:
         self._state = state
         self._executor = executor
         self._rounds = rounds
         self._downloader = downloader
         self._trials = trials
+        self._joining = joining
         self._refused: dict[tuple[PeerId, int], float] = {}
         self._unanswered: dict[tuple[PeerId, int], float] = {}
         self._found_no_donor_s = float("-inf")
@@ -62,7 +66,7 @@ class Fetching:
 
     async def average(self, act: FetchAverage) -> None:
         """Fetch a mate's average of this peer's step; it is ignored if this peer has moved on meanwhile."""
-        asked = self._state.record
+        asked, began_s = self._state.record, clock_s()
         try:
             found = await self._rounds.fetcher.fetch(act.peer, act.step)
             now = self._state.record
@@ -70,6 +74,7 @@ class Fetching:
                 return
             if now.phase is Phase.JOINING:
                 await self._trials.update(lambda: self._state.catch_up(found))
+                self._joining.applied(clock_s() - began_s)
                 self._rounds.applied(found)
             else:
                 taken = (found.roster, found.flat_sum, found.tied)

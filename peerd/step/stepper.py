@@ -25,6 +25,7 @@ from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
 from peerd.step.fetching import Fetching
+from peerd.step.joining import Joining
 from peerd.step.rules import rules_in
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
@@ -84,7 +85,8 @@ class Stepper:
         self._propose_after_s = 0.0
         self._lost_since_s: float | None = None
         self._trials = Trials(executor)
-        self._fetching = Fetching(state, executor, rounds, downloader, self._trials)
+        self.joining = Joining(state, downloader)
+        self._fetching = Fetching(state, executor, rounds, downloader, self._trials, self.joining)
         self._previous_s = 0.0
         """How long the previous parameters would take to download, by the last download."""
         self._done_seen = 0
@@ -198,7 +200,9 @@ class Stepper:
             self._lost_since_s = None
         elif self._lost_since_s is None:
             self._lost_since_s = now.now_s
-        own = self._clocks.noted(replace(own, lost_since_s=self._lost_since_s), live, self._rules, now.now_s)
+        in_vain = self.joining.why_wait(live, now.now_s) if own.record.phase is Phase.JOINING else ""
+        own = replace(own, lost_since_s=self._lost_since_s, cannot_catch_up=in_vain)
+        own = self._clocks.noted(own, live, self._rules, now.now_s)
         at_start = own.record.step <= self._beginning.step
         resumes = own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage)
         act = self._recover(now) if resumes else decide(replace(now, own=own))
@@ -347,6 +351,7 @@ class Stepper:
             if donor is None:
                 return
         self.reloads += 1
+        self.joining.downloads(clock_s())
         await self._executor.run(Priority.LEDGER, self._state.begin_joining)
         await self._rounds.close_present("reloading")
         self._host.announce()

@@ -230,3 +230,12 @@ def test_a_peer_that_computes_one_microbatch_for_minutes_is_not_shown_as_if_it_s
     assert max(map(len, map(" ".join, lines))) <= 80
     assert [("works" in line, "1m40s" in line, "0.0067" in line) for line in lines] == [(True,) * 3, (False,) * 3, (False,) * 3]
     assert ["accumulating" in line for line in lines] == [False, True, True]
+
+
+def test_status_says_when_a_joiner_will_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"bytes": 12 * 10**8, "bytes_left": 9 * 10**8, "steps_behind": 0, "ready_s": 98.0, "can_catch_up": True}
+    print_status(status_reply(joining={**found, "plan": "downloads 1200 MB; ready in about 98 s"}))
+    assert "ready in about 98 s" in capsys.readouterr().out
+    for nothing in (None, {**found, "plan": ""}):
+        print_status(status_reply(joining=nothing))
+        assert "joins " not in capsys.readouterr().out

@@ -156,6 +156,13 @@ def test_a_joiner_behind_its_stage_and_steps_given_up_are_named() -> None:
     joiner = replace(ME, phase=Phase.JOINING, step=3)
     assert codes(facts_of(joiner, member("a", step=5, trains=True), member("b", stage=1, step=5))) == ["behind"]
     assert codes(facts_of(replace(joiner, step=0), member("a", step=5), member("b", stage=1, step=5))) == ["joining"]
+    plan = "downloads 1200 MB; ready in about 98 s"
+    for step, code in ((0, "joining"), (3, "behind")):
+        mine = replace(joiner, step=step)
+        (note,) = health(facts_of(mine, member("a", step=5, trains=True), member("b", stage=1, step=5), join_plan=plan))
+        assert (note.code, plan in note.title) == (code, True)
+    never = facts_of(joiner, member("a", step=5, trains=True), member("b", stage=1, step=5), join_plan=plan, cannot_catch_up=True)
+    assert codes(never) == ["cannot-catch-up"]
     given_up = replace(ME, lineage=Lineage(2, b"x"))
     assert codes(facts_of(given_up, member("b", stage=1, step=5))) == ["inexact"]
 

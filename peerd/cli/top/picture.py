@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import AT_WORK_FROM_S, computing_row, exactness, held_by, line_of, phase_of, plain, short_id
+from peerd.cli.render import AT_WORK_FROM_S, computing_row, exactness, held_by, joining_row, line_of, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
@@ -166,6 +166,7 @@ def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
     moves = {0: "", 1: ", moved once"}.get(status["moves"], f", moved {status['moves']} times")
     yield "you", f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}{moves}"
     yield from computing_row(status)
+    yield from joining_row(status)
     given = f"{amount(peer['tokens'])} tokens{_share(poll)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"
     yield "exact", f"{exactness(counters)}; relaunched {counters['replayed_microbatches']}, faults {counters['faults_seen']}"

@@ -44,7 +44,7 @@ SHOWN_EVENTS = 100
 CHURN_SPANS = 200
 """Into so many parts of the time that is shown are comings and goings counted."""
 RECENT_STEPS = 50
-OWN_FIELDS = ("counters", "decision", "rebalancing", "moves", "health", "uptime_s")
+OWN_FIELDS = ("counters", "decision", "joining", "rebalancing", "moves", "health", "uptime_s")
 RECENT_S = 10.0
 CONTRIBUTIONS_KEPT_S = 15.0
 BACKLOG = 64

@@ -94,6 +94,8 @@ class OwnState:
     """How long fetching them would take, in seconds."""
     lacking_since_s: float | None = None
     """The time since which this joiner has lacked them at its present step, at every look; None: it lacks none."""
+    cannot_catch_up: str = ""
+    """Why this joiner asks its mates for nothing now: averages reach it more slowly than its stage makes them; empty: they do not."""
     has_start: bool = True
     """False: the run begins from a state that this peer does not hold yet, so its parameters do not count."""
 

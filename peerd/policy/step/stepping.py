@@ -89,6 +89,8 @@ def _join(now: Situation) -> Act:
         if now.own.lacks_previous:
             return _get_previous(now)
         return acts.Serve(f"at step {mine.step} like the stage")
+    if now.own.cannot_catch_up:
+        return acts.Wait(now.own.cannot_catch_up)
     able = now.willing([m for m in now.mates if m.step - m.kept_averages <= mine.step < m.step])
     if able:
         return acts.FetchAverage(f"the stage is at step {newest}", now.first_to_ask(able).peer, mine.step)

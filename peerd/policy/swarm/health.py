@@ -92,6 +92,10 @@ class Facts:
     """Computing time of a microbatch in all stages (`way_s`); 0: unknown."""
     lifetime_s: float
     """Life of a record. A peer that is missed for less time may have restarted, or may be suspected wrongly."""
+    join_plan: str = ""
+    """When this peer will serve, in words, while it joins (`JoinPlan`)."""
+    cannot_catch_up: bool = False
+    """Whether that is never, unless its line or its stage's steps change."""
     has_met_others: bool = False
     """Whether there was another peer that has not said that it leaves."""
     complete: bool = False
@@ -290,8 +294,11 @@ def _inexact(facts: Facts) -> HealthNote | None:
 def _joining(facts: Facts) -> HealthNote | None:
     if facts.mine.phase is not Phase.JOINING:
         return None
+    if facts.cannot_catch_up:
+        remedy = "join from a faster line; it tries again after a while, or once steps take longer"
+        return HealthNote("cannot-catch-up", facts.join_plan, "warning", remedy)
     newest = stage_step(facts.live, facts.mine.stage)
     if newest is not None and 0 < facts.mine.step < newest:
-        title = f"at step {facts.mine.step}, its stage at {newest}: {facts.decision}"
+        title = f"at step {facts.mine.step}, its stage at {newest}: {facts.join_plan or facts.decision}"
         return HealthNote("behind", title, "warning", "nothing to do; it catches up")
-    return HealthNote("joining", facts.decision, "info", "nothing to do; it serves when the download is done")
+    return HealthNote("joining", facts.join_plan or facts.decision, "info", "nothing to do; it serves when it has caught up")

@@ -83,7 +83,7 @@ const mbit = (rate) => (rate ? amount(8e-6 * rate) : "-");
 
 export function showOwn(host, said, own, share) {
   const { peer, counters } = own, exact = counters.duplicate_microbatches + counters.lost_microbatches + counters.inexact_steps;
-  facts(said, [["Now", own.paused ? "paused" : own.decision], ["Rebalancing", own.rebalancing || "not looked at yet"]], true);
+  facts(said, [["Now", own.paused ? "paused" : own.joining?.plan || own.decision], ["Rebalancing", own.rebalancing || "not looked at yet"]], true);
   facts(host, [
     ["Stage", own.moves ? `${peer.stage}, after ${own.moves} ${own.moves === 1 ? "move" : "moves"}` : String(peer.stage)],
     ["Phase", own.paused ? "paused" : peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
