@@ -38,6 +38,8 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def _is_here(device: torch.device) -> bool:
+    if device.type == "mps":
+        return torch.backends.mps.is_available()
     module: Any = getattr(torch, device.type, None)
     return hasattr(module, "device_count") and bool(module.is_available()) and (device.index or 0) < module.device_count()
 

@@ -161,6 +161,7 @@ async def _next_seat(peer: Peer, stage: int, watcher: Watcher) -> Seat:
             return await take_seat(peer, wanted, watcher)
         except NoRoomError as error:
             LOG.warning("no memory for the next stage", error=error.message)
+            peer.room_wanted = error.message
     raise Paused
 
 
@@ -209,6 +210,8 @@ async def _mind_memory(seat: Seat, departure: Departure) -> None:
 async def _until_may_go_on(peer: Peer) -> None:
     """Wait until the owner lets this peer go on, and there is memory for a stage."""
     wanted = peer.settings.stage if peer.settings.stay else ANY_STAGE
+    if peer.room_wanted:  # an attempt has just failed, whatever the estimate says
+        await asyncio.sleep(ROOM_LOOK_S)
     while True:
         await peer.governor.until_free()
         peer.room_wanted = await asyncio.to_thread(room_lacks, peer, wanted)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from dataclasses import replace
 
 import structlog
 import torch
 
-from peerd.daemon.device import memory_of, room_on
+from peerd.daemon.device import give_back_memory, memory_of, room_on
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat, Watcher
 from peerd.errors import StageError
 from peerd.models.stages import estimate_stage_memory, keeps_graphs, placing_of_stage
 from peerd.observe.archive import Archive
-from peerd.planner.memory import Placing, Room
+from peerd.planner.memory import Memory, Placing, Room
 from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.recovery import Beginning
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.executor import Executor, Priority
+from peerd.stage.shortage import is_out_of_memory
 from peerd.stage.state import StageState
 from peerd.table.record import PeerRecord
 
@@ -50,16 +52,27 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     start = place.manifest.start
     beginning = Beginning(step=start.step, founder=founds, reached=reached, needs_state=bool(start.state))
     offers = PeerRecord(peer=peer.membership.me, stage=stage, checkpoints=steps, gives_start=place.start is not None)
-    executor = Executor()
-    try:
-        state = await executor.run(Priority.CONTROL, lambda: _build_state(peer, offers, room))
-    except BaseException:
-        executor.close()
-        raise
+    executor, state = await _built(peer, offers, room)
     seat = Seat(peer, executor, state, store, room, beginning, watcher)
     seat.keep_limits(peer.governor.in_force)
     peer.take(seat)
     return seat
+
+
+async def _built(peer: Peer, record: PeerRecord, room: Room) -> tuple[Executor, StageState]:
+    """Build the stage on a torch thread of its own. Raises NoRoomError if the memory does not suffice, whatever the estimate says."""
+    executor = Executor()
+    try:
+        return executor, await executor.run(Priority.CONTROL, lambda: _build_state(peer, record, room))
+    except BaseException as error:
+        executor.close()
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors that have found room
+    await asyncio.to_thread(give_back_memory, peer.governor.device)
+    peer.outgrown[record.stage] = int(MORE * room.device)
+    told = f"stage {record.stage} needs more than {room.device / 1e9:.2f} GB of memory, which did not suffice"
+    raise NoRoomError(told, "free some memory, or join from a machine with more")
 
 
 async def reached_before(archive: Archive) -> int:
@@ -110,8 +123,9 @@ def _stage_to_serve(peer: Peer, wanted: int, room: Room, checkpoints: list[Check
             raise NoRoomError(f"stage {wanted} needs {lacks}", remedy)
         return wanted
     live = peer.membership.live()
-    if checkpoints and stage_step(live, checkpoints[-1].stage) is None and checkpoints[-1].stage < num_stages:
-        return checkpoints[-1].stage
+    newest = checkpoints[-1].stage if checkpoints else num_stages
+    if newest < num_stages and stage_step(live, newest) is None and not lacks_for(peer, newest, room):
+        return newest
     choice = choose_stage(live, [lacks_for(peer, stage, room) for stage in range(num_stages)])
     if choice.stage is None:
         raise NoRoomError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
@@ -121,16 +135,24 @@ def _stage_to_serve(peer: Peer, wanted: int, room: Room, checkpoints: list[Check
 
 def lacks_for(peer: Peer, stage: int, room: Room) -> str:
     """Return what this room lacks for a stage, in words; empty if it is enough."""
+    return room.lacks(_needed(peer, stage, room))
+
+
+def _needed(peer: Peer, stage: int, room: Room) -> Memory:
+    """What a stage takes, and more where that did not suffice."""
     manifest = peer.place.manifest
     needed = estimate_stage_memory(manifest, stage, manifest.slots, placing_of_stage(manifest, stage, room))
-    return room.lacks(replace(needed, device=max(needed.device, peer.outgrown.get(stage, 0))))
+    return replace(needed, device=max(needed.device, peer.outgrown.get(stage, 0)))
 
 
 def room_lacks(peer: Peer, wanted: int) -> str:
     """Return what this machine lacks now for the stage `wanted`, or for any; empty if it has enough."""
     room, num_stages = room_on(peer.governor.device, peer.governor.limits.memory), peer.place.manifest.train.num_stages
-    lacking = [lacks_for(peer, stage, room) for stage in (range(num_stages) if wanted < 0 else [wanted])]
-    return min(lacking) and f"stage {lacking.index(min(lacking)) if wanted < 0 else wanted} needs {min(lacking)}"
+    stages = range(num_stages) if wanted < 0 else [wanted]
+    if any(not lacks_for(peer, stage, room) for stage in stages):
+        return ""
+    least = min(stages, key=lambda stage: _needed(peer, stage, room).device)
+    return f"stage {least} needs {lacks_for(peer, least, room)}"
 
 
 def another_stage(peer: Peer) -> int | None:

@@ -32,7 +32,7 @@ class Meter:
 
     total_bytes: int = 8 * GB
     others_file: str = ""
-    """A file with the bytes that other processes take of the memory; empty: they take none."""
+    """A file with the bytes that other processes take of the memory, and maybe those that are hidden; empty: there are none."""
     allowed_bytes: int | None = None
     """The most that this process may take; None: all there is."""
     waits: Counter[str] = field(default_factory=Counter)
@@ -51,7 +51,16 @@ class Meter:
 
     @property
     def others_bytes(self) -> int:
-        return int(Path(self.others_file).read_text() or 0) if self.others_file else 0
+        return self._others()[0]
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Memory of which the device says that it is free, and which cannot be had, such as what lies in pieces."""
+        return self._others()[1]
+
+    def _others(self) -> tuple[int, int]:
+        others, _, hidden = (Path(self.others_file).read_text() if self.others_file else "").partition(" ")
+        return int(others or 0), int(hidden or 0)
 
     def wait(self, reason: str) -> None:
         with self._guard:
@@ -75,7 +84,7 @@ class Meter:
             self._live[storage] = [num_bytes, 1]
 
     def _take(self, num_bytes: int) -> None:
-        room = self.total_bytes - self.others_bytes
+        room = self.total_bytes - self.others_bytes - self.hidden_bytes
         if self.allowed_bytes is not None:
             room = min(room, self.allowed_bytes)
         if self.allocated + num_bytes > room:

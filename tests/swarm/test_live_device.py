@@ -27,9 +27,9 @@ class DeviceSwarm(Swarm):
     def environment(self) -> dict[str, str]:
         return super().environment | environment(self.others)
 
-    def take(self, num_bytes: int) -> None:
+    def take(self, num_bytes: int, hidden: int = 0) -> None:
         beside = self.folder / "others-new"
-        beside.write_text(str(num_bytes))
+        beside.write_text(f"{num_bytes} {hidden}")
         beside.replace(self.others)
 
 
@@ -86,3 +86,19 @@ def test_memory_that_ends_in_a_pass_makes_a_peer_rest_and_the_run_goes_on_when_t
         daemon.wait_for_step(step + 2)
         swarm.assert_exact()
         assert first.status["counters"]["internal_errors"] == daemon.status["counters"]["internal_errors"] == 0
+
+
+def test_a_peer_whose_stage_does_not_fit_though_it_should_says_so_and_does_not_end() -> None:
+    swarm = DeviceSwarm(swarm_manifest(num_stages=2))
+    with swarm:
+        swarm.take(0)
+        swarm.start(stage=0)
+        daemon = swarm.join(1, device="pretend")
+        daemon.wait_until_serving()
+        assert daemon.request("pause", silence_s=120.0)["resting"] is True
+        swarm.take(0, hidden=TOTAL)
+        daemon.request("resume")
+        until(lambda: "no-memory" in codes(daemon))
+        assert held(daemon) == 0
+        assert daemon.process.poll() is None
+        assert daemon.status["counters"]["internal_errors"] == 0
