@@ -40,7 +40,6 @@ from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.leases import Lease
 from peerd.stage.shortage import is_out_of_memory
 from peerd.stage.snapshots import Downloaded, SnapshotServer
-from peerd.stage.spool import Spools
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
 from peerd.stage.state_bytes import most_state_bytes
@@ -134,9 +133,9 @@ class Seat:
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
         self._followers = Followers()
         start_of = partial(place.start.of_stage, manifest) if place.start else None
-        spools = Spools(peer.network.home.copies, store.room)
-        self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of, spools)
-        self.downloader = Downloader(StateClient(links, run), membership, partial(most_state_bytes, manifest), peer.patience_s, spools)
+        self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of, state.spools)
+        most = partial(most_state_bytes, manifest)
+        self.downloader = Downloader(StateClient(links, run), membership, most, peer.patience_s, state.spools)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)

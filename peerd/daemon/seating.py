@@ -23,6 +23,7 @@ from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.shortage import is_out_of_memory
+from peerd.stage.spool import Spools
 from peerd.stage.state import StageState
 from peerd.table.record import PeerRecord
 
@@ -52,18 +53,18 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     start = place.manifest.start
     beginning = Beginning(step=start.step, founder=founds, reached=reached, needs_state=bool(start.state))
     offers = PeerRecord(peer=peer.membership.me, stage=stage, checkpoints=steps, gives_start=place.start is not None)
-    executor, state = await _built(peer, offers, room)
+    executor, state = await _built(peer, offers, room, Spools(home.copies, disk))
     seat = Seat(peer, executor, state, store, room, beginning, watcher)
     seat.keep_limits(peer.governor.in_force)
     peer.take(seat)
     return seat
 
 
-async def _built(peer: Peer, record: PeerRecord, room: Room) -> tuple[Executor, StageState]:
+async def _built(peer: Peer, record: PeerRecord, room: Room, spools: Spools) -> tuple[Executor, StageState]:
     """Build the stage on a torch thread of its own. Raises NoRoomError if the memory does not suffice, whatever the estimate says."""
     executor = Executor()
     try:
-        return executor, await executor.run(Priority.CONTROL, lambda: _build_state(peer, record, room))
+        return executor, await executor.run(Priority.CONTROL, lambda: _build_state(peer, record, room, spools))
     except BaseException as error:
         executor.close()
         if not is_out_of_memory(error):
@@ -81,7 +82,7 @@ async def reached_before(archive: Archive) -> int:
     return max((entry.step + 1 for entry in newest), default=0)
 
 
-def _build_state(peer: Peer, record: PeerRecord, room: Room) -> StageState:
+def _build_state(peer: Peer, record: PeerRecord, room: Room, spools: Spools) -> StageState:
     """Set torch's number of threads and create the stage's first weights, on the torch thread."""
     manifest, device = peer.place.manifest, peer.governor.device
     if manifest.compute.threads:
@@ -93,7 +94,7 @@ def _build_state(peer: Peer, record: PeerRecord, room: Room) -> StageState:
     keep_graph = keeps_graphs(manifest, record.stage, manifest.slots + 1, room.device, placing)
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=manifest.compute.recompute)
     _tell_placing(peer, record.stage, placing)
-    return StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans, placing is Placing.OFFLOADED)
+    return StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans, placing is Placing.OFFLOADED, spools)
 
 
 def _tell_placing(peer: Peer, stage: int, placing: Placing) -> None:

@@ -1,7 +1,8 @@
 """The memory that serving a stage takes at most: of the device, and of the machine beside it.
 
 Bytes a parameter with AdamW and sums in float32, on one memory: 4 each for the value, the previous value, two moments and the sum of
-gradients are there all the time, and 4 more either for the gradient of a pass or for a round's copy of the sum: 24.
+gradients are there all the time, and 4 more either for the gradient of a pass or for a round's copy of the sum: 24. With sums in float64 it
+is 32: the sum takes 8 and so does the copy, without which a round that fails would lose the sum.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ def sum_bytes(train: TrainConfig) -> int:
 def stage_memory(manifest: Manifest, load: Load, slots: int, placing: Placing) -> Memory:
     """The memory that serving a stage takes with `slots` microbatches in hand.
 
-    A pass and a round are at different moments, unless steps overlap. Torch itself, the allocator's slack, what a joiner is given,
-    and on a GPU a copy of the previous parameters while a late microbatch is computed, come on top.
+    A pass and a round are at different moments, unless steps overlap. Torch itself, the allocator's slack, and on a GPU a copy of the
+    previous parameters while a late microbatch is computed, come on top. So do a copy of the state for a joiner or an export, and sums of
+    what another peer may hold as well (asides), where the disk has no room for them (stage/spool.py).
     """
     used, aside = _lasting(manifest, load)
     in_pass, in_round = _in_pass(manifest, load, slots), _in_round(manifest, load)

@@ -62,9 +62,7 @@ class Accumulator:
         `overflowed`: in float16 runs, whether these gradients are not `usable`; the caller has looked, as a look makes it wait for a GPU.
         Memory is allocated and shapes are checked first: an error up to there changes nothing. A later one leaves a void sum.
         """
-        if [gradient.shape for gradient in gradients] != [view.shape for view in self._views.values()]:
-            raise ValueError("the gradients are not of the parameters' shapes")
-        overflowed = self._overflows and overflowed
+        overflowed = self.checked(gradients, overflowed)
         if gradients[0].device != self.flat.device:
             gradients = to_host(*gradients)
         odd = [gradient.numel() for gradient in gradients if gradient.dtype != self.flat.dtype]
@@ -81,6 +79,17 @@ class Accumulator:
                 self.flat[-1] += loss
             elif loss is not None:
                 self.flat[-3] += 1
+
+    def checked(self, gradients: Sequence[Tensor], overflowed: bool) -> bool:
+        """Whether these gradients only count as overflowed. Raises ValueError if they are not of the parameters' shapes."""
+        if [gradient.shape for gradient in gradients] != [view.shape for view in self._views.values()]:
+            raise ValueError("the gradients are not of the parameters' shapes")
+        return self._overflows and overflowed
+
+    def add_to(self, main: Accumulator) -> None:
+        """Add all of it to another sum."""
+        with main.changing():
+            main.flat += self.flat
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

@@ -32,6 +32,7 @@ from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters, set_mean_parameters
 from peerd.stage.phase_spans import PhaseSpans
 from peerd.stage.results import HeldAverage, Ticket, TiedGradients
+from peerd.stage.spool import Spools
 from peerd.stage.sums import Sums
 from peerd.stage.update import apply_sums
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
@@ -45,7 +46,7 @@ MAX_HISTORY = 100_000
 class StageState:
     """See the module's promise. `live` returns the current view of the swarm and is safe from any thread.
 
-    With `keep_graph` a microbatch's graph is kept from forward to backward; without it the forward pass is repeated.
+    With `keep_graph` a microbatch's graph is kept from forward to backward; without it the forward pass is repeated. `spools`: for asides.
     """
 
     def __init__(
@@ -57,13 +58,15 @@ class StageState:
         keep_graph: bool | None = None,
         spans: SpanRing | None = None,
         offloads: bool = False,
+        spools: Spools | None = None,
     ) -> None:
         self._manifest = manifest
         self._live = live
         self.num_microbatches, self.microbatch_size = manifest.train.microbatches_per_step, manifest.train.microbatch_size
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device, offloads)
-        self._sums = [Sums(accumulator) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
+        self.spools = spools or Spools()
+        self._sums = [Sums(accumulator, self.spools) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
         """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
         """The finished average of this step."""
@@ -136,8 +139,6 @@ class StageState:
         if module is None:
             raise WrongStateError(f"this peer is at step {self.record.step}")
         return module
-
-    # Evaluation
 
     def evaluate(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
         """Run forward only, with the parameters of an evaluated step. Returns activations; the last stage returns the loss."""
@@ -386,8 +387,6 @@ class StageState:
         self.evaluated.forget()
         self._sums.clear()
         self.average = self.applied = None
-
-    # Snapshots
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state. Raises BadMessageError, with nothing changed, if it does not fit this stage."""

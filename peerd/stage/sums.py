@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import structlog
 
 from peerd.stage.accumulator import Accumulator
+from peerd.stage.spool import Spools
+from peerd.stage.stored_sum import StoredSum
 from peerd.table.record import PeerId
 
 LOG = structlog.get_logger()
@@ -15,22 +17,24 @@ LOG = structlog.get_logger()
 class Sums:
     """Every method is a job for the executor's thread."""
 
-    def __init__(self, main: Accumulator) -> None:
+    def __init__(self, main: Accumulator, spools: Spools | None = None) -> None:
         self.main = main
-        self._asides: dict[PeerId, Accumulator] = {}
-        """By the peer that may hold the same, where it holds anything."""
+        self._spools = spools or Spools()
+        self._asides: dict[PeerId, Accumulator | StoredSum] = {}
+        """By the peer that may hold the same, where it holds anything. They lie in files where they can."""
 
     def begin(self, other: PeerId) -> bool:
         """Make room for an aside. False if the device has no memory for it."""
         if other not in self._asides:
+            file = self._spools.file(self.main.flat.nbytes)
             try:
-                self._asides[other] = self.main.another()
+                self._asides[other] = StoredSum(self.main, file) if file is not None else self.main.another()
             except RuntimeError as error:  # both of the processor's memory and of a GPU's
                 LOG.warning("no memory to sum apart what another peer may hold, too", error=str(error))
                 return False
         return True
 
-    def of(self, other: PeerId | None) -> Accumulator:
+    def of(self, other: PeerId | None) -> Accumulator | StoredSum:
         return self.main if other is None else self._asides[other]
 
     @property
@@ -52,8 +56,7 @@ class Sums:
         """Add an aside to the main sum."""
         aside = self._asides.pop(other, None)
         if aside is not None:
-            with self.main.changing():
-                self.main.flat += aside.flat
+            aside.add_to(self.main)
 
     def merge_all(self) -> None:
         for other in list(self._asides):

@@ -81,6 +81,7 @@ def test_asides_that_cannot_become_one_sum_are_dropped_before_the_round() -> Non
     for index in range(state._manifest.train.microbatches_per_step):
         assert state.accumulate(ticket(state, index, again=index == 0), gradients_of(state), 1.0) == ""
     aside = state._sums[0].of(UNKNOWN)
+    assert isinstance(aside, Accumulator)
     aside.flat = aside.flat.as_subclass(Broken)
     roster = Roster(1, 0, 0, ME, (RosterEntry(ME, 1, state.record.ledger_no, ALL),))
     fails(lambda: state.open_round(roster))
