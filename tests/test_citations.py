@@ -8,6 +8,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def wrong_in(text: str) -> list[str]:
     return wrong + [each for each in re.findall(r"(?:(?:peerd/)?docs/|(?<![\w/]))[\w-]+\.md\b", text) if each not in pages]
 
 
+@cache
 def prose_of(path: Path) -> str:
     """Of Python its comments, docstrings and names of tests; of anything else all of it."""
     text = path.read_text(encoding="utf-8")
@@ -104,8 +106,9 @@ def test_every_hole_names_the_tests_that_guard_it_and_they_exist() -> None:
     assert len(holes) == len([anchor for anchor in KNOWN if anchor.startswith("hole ")])
     guards = [re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", hole) for hole in holes]
     assert all(guards)
-    functions = {name: ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))) for each in guards for name, _ in each}
-    known = {(name, f.name) for name, nodes in functions.items() for f in nodes if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)}
+    modules = {name: ast.parse((ROOT / name).read_text(encoding="utf-8")) for name in {name for each in guards for name, _ in each}}
+    tests = ((name, node) for name, module in modules.items() for node in module.body)
+    known = {(name, node.name) for name, node in tests if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     assert {guard for each in guards for guard in each} - known == set()
 
 

@@ -34,6 +34,8 @@ class LiveView:
     _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _members: dict[tuple[int, int], tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _sidelined: dict[int, frozenset[PeerId]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _speakers: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _spans: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """These are filled on first use: many questions are asked about one view."""
 
     def find(self, peer: PeerId) -> PeerRecord | None:
@@ -62,10 +64,21 @@ class LiveView:
 
     def is_outlived(self, record: PeerRecord) -> bool:
         """True if the run went back without this peer: another stage is two steps behind it or more, and a mate of its stage, too."""
-        self.serving(record.stage)
-        spans = _spans(self._serving)
-        lowest, newest = spans.pop(record.stage, (record.step, record.step))
-        return record.step >= _first_outlived(lowest, max(newest, record.step), sorted(last for _, last in spans.values()))
+        spans = self._all_spans()
+        lowest, newest = spans.get(record.stage, (record.step, record.step))
+        others = sorted(last for stage, (_, last) in spans.items() if stage != record.stage)
+        return record.step >= _first_outlived(lowest, max(newest, record.step), others)
+
+    def newest_step(self, stage: int) -> int | None:
+        """The newest step of the peers that serve a stage; None if nobody does."""
+        span = self._all_spans().get(stage)
+        return span[1] if span is not None else None
+
+    def _all_spans(self) -> dict[int, tuple[int, int]]:
+        if not self._spans:
+            self.serving(0)
+            self._spans.update(_spans(self._serving))
+        return self._spans
 
     def members(self, stage: int, step: int) -> tuple[PeerRecord, ...]:
         """T4 (members): live records with that stage and step, not joining, not voided for the step and not sidelined.
@@ -94,9 +107,12 @@ class LiveView:
 
     def speakers(self, stage: int) -> tuple[PeerRecord, ...]:
         """Peers that speak for a stage of which this peer knows no others; nobody for its own stage and its neighbours."""
-        told = tuple(r for r in self.serving(stage) if r.summary is not None)
-        mine = self.mine if told else None
-        return () if mine is not None and abs(stage - mine.stage) <= NEAR_STAGES else told
+        found = self._speakers.get(stage)
+        if found is None:
+            told = tuple([r for r in self.serving(stage) if r.summary is not None])
+            mine = self.mine if told else None
+            found = self._speakers[stage] = () if mine is not None and abs(stage - mine.stage) <= NEAR_STAGES else told
+        return found
 
     def summary(self, stage: int) -> StageSummary | None:
         """The summary of a stage that this peer does not know itself: the median over its speakers, because one of them may be wrong."""
@@ -178,7 +194,8 @@ def _without_outlived(serving: Iterable[PeerRecord]) -> dict[int, tuple[PeerReco
 
 def _spans(by_stage: Mapping[int, Sequence[PeerRecord]]) -> dict[int, tuple[int, int]]:
     """The lowest and the newest step of each stage."""
-    return {stage: (min(r.step for r in records), max(r.step for r in records)) for stage, records in by_stage.items()}
+    steps_of = ((stage, [record.step for record in records]) for stage, records in by_stage.items())
+    return {stage: (min(steps), max(steps)) for stage, steps in steps_of}
 
 
 def _first_outlived(lowest: int, newest: int, others: Sequence[int]) -> int:

@@ -72,7 +72,7 @@ async def test_two_mates_may_carry_for_each_other(make_group: MakeGroup) -> None
     assert [source.lines[roster.peers[target]].own.part for target in (2, 3)] == [1, 1]
 
 
-@pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 20])
+@pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 40])
 @pytest.mark.parametrize("ends", [(0, 1), (1, 2), (2, 3)])
 async def test_a_round_goes_around_a_dead_link_wherever_its_judges_stand(
     make_group: MakeGroup, ends: tuple[int, int], chunk_s: float

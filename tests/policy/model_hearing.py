@@ -10,9 +10,24 @@ from typing import TYPE_CHECKING
 from peerd.policy.swarm.contradictions import Heard
 from peerd.policy.swarm.meeting import Meetings
 from peerd.table.record import PeerId, PeerRecord
+from peerd.table.swarm_view import SwarmView
+from peerd.table.view import LiveView
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
+
+
+class KeptView(SwarmView):
+    """Gives one live view until a record changes or the next one expires, as the daemon's membership does."""
+
+    _kept: tuple[int, float, float, LiveView] | None = None
+    """After how many changes it was made, when, until when it holds, and the view."""
+
+    def live(self, now_s: float) -> LiveView:
+        kept = self._kept
+        if kept is None or kept[0] != self.changes or not kept[1] <= now_s < kept[2]:
+            kept = self._kept = self.changes, now_s, self.holds_until_s(now_s), super().live(now_s)
+        return kept[3]
 
 
 class Hearing:

@@ -16,11 +16,10 @@ from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation
 from peerd.policy.step.stepping import looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
-from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 from tests.policy.model_calls import Calls
 from tests.policy.model_exchange import FAST, SUM_BYTES, judge_silent_s
-from tests.policy.model_hearing import Hearing
+from tests.policy.model_hearing import Hearing, KeptView
 from tests.policy.model_kept import Held, Kept
 from tests.policy.model_lies import Lies
 from tests.policy.model_links import DeadLinks
@@ -54,7 +53,7 @@ class ModelPeer:
         self._drip = FAST
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
-        self.view = SwarmView(me=name, ttl_s=TTL_S)
+        self.view = KeptView(me=name, ttl_s=TTL_S)
         self.hearing = Hearing(self, PERIOD_S)
         self.record = PeerRecord(
             peer=name, incarnation=self._next_incarnation(), stage=stage, trains=world.rng.random() < 0.7 or name == "p0"
@@ -162,7 +161,8 @@ class ModelPeer:
             if phase is not Phase.AVERAGED:
                 fields |= {"gradient_norm": None, "tied_sum": NO_AVERAGE}
         self.record = replace(self.record, version=self.record.version + 1, **fields)  # type: ignore[arg-type]
-        self.record = replace(self.record, kept_averages=self.kept.number)
+        if self.kept.number != self.record.kept_averages:
+            self.record = replace(self.record, kept_averages=self.kept.number)
         self.view.merge(self.record, self.now)
         self.poke()
         if tell and not self._push_pending and not self.fenced:
@@ -247,13 +247,13 @@ class ModelPeer:
         if self.fenced or self.downloading or self.rounds.is_opening:
             return
         self.rounds.look(self.live().members(self.record.stage, self.record.step))
-        now = Situation(self._own_state(), self.live(), self.now, self.world.rules)
-        lost = looks_lost(now)
+        own, live = self._own_state(), self.live()
+        lost = looks_lost(Situation(own, live, self.now, self.world.rules))
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
         if lost and "wait before lost" in self.world.scenario.off:
             self.lost_since_s = float("-inf")
-        own = self.recovery.noted(replace(now.own, lost_since_s=self.lost_since_s), now.live)
-        self.act(self.recovery.decide(replace(now, own=own)))
+        own = self.recovery.noted(replace(own, lost_since_s=self.lost_since_s) if lost else own, live)
+        self.act(self.recovery.decide(Situation(own, live, self.now, self.world.rules)))
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
             self._go()

@@ -63,7 +63,8 @@ class Recovery:
     def noted(self, own: OwnState, live: LiveView) -> OwnState:
         """With the times that the rules wait for."""
         off = self._peer.world.scenario.off
-        own = replace(own, lacks_previous=self.lacks_previous and "wait for previous" not in off, previous_s=PREVIOUS_S)
+        if self.lacks_previous and "wait for previous" not in off:
+            own = replace(own, lacks_previous=True, previous_s=PREVIOUS_S)
         noted = self.clocks.noted(own, live, self._rules, self._peer.now)
         noted = replace(noted, complete_since_s=None) if "take turns" in off else noted
         return replace(noted, averaged_since_s=None) if "wait for the late" in off else noted

@@ -25,7 +25,7 @@ def test_a_run_without_faults_finishes_every_step_exactly(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", HONEST)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_run_survives_faults_of_one_kind_exactly(kind: Kind, seed: int) -> None:
     outcome = run(draw(100 + seed, (kind,)))
     assert outcome.problems == ()
@@ -101,13 +101,27 @@ def test_a_tenth_of_a_day_of_virtual_time_has_no_stuck_run(block: int) -> None:
     assert virtual_s > 8640
 
 
+NOTICED_BY = {
+    "overlap reset": 307,
+    "ledger fence": 303,
+    "adopt": 303,
+    "repeats renew": 324,
+    "roster content": 307,
+    "snapshot": 303,
+    "bit after gradient": 300,
+    "norms told": 307,
+    "sums told": 306,
+}
+"""The seeds of short runs that notice it, as found by the search below; it begins with them."""
+
+
 @pytest.mark.parametrize("rule", RULES_OFF)
 def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
     """I1, I2 or a stall, within a few dozen runs of which none has a problem with the rule on."""
     rounds = {Kind.DRIP, Kind.THIN, Kind.LAG, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}  # no rule here is about these
     left_out = {Kind.STAGE_WIPED, *rounds}  # of the first a run recovers in more time than the limit
     kinds = tuple(kind for kind in Kind if kind not in left_out)
-    for seed in range(300, 420):
+    for seed in (NOTICED_BY.get(rule, 300), *range(300, 420)):
         scenario = dataclasses.replace(draw(seed, kinds, off=frozenset({rule})), limit_s=100.0, download=0.0)
         if run(scenario).problems:
             assert run(dataclasses.replace(scenario, off=frozenset())).problems == ()

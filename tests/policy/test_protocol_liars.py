@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -12,13 +13,30 @@ from tests.policy.model_peer import AVERAGING_S
 from tests.policy.protocol_model import Outcome, World
 
 FOR_S = 60.0
+STANDS_S = 100.0
+"""A run that has not ended by then stands. It takes some 30 s."""
 ROUND_LIARS = (Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.LAG)
 
 
-def lied_to(kind: Kind, seed: int, num_stages: int = 2, for_s: float = FOR_S, off: frozenset[str] = frozenset()) -> Outcome:
-    """A run of three peers a stage, one of which lies from the first second on."""
-    lie = Fault(1.0, kind, name="p1", lasts_s=for_s)
-    return World(Scenario(seed=seed, num_stages=num_stages, peers_per_stage=3, last_step=12, faults=(lie,), off=off)).run()
+def lied_to(
+    kind: Kind, seed: int, num_stages: int = 2, for_s: float = FOR_S, off: frozenset[str] = frozenset(), limit_s: float = 300.0
+) -> Outcome:
+    """A run of three peers a stage, one of which lies from the first second on; none does for 0 s."""
+    faults = (Fault(1.0, kind, name="p1", lasts_s=for_s),) if for_s else ()
+    scenario = Scenario(seed=seed, num_stages=num_stages, peers_per_stage=3, last_step=12, faults=faults, off=off)
+    return _run(replace(scenario, limit_s=limit_s))
+
+
+def lasts_three_times_as_long(kind: Kind, seed: int, num_stages: int, for_s: float, off: str) -> bool:
+    """Whether a lie makes a run as long as that, or stops it, where a rule is switched off."""
+    honest_s = lied_to(kind, seed, num_stages, for_s=0.0, off=frozenset({off})).ended_at_s
+    return lied_to(kind, seed, num_stages, for_s=for_s, off=frozenset({off}), limit_s=3 * honest_s + 1).ended_at_s > 3 * honest_s
+
+
+@cache
+def _run(scenario: Scenario) -> Outcome:
+    """Many kinds of lies are compared with one honest run."""
+    return World(scenario).run()
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
@@ -66,8 +84,7 @@ def run_of(seed: int, num_stages: int, lies: bool) -> Outcome:
 
 
 def test_accusations_stop_a_run_whose_peers_do_not_ask_the_accused() -> None:
-    honest, lied = (lied_to(Kind.ACCUSE, 0, for_s=for_s, off=frozenset({"ask the accused"})).ended_at_s for for_s in (0.0, FOR_S))
-    assert lied > 3 * honest
+    assert lasts_three_times_as_long(Kind.ACCUSE, 0, 2, FOR_S, off="ask the accused")
 
 
 def two_runs_s(kind: Kind, num_stages: int, for_s: float) -> float:
@@ -87,12 +104,11 @@ def test_hole_35_a_peer_that_says_two_things_under_one_version_slows_a_run_down_
 
 
 def test_hole_35_such_a_peer_makes_a_run_three_times_as_long_where_it_goes_on_counting() -> None:
-    honest, lied = (lied_to(Kind.CONTRADICT, 0, for_s=for_s, off=frozenset({"condemn"})).ended_at_s for for_s in (0.0, 1e3))
-    assert lied > 3 * honest
+    assert lasts_three_times_as_long(Kind.CONTRADICT, 0, 2, 1e3, off="condemn")
 
 
-def silenced(seed: int, num_stages: int, off: frozenset[str] = frozenset()) -> Outcome:
-    return lied_to(Kind.SILENT, seed, num_stages, for_s=1e3, off=off)
+def silenced(seed: int, num_stages: int, off: frozenset[str] = frozenset(), limit_s: float = 300.0) -> Outcome:
+    return lied_to(Kind.SILENT, seed, num_stages, for_s=1e3, off=off, limit_s=limit_s)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
@@ -104,7 +120,7 @@ def test_hole_33_a_member_that_joins_no_round_and_proposes_none_does_not_stop_a_
 
 
 def test_hole_33_if_only_the_leader_could_propose_a_mute_one_would_stop_it() -> None:
-    assert "stalled" in silenced(0, 2, frozenset({"take turns", "sideline"})).stalled
+    assert "stalled" in silenced(0, 2, frozenset({"take turns", "sideline"}), STANDS_S).stalled
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
@@ -125,7 +141,7 @@ def test_hole_36_a_member_that_says_for_ever_that_it_is_in_a_round_does_not_stop
         assert outcome.problems == ()
         assert outcome.counts["inexact"] == 0
         assert outcome.ended_at_s < 60.0
-    assert lied_to(Kind.ABSORBED, 0, num_stages, for_s=1e3, off=frozenset({"sideline"})).stalled
+    assert lied_to(Kind.ABSORBED, 0, num_stages, for_s=1e3, off=frozenset({"sideline"}), limit_s=STANDS_S).stalled
 
 
 def test_hole_36_a_member_that_joins_rounds_again_after_a_while_comes_back() -> None:
@@ -166,14 +182,15 @@ def test_hole_40_a_member_that_sends_next_to_nothing_in_rounds_is_left_out_and_n
 
 @pytest.mark.parametrize("kind", [Kind.STINGY, Kind.TEAR])
 def test_hole_40_where_nobody_judges_such_a_member_stops_its_stage(kind: Kind) -> None:
-    assert lied_to(kind, 0, 1, for_s=1e3, off=frozenset({"judge"})).stalled
+    assert lied_to(kind, 0, 1, for_s=1e3, off=frozenset({"judge"}), limit_s=STANDS_S).stalled
 
 
 def slow_rounds(kind: Kind, num: int, seed: int, for_s: float = 1e3, off: frozenset[str] = frozenset()) -> Outcome:
     """A run of one stage whose peers need seconds to send an accumulator, so that each judge's turn comes."""
     drips = [Fault(0.5, Kind.DRIP, name=f"p{number}", lasts_s=1e4) for number in range(num)]
-    faults = (*drips, Fault(1.0, kind, name="p1", lasts_s=for_s))
-    return World(Scenario(seed=seed, num_stages=1, peers_per_stage=num, last_step=8, limit_s=600.0, faults=faults, off=off)).run()
+    faults = (*drips, Fault(1.0, kind, name="p1", lasts_s=for_s)) if for_s else tuple(drips)
+    limit_s = 200.0 if "give up" in off else 600.0
+    return _run(Scenario(seed=seed, num_stages=1, peers_per_stage=num, last_step=8, limit_s=limit_s, faults=faults, off=off))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -204,7 +221,7 @@ def test_hole_42_members_that_never_hear_that_their_round_is_closed_end_it_thems
     assert slow_rounds(Kind.STINGY, 6, 1, off=lost | {"give up"}).stalled
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ROUND_LIARS)
 def test_runs_with_a_liar_in_their_rounds_survive_all_kinds_of_faults_exactly(kind: Kind, seed: int) -> None:
     assert disturbed(kind, seed).problems == ()
@@ -232,7 +249,7 @@ def test_hole_39_a_member_that_says_for_ever_that_it_lacks_the_average_costs_eac
         assert outcome.problems == ()
         assert outcome.counts["inexact"] == 0
         assert outcome.ended_at_s < 1.5 * honest.ended_at_s + 12 * AVERAGING_S
-    assert lied_to(Kind.LAG, 0, for_s=1e3, off=frozenset({"wait for the late"})).stalled
+    assert lied_to(Kind.LAG, 0, for_s=1e3, off=frozenset({"wait for the late"}), limit_s=STANDS_S).stalled
 
 
 def withheld(for_s: float = 1e3, off: frozenset[str] = frozenset()) -> float:
@@ -260,5 +277,4 @@ def test_hole_37_peers_that_are_not_there_slow_a_run_down_by_less_than_half(num_
 
 
 def test_hole_37_where_strangers_count_they_make_a_run_several_times_as_long() -> None:
-    honest, lied = (lied_to(Kind.GHOSTS, 2, 3, for_s=for_s, off=frozenset({"proof"})).ended_at_s for for_s in (0.0, 1e3))
-    assert lied > 3 * honest
+    assert lasts_three_times_as_long(Kind.GHOSTS, 2, 3, 1e3, off="proof")

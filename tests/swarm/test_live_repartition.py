@@ -18,7 +18,7 @@ pytestmark = pytest.mark.swarm
 LAYERS, BEGUN, STEPS = 4, 4, 8
 
 
-@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("bits", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_two_stages_go_on_as_four_as_if_nothing_had_happened(bits: int) -> None:
     manifest = swarm_manifest(num_stages=2, steps=BEGUN, optimizer_bits=bits)
     manifest = replace(

@@ -95,7 +95,7 @@ def stage_step(live: LiveView, stage: int) -> int | None:
     speakers = live.speakers(stage)
     if speakers:
         return median_high([record.step for record in speakers])
-    return max((record.step for record in live.serving(stage)), default=None)
+    return live.newest_step(stage)
 
 
 def work_step(live: LiveView, num_stages: int) -> int | None:
