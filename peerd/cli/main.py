@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, doctor, generate, guide, history, logs, new, organise, owner, service, simulate, trace, volunteer, watch
+from peerd.cli import demo, doctor, generate, guide, history, logs, new, organise, owner, plan, service, simulate, trace, volunteer, watch
 from peerd.cli.options import home_option
 from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, system_error
 
@@ -65,6 +65,7 @@ for _verb in (
     owner.limits,
     service.service,
     new.new,
+    plan.plan,
     organise.data,
     organise.start,
     organise.export,

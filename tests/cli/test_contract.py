@@ -68,6 +68,7 @@ VERBS = {
         *("--model", "--config", "--set"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
+    "plan": {"--network", "--dtfm", "--method", "--seed", "--home", "--json"},
     "data": {"--data", "--home", "--json"},
     "export": {"--format", "--timeout", "--home", "--json"},
     "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--home", "--json"},
