@@ -125,9 +125,9 @@ class Answers:
         return {"total": found.total, "used": found.used, "held": found.held, "shortage": told, "slots": seat.service.slots}
 
     def _joining(self) -> JoinInfo | None:
-        """How far this peer is on its way into its stage, and its plan; None once it serves."""
+        """How far this peer is on its way into its stage, and its plan; None once it serves, and where it has left its stage."""
         seat, live = self._peer.seat, self._peer.membership.live()
-        if seat.state.record.phase is not Phase.JOINING:
+        if seat.is_left or seat.state.record.phase is not Phase.JOINING:
             return None
         joining, now_s = seat.stepper.joining, clock_s()
         found, plan = joining.progress(live, now_s), joining.plan(live, now_s)

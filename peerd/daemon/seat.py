@@ -98,6 +98,8 @@ class Seat:
         self.stage = state.record.stage
         self._watcher = watcher
         self.leaving = False
+        self.is_left = False
+        """True once its tensors may be gone; the counts and the last record can still be read."""
         self.trained_enough = False
         """True while leaving, once nothing is left to launch."""
         self.rebalance_reason = "not considered yet"
@@ -189,6 +191,7 @@ class Seat:
 
         Unless the daemon ends, wait for the pass under way and free the stage's memory.
         """
+        self.is_left = True
         self.peer.reception.close()
         self.rounds.shut()
         self.executor.close()
