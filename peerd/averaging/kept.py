@@ -49,11 +49,12 @@ class KeptAverages:
         """Serve the average of a step to a mate that missed it, from memory or from the log. Raises WrongStateError if there is none."""
 
         def find() -> tuple[Average, bytes, Sequence[Bytes]] | None:
-            found = next(self._of_step(step), None)
-            if found is None:
-                return None
-            average, chunks = packed(found if step < self._state.record.step else replace(found, tied=None, norm=None))
-            return average, self._digest_of(average, chunks), chunks
+            is_finished, found = step < self._state.record.step, next(self._in_memory(step), None)
+            stored = self._log.stored(step) if found is None and is_finished else None
+            found = found or (self._log.get(step) if stored is None else None)
+            if found is not None:
+                stored = packed(found if is_finished else replace(found, tied=None, norm=None))
+            return None if stored is None else (stored[0], self._digest_of(*stored), stored[1])
 
         given = await self._disk.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if given is None:
@@ -121,12 +122,15 @@ class KeptAverages:
 
     def _of_step(self, step: int) -> Iterator[HeldAverage]:
         """Yield the averages of a step, those in memory first."""
-        for held in (self._state.average, self._state.applied, *self._unlogged.values()):
-            if held is not None and held.roster.step == step:
-                yield held
+        yield from self._in_memory(step)
         logged = self._log.get(step)
         if logged is not None:
             yield logged
+
+    def _in_memory(self, step: int) -> Iterator[HeldAverage]:
+        for held in (self._state.average, self._state.applied, *self._unlogged.values()):
+            if held is not None and held.roster.step == step:
+                yield held
 
     def _is_needed(self, held: HeldAverage) -> bool:
         """Where nobody else has a part in it and no joiner is there, no mate can have missed it, but for one that comes just now."""

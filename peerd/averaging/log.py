@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ import structlog
 import torch
 from numpy.typing import NDArray
 
+from peerd.link.links import Bytes
 from peerd.policy.step.following import LEAST_KEPT
 from peerd.policy.step.roster import Roster
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
+from peerd.stage.state_file import FileChunks, OpenFile
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 from peerd.unwritten import UNWRITTEN
+from peerd.wire.messages import Average
 from peerd.wire.tensors import views_of_flat
 
 AVERAGES = "averages for mates that catch up"
@@ -109,6 +113,18 @@ class AverageLog:
         length = whole.numel() - kept.num_tied
         tied = TiedGradients(kept.tied_sum, whole[length:]) if kept.tied_sum else None
         return HeldAverage(kept.roster, kept.lineage, whole[:length], tied, kept.norm)
+
+    def stored(self, step: int) -> tuple[Average, Sequence[Bytes]] | None:
+        """A kept average as it travels. It is read chunk by chunk, so that it takes no memory while a mate downloads it."""
+        kept = self._kept.get(step)
+        if kept is None:
+            return None
+        try:
+            chunks = FileChunks(OpenFile.at(self._path(step)))
+        except OSError:
+            self._forget(step)
+            return None
+        return Average(kept.roster, kept.lineage, kept.num_bytes, kept.tied_sum, kept.norm), chunks
 
     def _fills_disk(self, num_bytes: int) -> bool:
         """Whether the averages, with one more of this size, would take more of the disk than they leave free."""

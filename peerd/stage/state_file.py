@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import overload
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from peerd.link.links import Bytes
+from peerd.errors import PeerGoneError
+from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.wire.tensors import header_end, places_in_file
 
 READ_BYTES = 4 << 20
@@ -53,6 +55,34 @@ class OpenFile:
         while left:
             count = os.pwrite(self._descriptor, left[:READ_BYTES], start)
             left, start = left[count:], start + count
+
+
+class FileChunks(Sequence[Bytes]):
+    """The bytes of a file in chunks, each read when it is asked for. Raises PeerGoneError if the disk fails: this peer cannot give them."""
+
+    def __init__(self, file: OpenFile) -> None:
+        self._file = file
+        self._num_bytes = file.num_bytes
+
+    def __len__(self) -> int:
+        return -(-self._num_bytes // CHUNK_BYTES)
+
+    @overload
+    def __getitem__(self, place: int) -> Bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Bytes]: ...
+
+    def __getitem__(self, place: int | slice) -> Bytes | Sequence[Bytes]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        start = place * CHUNK_BYTES
+        try:
+            return self._file.read(start, min(CHUNK_BYTES, self._num_bytes - start))
+        except OSError as error:
+            raise PeerGoneError(f"this peer's disk fails: {error}") from None
 
 
 class FileTensors(Mapping[str, Tensor]):

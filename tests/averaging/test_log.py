@@ -11,6 +11,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from peerd.averaging.handover import packed
 from peerd.averaging.log import AverageLog
 from peerd.policy.step.following import LEAST_KEPT
 from peerd.policy.step.roster import Roster
@@ -41,6 +42,23 @@ def test_all_who_ask_for_a_kept_average_share_one_copy_which_outlives_its_file(t
     assert log.put(average(LEAST_KEPT))
     assert log.get(0) is None
     assert torch.equal(second.flat_sum, average(0).flat_sum)
+
+
+def test_a_kept_average_travels_from_its_file_which_may_go_meanwhile(tmp_path: Path) -> None:
+    log = AverageLog(tmp_path / "averages", torch.float64)
+    large = replace(average(0), flat_sum=torch.arange(300_000, dtype=torch.float64))
+    assert log.put(replace(large, norm=0.5, tied=TiedGradients(AverageId(b"t" * 32), torch.ones(3, dtype=torch.float64))))
+    in_memory, stored = log.get(0), log.stored(0)
+    assert in_memory is not None
+    assert stored is not None
+    shutil.rmtree(tmp_path / "averages")
+    expected, chunks = packed(in_memory)
+    assert stored[0] == expected
+    assert b"".join(stored[1]) == b"".join(chunks)
+    assert [len(chunk) for chunk in stored[1]] == [len(stored[1][number]) for number in range(len(stored[1]))]
+    assert b"".join(stored[1][1:]) == b"".join([*stored[1]][1:])
+    assert log.stored(0) is None
+    assert log.steps == frozenset()
 
 
 def test_as_many_averages_are_kept_as_fit_beside_the_checkpoints(tmp_path: Path) -> None:
