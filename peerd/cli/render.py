@@ -160,7 +160,8 @@ def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:
     found = reply.get("memory")
     if found is None or not (found["held"] or found["shortage"] or reply["owner"]["resting"]):
         return []
-    told = f"; {plain(found['shortage'])}" if found["shortage"] else ""
+    told = "; the optimizer's state is in the machine's memory" if found.get("offloads") else ""
+    told += f"; {plain(found['shortage'])}" if found["shortage"] else ""
     return [("memory", f"{amount(found['held'])}B held of {amount(found['total'])}B, {amount(found['used'])}B in use by all{told}")]
 
 

@@ -155,6 +155,7 @@ class MemoryInfo(TypedDict):
     held: int  # by this daemon; 0 where the processor computes
     shortage: str  # what was done where it did not suffice, in words; empty: it has sufficed
     slots: int  # microbatches held at once
+    offloads: NotRequired[bool]  # the machine's memory holds the optimizer's state, and parameters that are set aside
 
 
 class JoinInfo(TypedDict):

@@ -122,7 +122,15 @@ class Answers:
         peer = self._peer
         found, seat = memory_of(peer.governor.device), peer.seat
         told = peer.room_wanted or seat.service.shortage.told
-        return {"total": found.total, "used": found.used, "held": found.held, "shortage": told, "slots": seat.service.slots}
+        offloads = seat.state.holdings.places.offloads
+        return {
+            "total": found.total,
+            "used": found.used,
+            "held": found.held,
+            "shortage": told,
+            "slots": seat.service.slots,
+            "offloads": offloads,
+        }
 
     def _joining(self) -> JoinInfo | None:
         """How far this peer is on its way into its stage, and its plan; None once it serves, and where it has left its stage."""

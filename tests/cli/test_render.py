@@ -66,6 +66,14 @@ def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str])
     assert "learning rate 0.003, moments in 8 bits" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("offloads", [False, True])
+def test_status_says_whether_a_device_leaves_the_optimizer_to_its_machine(offloads: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = {**status_reply()["memory"], "offloads": offloads}
+    print_status(status_reply(memory=memory))
+    told = " ".join(" ".join(lines_of(capsys)).split())
+    assert ("9GB in use by all; the optimizer's state is in the machine's memory" in told) == offloads
+
+
 def test_status_says_that_a_stand_ins_speed_is_not_real(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(status_reply(compute_stand_in_ms=50.0, slow_factor=3.0))
     assert "50 ms per microbatch, 3x slow: speeds are not real" in capsys.readouterr().out
