@@ -9,7 +9,8 @@ What a peer has added to a step dies with it, on average half of its share: the 
 of 18 microbatches divides evenly among three peers of a stage and among two.
 
 Others need root: `scripts/bench chaos asymmetric` (a link between mates that is dead in one direction), and `nat-rebind`,
-`address-change`, `slow-join` and `busy-uplink`, which `scripts/bench chaos nat-rebind --help` explains.
+`address-change`, `slow-join` and `busy-uplink`, which `scripts/bench chaos nat-rebind --help` explains. `scripts/bench chaos seeds`
+compares runs under the demo's chaos with one process, on loopback or with each link at so many Mbit/s.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmCon
 from scripts.benchmarks._asymmetric import asymmetric
 from scripts.benchmarks._changed import KINDS, changed
 from scripts.benchmarks._report import Row, print_json, print_table, progress, run
+from scripts.benchmarks._seeds import seeds
 from scripts.benchmarks._swarms import looks
 
 NUM_STAGES, NUM_PEERS = 3, 9
@@ -175,6 +177,8 @@ def main() -> int:
     kind = "".join(sys.argv[1:2])
     if kind == "asymmetric":
         return asymmetric(sys.argv[2:])
+    if kind == "seeds":
+        return seeds(sys.argv[2:])
     if kind in KINDS:
         return changed(kind, sys.argv[2:])
     plan = parse()

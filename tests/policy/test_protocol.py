@@ -111,6 +111,7 @@ NOTICED_BY = {
     "bit after gradient": 300,
     "norms told": 307,
     "sums told": 306,
+    "wait before lost": 306,
 }
 """The seeds of short runs that notice it, as found by the search below; it begins with them."""
 
