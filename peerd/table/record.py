@@ -281,6 +281,8 @@ class PeerRecord(Vitals):
     """Disjoint parts of `done`; the one that grew last is the last."""
     next_asides: Annotated[tuple[Aside, ...], 32, many(ASIDE, MAX_ASIDES)] = ()
     """Those of `next_done`."""
+    group: Annotated[AverageId, 39, AVERAGE] = NO_AVERAGE
+    """The round whose sum `done` describes, which others of its group hold as well; empty: this peer's own gradients."""
     unreached: Annotated[tuple[PeerId, ...], 34, many(PEER)] = ()
     """Peers that have not answered since a call to them and a re-dial failed. One that is live has a link that is dead in one direction."""
 

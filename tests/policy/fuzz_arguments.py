@@ -43,6 +43,7 @@ def _rules(world: World) -> StepRules:
         last_step=random.choice((0, 0, world.step)),
         shares_norms=random.random() < 0.5,
         ties_stages=random.random() < 0.5,
+        group_size=random.choice((0, 1, 4, 32)),
     )
 
 
@@ -246,7 +247,9 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "accept_mark": lambda w: (w.own.incarnation, w.own.ledger_no),
     "lineage": World.lineage,
     "tied": World.lineage,
-    "average_id": lambda w: w.raw(16),
+    **dict.fromkeys(("average_id", "group"), lambda w: w.raw(16)),
+    "done": World.ledger,
+    "group_size": lambda w: w.random.choice((0, 1, 4, 32)),
     "applied": lambda w: w.raw(16),
     "tied_sum": lambda w: w.raw(16),
     "norm": lambda w: w.maybe(w.norm),
@@ -293,6 +296,6 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "answers": lambda w: [Dialled(w.peer(), w.random.choice(("", "1.2.3.4")), w.random.choice((None, True, False))) for _ in range(5)],
     "port": lambda w: w.random.randrange(65536),
     "limits": lambda _w: Limits(),
-    **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
+    **dict.fromkeys(("again", "early", "in_groups", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
 }
 """By name, or by name and type, of a parameter."""

@@ -235,6 +235,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "done": World.ledger,
     "ledger_no": lambda w: w.count(),
     "average_id": lambda w: AverageId(w.raw(16)),
+    "group": lambda w: w.random.choice((AverageId(b""), AverageId(bytes(16)), AverageId(w.raw(16)))),
     "lineage": World.lineage,
     "suspects": lambda w: w.many(lambda: Suspicion(w.peer(), w.count(), w.count())),
     "voids": lambda w: w.many(lambda: Void(w.peer(), w.count(), w.told_step())),

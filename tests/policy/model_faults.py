@@ -129,6 +129,8 @@ class Scenario:
     """The first and the last stage hold copies of one weight."""
     download: float = 0.0
     """Logarithm of the median time of a download in seconds."""
+    group_size: int = 0
+    """Stages with more members average in two levels; 0: none does."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
@@ -142,8 +144,12 @@ def draw(
     off: frozenset[str] = frozenset(),
     delayed: bool = False,
     steps: tuple[int, int] = (4, 7),
+    group_size: int = 0,
 ) -> Scenario:
-    """A run of random size with random faults of these kinds, from one to seven for each step or so. `steps`: fewest and most."""
+    """A run of random size with random faults of these kinds, from one to seven for each step or so. `steps`: fewest and most.
+
+    With a `group_size` its stages have two to four times as many peers.
+    """
     rng = random.Random(seed)
     num_stages = rng.choice((1, 2, 2, 3))
     last_step = rng.randint(*steps)
@@ -155,8 +161,8 @@ def draw(
     return Scenario(
         seed=seed,
         num_stages=num_stages,
-        peers_per_stage=rng.choice((2, 3)),
-        num_microbatches=rng.randint(3, 8),
+        peers_per_stage=rng.choice((2, 3)) if not group_size else rng.randint(2 * group_size, 4 * group_size),
+        num_microbatches=rng.randint(3, 8) * (2 if group_size else 1),
         last_step=last_step,
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         survivor=survivor,
@@ -169,6 +175,7 @@ def draw(
         ties_stages=seed // 2 % 2 == 1,
         copy_s=rng.choice((0.0, 0.0, 0.2, 0.6)) if Kind.CANCELLED in kinds else 0.0,
         download=rng.choice((0.0, 0.0, 2.5)),
+        group_size=group_size,
         off=off,
         limit_s=max(300.0, 20.0 * last_step),
     )

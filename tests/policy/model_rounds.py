@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from peerd.policy.round.debts import BEHIND, Edge
 from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.asides import all_merged
+from peerd.policy.step.groups import forms_groups
 from peerd.policy.step.judging import lost_after_s, void_of, why_unheeded
-from peerd.policy.step.roster import Roster, why_not_adopt, why_refuse
+from peerd.policy.step.ledger import full, with_sum
+from peerd.policy.step.roster import Roster, union_of, why_not_adopt, why_refuse
 from peerd.policy.step.sidelining import Sidelining
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from tests.policy.model_exchange import BROKE_S, FAST, Chunk, Exchange, Row, plan_of
@@ -131,7 +133,8 @@ class Rounds:
 
     def look(self, members: Sequence[PeerRecord]) -> None:
         if "sideline" not in self._peer.world.scenario.off:
-            self.sidelining.look(self._peer.record, members, self._peer.world.rules.averaging_s, self._peer.now)
+            rules = self._peer.world.rules
+            self.sidelining.look(self._peer.record, members, rules.averaging_s, self._peer.now, rules.group_size)
             self._tell_sidelined()
 
     def begin_step(self) -> None:
@@ -263,7 +266,9 @@ class Rounds:
             return False
         if off and (peer.record.phase is not Phase.ACCUMULATING or peer.record.step != roster.step):
             return False
-        if not off and why_refuse(peer.record, roster, peer.world.scenario.num_microbatches) is not None:
+        members = peer.live().members(roster.stage, roster.step)
+        in_groups = forms_groups(members, peer.world.rules.group_size)
+        if not off and why_refuse(peer.record, roster, peer.world.scenario.num_microbatches, in_groups) is not None:
             return False
         peer.record = all_merged(peer.record)
         peer.change(tell=False, phase=Phase.AVERAGING)
@@ -316,6 +321,13 @@ class Rounds:
         self._remember_edges(current)
         self.sidelining.came_together(current.roster)
         self.lingering, self.current = current, None
+        union = union_of(current.roster.entries)
+        if union != full(peer.world.scenario.num_microbatches):  # the sum of a group takes the place of the ledger
+            peer.world.counts["sums of groups"] += 1
+            peer.accumulator = list(totals[0])
+            peer.record = with_sum(peer.record, current.roster.average_id, union)
+            peer.change(phase=Phase.ACCUMULATING)
+            return
         peer.adopt(current.roster.step, current.roster.average_id, totals[0])
 
     # GET_AVERAGE, GET_STATE

@@ -88,6 +88,7 @@ class World:
             last_step=scenario.last_step,
             shares_norms=scenario.shares_norms,
             ties_stages=scenario.ties_stages and scenario.num_stages > 1,
+            group_size=scenario.group_size,
         )
         self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
         self._sequence = 0

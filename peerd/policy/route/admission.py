@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest, turn_of
-from peerd.policy.step.ledger import ledger_of
+from peerd.policy.step.ledger import is_frozen, ledger_of
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -85,7 +85,8 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
     adding = [r for r in live.serving(stage) if r.step <= step <= newest_taken(r)]
     past = [r for r in live.serving(stage) if r.step == step + 1]
     avoided = {*(live.mine.unreached if live.mine is not None else ()), *live.sidelined(stage)}
-    for able in ([r for r in adding if not r.leaving], [r for r in past if not r.leaving], [*adding, *past]):
+    free = [r for r in adding if not r.leaving and not is_frozen(r, step)] if any(r.group for r in adding) else []
+    for able in (free, [r for r in adding if not r.leaving], [r for r in past if not r.leaving], [*adding, *past]):
         if able:
             return [r for r in able if r.peer not in avoided] or able
     return []

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from peerd.policy.hashing import peer_rank
 from peerd.policy.step.ledger import holders
-from peerd.table.record import MAX_ASIDES, Aside, PeerId, PeerRecord, Phase
+from peerd.table.record import MAX_ASIDES, NO_AVERAGE, Aside, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 UNKNOWN = PeerId("")
@@ -57,7 +57,8 @@ def sums(record: PeerRecord) -> dict[PeerId, int]:
 
 def sums_to_drop(mine: PeerRecord, mate: PeerRecord) -> list[PeerId]:
     """My sums that meet a larger one of the mate's. Of two sums never both are dropped: a sum only grows, until it is dropped."""
-    if not mine.done & mate.done:
+    is_same = mine.group != NO_AVERAGE and (mine.group, mine.done) == (mate.group, mate.done)
+    if is_same or not mine.done & mate.done:
         return []
     theirs = sums(mate).values()
     return [name for name, bits in sums(mine).items() if any(bits & held and _key(mine, bits) < _key(mate, held) for held in theirs)]
@@ -67,7 +68,8 @@ def dropped(mine: PeerRecord, names: Collection[PeerId]) -> PeerRecord:
     """Without these of the peer's own sums: what they held is missing again. What was accepted before may still be added to the ledger."""
     held = sums(mine)
     kept = sum(bitmap for name, bitmap in held.items() if name not in names)
-    return replace(mine, done=kept, asides=tuple(Aside(a.other, held[a.other]) for a in mine.asides if a.other not in names))
+    group = NO_AVERAGE if mine.peer in names else mine.group
+    return replace(mine, done=kept, group=group, asides=tuple(Aside(a.other, held[a.other]) for a in mine.asides if a.other not in names))
 
 
 def _asides(mine: PeerRecord, step: int) -> tuple[Aside, ...]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from statistics import median_high
 
 from peerd.policy.hashing import digest
-from peerd.table.record import Aside, PeerId, PeerRecord, Phase
+from peerd.table.record import NO_AVERAGE, Aside, AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 MOST_HEARD = 15
@@ -170,6 +170,11 @@ def number_of(mine: PeerRecord, step: int) -> int:
     return mine.next_ledger_no if step == mine.step + 1 else mine.ledger_no
 
 
+def is_frozen(mine: PeerRecord, step: int) -> bool:
+    """Whether nothing is added to this peer's ledger of `step`: it is in a round, or over, or the sum of a group."""
+    return step == mine.step and (mine.phase is not Phase.ACCUMULATING or mine.group != NO_AVERAGE)
+
+
 def may_accumulate(mine: PeerRecord, live: LiveView, *, step: int, index: int, accept_mark: tuple[int, int]) -> str | None:
     """Why the gradient of (step, index) may not be added now; None if it may.
 
@@ -179,7 +184,7 @@ def may_accumulate(mine: PeerRecord, live: LiveView, *, step: int, index: int, a
     early = step == mine.step + 1 and mine.next_ledger_no > 0
     if step != mine.step and not early:
         return "another step"
-    if mine.phase is Phase.JOINING or (mine.phase is not Phase.ACCUMULATING and not early):
+    if mine.phase is Phase.JOINING or is_frozen(mine, step):
         return "ledger is frozen"
     if accept_mark != (mine.incarnation, number_of(mine, step)):
         return "ledger was dropped since"
@@ -211,7 +216,7 @@ def marked(mine: PeerRecord, step: int, index: int, other: PeerId | None = None)
 
 def this_dropped(mine: PeerRecord) -> PeerRecord:
     """Drop this step's ledger, so that its microbatches are missing again; the next step's ledger stays."""
-    return replace(mine, done=0, asides=(), ledger_no=_unused(mine))
+    return replace(mine, done=0, asides=(), group=NO_AVERAGE, ledger_no=_unused(mine))
 
 
 def ledger_dropped(mine: PeerRecord, step: int) -> PeerRecord:
@@ -224,11 +229,16 @@ def both_dropped(mine: PeerRecord) -> PeerRecord:
     return ledger_dropped(dropped, mine.step + 1) if mine.next_ledger_no else dropped
 
 
+def with_sum(mine: PeerRecord, group: AverageId, done: int) -> PeerRecord:
+    """Hold the sum of a group's round in place of the own ledger, which it contains. Nothing is added to it."""
+    return replace(this_dropped(mine), done=done, group=group)
+
+
 def at_next_step(mine: PeerRecord) -> PeerRecord:
     """Move to the next step. Its ledger, if any, becomes this step's and keeps its number, so calls accepted for it still count."""
     if not mine.next_ledger_no:
         return replace(this_dropped(mine), step=mine.step + 1)
-    begun = replace(mine, step=mine.step + 1, done=mine.next_done, asides=mine.next_asides, ledger_no=mine.next_ledger_no)
+    begun = replace(this_dropped(mine), step=mine.step + 1, done=mine.next_done, asides=mine.next_asides, ledger_no=mine.next_ledger_no)
     return replace(begun, next_done=0, next_asides=(), next_ledger_no=_unused(mine))
 
 

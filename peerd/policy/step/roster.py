@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from peerd.policy.hashing import digest, peer_rank
+from peerd.policy.step.groups import by_sum, round_mates
 from peerd.policy.step.ledger import full
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
@@ -67,8 +68,8 @@ class Roster:
         return next((entry for entry in self.entries if entry.peer == peer), None)
 
 
-def why_inexact(entries: Sequence[RosterEntry], num_microbatches: int) -> str | None:
-    """What makes a roster of these entries inexact; None if the ledgers are pairwise disjoint and cover the step."""
+def why_unsound(entries: Sequence[RosterEntry], num_microbatches: int) -> str | None:
+    """What makes the sum of these entries wrong, of a group as of a stage; None if the ledgers are pairwise disjoint."""
     if not entries:
         return "the roster is empty"
     if [entry.peer for entry in entries] != sorted({entry.peer for entry in entries}):
@@ -80,7 +81,21 @@ def why_inexact(entries: Sequence[RosterEntry], num_microbatches: int) -> str | 
         if union & entry.done:
             return f"the ledger of {entry.peer} overlaps another"
         union |= entry.done
-    return None if union == full(num_microbatches) else "the ledgers do not cover the step"
+    return None
+
+
+def why_inexact(entries: Sequence[RosterEntry], num_microbatches: int) -> str | None:
+    """What makes a roster of these entries inexact; None if the ledgers are pairwise disjoint and cover the step."""
+    is_whole = union_of(entries) == full(num_microbatches)
+    return why_unsound(entries, num_microbatches) or (None if is_whole else "the ledgers do not cover the step")
+
+
+def union_of(entries: Sequence[RosterEntry]) -> int:
+    """The microbatches that the sum of these entries holds. Where they are not the whole step, it is the sum of a group."""
+    union = 0
+    for entry in entries:
+        union |= entry.done
+    return union
 
 
 def entry_of(record: PeerRecord) -> RosterEntry:
@@ -120,41 +135,57 @@ def cut_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
 
 
 def compose(
-    mine: PeerRecord, live: LiveView, num_microbatches: int, attempt: int, ranks: int = 1, last: Sequence[PeerId] = ()
+    mine: PeerRecord,
+    live: LiveView,
+    num_microbatches: int,
+    attempt: int,
+    ranks: int = 1,
+    last: Sequence[PeerId] = (),
+    group_size: int = 0,
 ) -> Roster | None:
-    """Rule 7 (propose): the roster that this peer proposes; None if it has no turn among the first `ranks`, or it would be inexact."""
-    members = live.members(mine.stage, mine.step)
+    """Rule 7 (propose): the roster that this peer proposes; None if it has no turn among the first `ranks`, or it would be inexact.
+
+    Where the stage has more than `group_size` members, the roster is that of a group, or of one holder of each group's sum (groups.py).
+    """
+    published = live.members(mine.stage, mine.step)
+    if mine.phase is not Phase.ACCUMULATING or mine.peer not in {m.peer for m in published}:
+        return None
+    members = tuple(mine if m.peer == mine.peer else m for m in published)
+    if any(m.lineage != mine.lineage or m.phase is Phase.AVERAGED for m in members):
+        return None  # computed with other parameters: one of the two first downloads the other's state. Or the average is there
+    mates = round_mates(mine, members, group_size)
+    present = {m.peer for holders in mates for m in holders}
     # The published records decide whose turn it is, this peer's own included. Otherwise two peers might both believe that they lead.
-    if mine.phase is not Phase.ACCUMULATING or mine.peer not in turns(members, last)[:ranks]:
+    order = turns([m for m in published if m.peer in present], last)
+    if mine.peer not in order[:ranks] or any(m.phase is not Phase.ACCUMULATING for holders in mates for m in holders):
         return None
-    members = tuple(mine if m.peer == mine.peer else m for m in members)
-    if any(m.phase is not Phase.ACCUMULATING for m in members):
-        return None
-    if any(m.lineage != mine.lineage for m in members):
-        return None  # computed with other parameters: one of the two first downloads the other's state
-    entries = tuple(sorted(entry_of(m) for m in members))
-    if why_inexact(entries, num_microbatches) is not None:
+    place = {peer: number for number, peer in enumerate(order)} | {mine.peer: -1}
+    chosen = [min(holders, key=lambda m: place.get(m.peer, len(place))) for holders in mates]
+    entries = tuple(sorted(entry_of(m) for m in chosen))
+    sums = entries if len(mates) == len(members) else tuple(sorted(entry_of(holders[0]) for holders in by_sum(members)))
+    if why_inexact(sums, num_microbatches) is not None:
         return None
     return Roster(mine.stage, mine.step, attempt, mine.peer, entries)
 
 
-def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int) -> bool:
-    """Whether some member of the stage could propose now: their ledgers are exact together, and none of them is in a round."""
+def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int, group_size: int = 0) -> bool:
+    """Whether this peer's round could be proposed now: the stage's ledgers are exact together, and no member of the round is in another."""
     held = 0
     for record in live.members(mine.stage, mine.step):
         held |= record.done
-    return held == full(num_microbatches) and compose(mine, live, num_microbatches, 0, ranks=len(live.records)) is not None
+    ranks = len(live.records)
+    return held == full(num_microbatches) and compose(mine, live, num_microbatches, 0, ranks, group_size=group_size) is not None
 
 
-def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
-    """Rule 8 (exchange): why this peer refuses to join the round; None if it joins."""
-    reason = why_never(mine, roster, num_microbatches)
+def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups: bool = False) -> str | None:
+    """Rule 8 (exchange): why this peer refuses to join the round; None if it joins. `in_groups`: its stage averages in two levels."""
+    reason = why_never(mine, roster, num_microbatches, in_groups)
     if reason is None and mine.phase is not Phase.ACCUMULATING:
         return f"this peer is {mine.phase.name.lower()}"
     return reason
 
 
-def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | None:
+def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups: bool = False) -> str | None:
     """Why this peer joins the round in no phase. What the roster says of it was true once, and is never again once it is not."""
     if (roster.stage, roster.step) != (mine.stage, mine.step):
         return f"this peer is at stage {mine.stage}, step {mine.step}"
@@ -168,7 +199,8 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int) -> str | 
         return "its shares do not make a whole"
     if roster.codecs and len(roster.codecs) != len(roster.entries):
         return "it does not name one codec for each member"
-    return why_inexact(roster.entries, num_microbatches)
+    may_be_group = in_groups and not mine.group and len(roster.entries) > 1
+    return why_unsound(roster.entries, num_microbatches) if may_be_group else why_inexact(roster.entries, num_microbatches)
 
 
 def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from peerd.policy.step.groups import alone_in_rounds, forms_groups
 from peerd.policy.step.judging import NUM_JUDGES
 from peerd.policy.step.roster import Roster
 from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase
@@ -96,15 +97,19 @@ class Sidelining:
         self._banned = frozenset(left_s)
         self._forget_the_first()
 
-    def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float) -> None:
+    def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float, group_size: int = 0) -> None:
         """Note members that are in a round without this peer for longer than a round may stand still.
 
-        Nobody proposes meanwhile. Where half of the others are, this peer is late, and gets their average.
+        Nobody proposes meanwhile. Where half of the others are, this peer is late, and gets their average; where half of those are that a
+        member makes the sum of a group with, it is in its group's round.
         """
         waits, others = mine.phase is Phase.ACCUMULATING, [m for m in members if m.peer != mine.peer]
-        away = [m.peer for m in others if m.phase is Phase.AVERAGING and waits]
-        is_odd = len(away) == 1 or 2 * len(away) < len(others)
-        self._elsewhere_since_s = {peer: self._elsewhere_since_s.get(peer, now_s) for peer in away if is_odd}
+        away = [m for m in others if m.phase is Phase.AVERAGING] if waits else []
+        if forms_groups(members, group_size):
+            odd = alone_in_rounds(members, group_size)
+        else:
+            odd = frozenset(m.peer for m in away if len(away) == 1 or 2 * len(away) < len(others))
+        self._elsewhere_since_s = {m.peer: self._elsewhere_since_s.get(m.peer, now_s) for m in away if m.peer in odd}
         patience_s = PATIENCE * averaging_s
         for peer, since_s in list(self._elsewhere_since_s.items()):
             if now_s - since_s >= patience_s:

@@ -36,6 +36,9 @@ class StepRules:
     ties_stages: bool = False
     """The first and the last stage apply the sum of their gradients to a weight that both hold (tied.py)."""
 
+    group_size: int = 0
+    """The most members of a stage that average in one round; larger stages do in two levels (groups.py). 0: all do in one."""
+
     def tied_to(self, stage: int) -> int | None:
         """The stage that holds the other copy of this stage's tied weight; None if there is none."""
         return other_end(stage, self.num_stages) if self.ties_stages else None

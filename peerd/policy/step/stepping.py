@@ -21,8 +21,9 @@ from peerd.policy.round.proposing import num_in_turn
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
+from peerd.policy.step.groups import by_sum
 from peerd.policy.step.judging import given_up_after_s
-from peerd.policy.step.ledger import stage_step, why_no_average, why_not_averaged
+from peerd.policy.step.ledger import missing, stage_step, why_no_average, why_not_averaged
 from peerd.policy.step.recovery import (
     checkpoint_to_bring,
     holds_later,
@@ -31,7 +32,7 @@ from peerd.policy.step.recovery import (
     step_of_stage_left_behind,
     step_to_go_back_to,
 )
-from peerd.policy.step.roster import compose
+from peerd.policy.step.roster import compose, turns
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy
 from peerd.table.record import Phase
@@ -210,13 +211,30 @@ def _reset_overlap(now: Situation) -> Act | None:
     return None
 
 
+def _open_ledger(now: Situation) -> Act | None:
+    """Rule 16 (open): where all hold sums of groups, nobody can add what is missing. One gives its copy of a sum up, and takes it."""
+    mine, rules = now.mine, now.rules
+    if mine.phase is not Phase.ACCUMULATING or not mine.group or not missing(now.live, mine.stage, mine.step, rules.num_microbatches):
+        return None
+    members = [mine if m.peer == mine.peer else m for m in now.live.members(mine.stage, mine.step)]
+    if any(not (m.group or m.leaving) for m in members):
+        return None
+    free = [m for m in members if m.phase is Phase.ACCUMULATING and not m.leaving]
+    copies = {m.peer: len(holders) for holders in by_sum(members) for m in holders}
+    order = {peer: rank for rank, peer in enumerate(turns(members))}
+    first = min(free, key=lambda m: (-copies[m.peer], order.get(m.peer, len(order))), default=None)
+    is_mine = first is not None and first.peer == mine.peer
+    return acts.DropSums("microbatches are missing, and all members hold sums of groups", (mine.peer,)) if is_mine else None
+
+
 def _propose(now: Situation) -> Act | None:
     """Rule 7 (propose): the leader proposes a roster that is exact (holes 1 and 2); where it is mute the next member does (hole 33)."""
     if now.mine.phase is not Phase.ACCUMULATING or now.now_s < now.own.propose_after_s:
         return None
     since_s = now.own.complete_since_s
     ranks = 1 if since_s is None else num_in_turn(now.now_s - since_s, now.rules.averaging_s)
-    roster = compose(now.mine, now.live, now.rules.num_microbatches, now.own.attempt, ranks, now.own.last_in_turn)
+    rules, own = now.rules, now.own
+    roster = compose(now.mine, now.live, rules.num_microbatches, own.attempt, ranks, own.last_in_turn, rules.group_size)
     return acts.Propose("every microbatch is held exactly once", roster) if roster else None
 
 
@@ -296,6 +314,7 @@ _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _close_round,
     _fetch_from_averaged,
     _reset_overlap,
+    _open_ledger,
     _propose,
     _adopt_smaller,
     _fetch_tied,

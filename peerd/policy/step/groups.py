@@ -1,0 +1,75 @@
+"""Groups of a large stage: who averages with whom, in two levels.
+
+A round over hundreds of members seldom ends, since each death restarts it. So the members of a stage with more than `group_size` first make
+the sums of their groups, in rounds of their own: whoever has been in one holds the group's sum in place of its own ledger, as all others of
+the group do, under one id. Then one holder of each sum makes the average of the stage, in a round like any other, and the others fetch it.
+Nobody needs to agree on the groups: a roster proves what it sums, and two sums that meet are settled by rule 6 (reset).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from peerd.policy.hashing import peer_rank
+from peerd.table.record import PeerId, PeerRecord, Phase
+
+_RANKS = 1 << 64
+
+
+def forms_groups(members: Sequence[PeerRecord], group_size: int) -> bool:
+    """Whether a stage with these members averages in two levels. `group_size`: the most members of a stage that do not; 0: none does."""
+    return 0 < group_size < len(members)
+
+
+def by_sum(members: Sequence[PeerRecord]) -> list[list[PeerRecord]]:
+    """The members by what they hold: those that hold the sum of one group together, and each other member alone."""
+    found: dict[tuple[bytes, int] | PeerId, list[PeerRecord]] = {}
+    for member in members:
+        found.setdefault((member.group, member.done) if member.group else member.peer, []).append(member)
+    return list(found.values())
+
+
+def _group_number(member: PeerRecord, num_members: int, group_size: int) -> int:
+    """The group of a member: the range of hashes for this step that its own falls in, of a power of two.
+
+    So one that comes or goes changes the group of no other, but where their number passes such a power times the size.
+    """
+    num_groups = 1 << (-(-num_members // group_size) - 1).bit_length()
+    return int.from_bytes(peer_rank(member.peer, member.stage, member.step)) * num_groups // _RANKS
+
+
+def groups_of(members: Sequence[PeerRecord], group_size: int) -> dict[int, list[PeerRecord]]:
+    """The groups that have yet to make their sums, by number; none where the stage's sums go into one round."""
+    if not forms_groups(members, group_size) or len(by_sum(members)) <= group_size:
+        return {}
+    found: dict[int, list[PeerRecord]] = {}
+    for member in members:
+        if not member.group:
+            found.setdefault(_group_number(member, len(members), group_size), []).append(member)
+    return found if any(len(group) > 1 for group in found.values()) else {}
+
+
+def round_mates(mine: PeerRecord, members: Sequence[PeerRecord], group_size: int) -> list[list[PeerRecord]]:
+    """The sums that a round with this member adds up, each with the members that hold it.
+
+    All of the stage's; or those of this member's group, as long as some group with two members or more has not made its sum. None where
+    this member has to wait for other groups.
+    """
+    groups = groups_of(members, group_size)
+    if not groups:
+        return by_sum(members)
+    own = [] if mine.group else groups.get(_group_number(mine, len(members), group_size), [])
+    return [[member] for member in own] if len(own) > 1 else []
+
+
+def alone_in_rounds(members: Sequence[PeerRecord], group_size: int) -> frozenset[PeerId]:
+    """Members in a round, where fewer than half of the sums that it adds up have a holder in one, or no other does."""
+    groups = groups_of(members, group_size)
+    rounds = [[[member] for member in group] for group in groups.values()]
+    rounds.append(by_sum([m for m in members if m.group or not groups]))
+    alone: list[PeerId] = []
+    for sums in rounds:
+        busy = [m.peer for holders in sums for m in holders if m.phase is Phase.AVERAGING]
+        num_busy = sum(any(m.phase is Phase.AVERAGING for m in holders) for holders in sums)
+        alone += busy if num_busy == 1 or 2 * num_busy < len(sums) else []
+    return frozenset(alone)

@@ -1,0 +1,282 @@
+"""Rounds of a large stage whose members die: averaging in one level against two, in virtual time, with the daemon's own rules.
+
+Who proposes what is what `compose` says of the table (policy/step/roster.py). A round takes what its links allow (policy/round/slices.py).
+A member that dies in it ends it: what the dead held alone is computed again, and a round begins anew. Lifetimes are exponential, and each
+who dies is replaced at the next step.
+
+`rounds` is how many rounds a member runs for one average. In two levels those are its group's, until the sum stands, and those of one
+holder of each sum, each counted by the share of the stage that is in it. `exchange_s` is the time from when nothing is missing until all
+have the average; `spread_s` of it is the time in which those that were not in the last round fetch it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import math
+import random
+import sys
+import time
+from dataclasses import dataclass, field, replace
+
+from peerd.policy.round.debts import Debts
+from peerd.policy.round.slices import least_exchange_s
+from peerd.policy.step.acts import DropSums
+from peerd.policy.step.groups import groups_of
+from peerd.policy.step.ledger import full, this_dropped, with_sum
+from peerd.policy.step.roster import Roster, compose, turns, union_of
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import decide
+from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+from scripts.benchmarks._report import SCHEMA, progress, run
+
+MOST_ROUNDS = 1.2
+MOST_S = 1e6
+"""Of virtual time: a step that takes longer has no average."""
+NUM_CHUNKS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Times in seconds, sizes in bytes, rates in bytes per second."""
+
+    lifetime_s: float
+    up: float
+    average_bytes: float
+    noticed_s: float
+    again_s: float
+    steps: int
+    seed: int
+    group_size: int
+
+
+@dataclass(slots=True)
+class Found:
+    """Of all steps of one side."""
+
+    rounds: list[float] = field(default_factory=list)
+    exchange_s: list[float] = field(default_factory=list)
+    spread_s: list[float] = field(default_factory=list)
+    largest: int = 0
+    deaths: int = 0
+
+
+class Stage:
+    """One step of one stage: its table, and the rounds that are under way."""
+
+    def __init__(self, plan: Plan, num_members: int, group_size: int, step: int) -> None:
+        self.plan, self.group_size, self.step = plan, group_size, step
+        self.rng = random.Random(f"{plan.seed} {num_members} {step}")
+        self.num_microbatches = 2 * num_members
+        names = sorted(PeerId(f"p{number:05d}") for number in range(num_members))
+        self.members = {
+            name: PeerRecord(peer=name, stage=0, step=step, phase=Phase.ACCUMULATING, ledger_no=1, done=0b11 << 2 * number)
+            for number, name in enumerate(names)
+        }
+        self.now_s, self.attempt = 0.0, 0
+        self.num_first = self.num_top = self.num_sums = self.deaths = 0
+        self.largest = 0
+        self.ended_s: float | None = None
+        self.holders = 0
+        self.numbers = itertools.count()
+        self.events: list[tuple[float, int, str, object]] = []
+        self.open: dict[bytes, Roster] = {}
+        for name in names:
+            self.at(self.rng.expovariate(1 / plan.lifetime_s), "dies", name)
+
+    def at(self, after_s: float, kind: str, what: object) -> None:
+        heapq.heappush(self.events, (self.now_s + after_s, next(self.numbers), kind, what))
+
+    def run(self) -> None:
+        self.propose()
+        while self.ended_s is None and self.events and self.now_s < MOST_S:
+            self.now_s, _, kind, what = heapq.heappop(self.events)
+            if kind == "dies":
+                self.dies(what)  # type: ignore[arg-type]
+            elif kind == "done":
+                self.ends(what)  # type: ignore[arg-type]
+            elif kind == "noticed":
+                self.is_noticed(what)  # type: ignore[arg-type]
+            else:
+                self.again()
+            if self.ended_s is None:
+                self.propose()
+
+    def view(self) -> LiveView:
+        return LiveView(me=PeerId(""), records=tuple(self.members.values()))
+
+    def propose(self) -> None:
+        """Let those propose whose turn it is."""
+        live, proposed = self.view(), True
+        while proposed:
+            proposed = False
+            members = live.members(0, self.step)
+            groups = groups_of(members, self.group_size)
+            asked = [turns(group)[0] for group in groups.values() if len(group) > 1] if groups else turns(members)[:1]
+            for name in asked:
+                mine = self.members[name]
+                roster = compose(mine, live, self.num_microbatches, self.attempt, group_size=self.group_size)
+                if roster is not None:
+                    self.begin(roster)
+                    live, proposed = self.view(), bool(groups)
+
+    def begin(self, roster: Roster) -> None:
+        is_top = union_of(roster.entries) == full(self.num_microbatches)
+        self.num_top += is_top
+        self.num_first += not is_top
+        self.attempt += 1
+        self.largest = max(self.largest, len(roster.entries))
+        self.open[roster.average_id] = roster
+        for peer in roster.peers:
+            self.members[peer] = replace(self.members[peer], phase=Phase.AVERAGING)
+        self.at(least_exchange_s(self.plan.average_bytes, [self.plan.up] * len(roster.peers)), "done", roster)
+
+    def ends(self, roster: Roster) -> None:
+        if self.open.pop(roster.average_id, None) is None:
+            return
+        union = union_of(roster.entries)
+        if union == full(self.num_microbatches):
+            self.ended_s, self.holders = self.now_s, len(roster.peers)
+            return
+        self.num_sums += 1
+        for peer in roster.peers:
+            self.members[peer] = replace(with_sum(self.members[peer], roster.average_id, union), phase=Phase.ACCUMULATING)
+
+    def dies(self, peer: PeerId) -> None:
+        self.deaths += 1
+        hit = [roster for roster in self.open.values() if peer in roster.peers]
+        for roster in hit:
+            del self.open[roster.average_id]
+        self.at(self.plan.noticed_s, "noticed", (peer, hit))
+
+    def is_noticed(self, what: tuple[PeerId, list[Roster]]) -> None:
+        peer, hit = what
+        del self.members[peer]
+        for roster in hit:
+            for name in roster.peers:
+                if name in self.members and self.members[name].phase is Phase.AVERAGING:
+                    self.members[name] = replace(self.members[name], phase=Phase.ACCUMULATING)
+        self.at(self.plan.again_s, "again", None)
+
+    def again(self) -> None:
+        """What is missing has been computed by members that hold their own ledgers; if there is none, rule 16 (open) makes one."""
+        held = 0
+        for record in self.members.values():
+            held |= record.done
+        absent = full(self.num_microbatches) & ~held
+        if not absent:
+            return
+        free = [r for r in self.members.values() if not r.group and r.phase is Phase.ACCUMULATING]
+        if free:
+            name = min(free, key=lambda r: (r.done.bit_count(), r.peer)).peer
+            self.members[name] = replace(self.members[name], done=self.members[name].done | absent)
+            return
+        self.open_ledger()
+        self.at(self.plan.again_s, "again", None)
+
+    def open_ledger(self) -> None:
+        live = self.view()
+        rules = StepRules(num_stages=1, num_microbatches=self.num_microbatches, ttl_s=15.0, averaging_s=9.0, group_size=self.group_size)
+        for record in list(self.members.values()):
+            if record.group and record.phase is Phase.ACCUMULATING:
+                act = decide(Situation(OwnState(record=record), replace(live, me=record.peer), self.now_s, rules))
+                if isinstance(act, DropSums):
+                    self.members[record.peer] = this_dropped(record)
+                    return
+
+
+def spread_s(plan: Plan, num_members: int, num_holders: int) -> float:
+    """How long the others fetch the average, if each that has it gives it to one other at a time."""
+    return math.ceil(math.log2(max(1.0, num_members / max(1, num_holders)))) * plan.average_bytes / plan.up
+
+
+def measured(plan: Plan, num_members: int, group_size: int) -> Found:
+    found = Found()
+    for step in range(plan.steps):
+        stage = Stage(plan, num_members, group_size, step)
+        stage.run()
+        took_s = stage.ended_s if stage.ended_s is not None else math.inf
+        later_s = spread_s(plan, len(stage.members), stage.holders)
+        found.exchange_s.append(took_s + later_s)
+        found.spread_s.append(later_s)
+        first = stage.num_first / stage.num_sums if stage.num_sums else 0.0
+        share = stage.holders / len(stage.members) if stage.num_sums else 1.0
+        found.rounds.append(first + stage.num_top * share)
+        found.largest = max(found.largest, stage.largest)
+        found.deaths += stage.deaths
+    return found
+
+
+def debts_ms(num_members: int) -> float:
+    """Processor time to make the debts of a round, and to look at them once."""
+    began = time.thread_time()
+    Debts([1 << 20] * num_members, NUM_CHUNKS, 60.0, 9.0).look(1.0)
+    return 1e3 * (time.thread_time() - began)
+
+
+def lines(plan: Plan, sizes: list[int]) -> list[dict[str, float | str]]:
+    found: list[dict[str, float | str]] = []
+    for num_members in sizes:
+        for name, group_size in (("one level", 0), ("two levels", plan.group_size)):
+            if not group_size and num_members > 1.5 * plan.lifetime_s / (plan.average_bytes / plan.up):
+                continue  # e to the power of deaths in a round: it would not end
+            progress(f"{num_members} members, {name} ...")
+            result = measured(plan, num_members, group_size)
+            rounds, took, spread = (sum(each) / plan.steps for each in (result.rounds, result.exchange_s, result.spread_s))
+            found.append(
+                {
+                    "members": num_members,
+                    "levels": name,
+                    "largest_round": result.largest,
+                    "rounds": round(rounds, 3),
+                    "exchange_s": round(took, 1),
+                    "spread_s": round(spread, 1),
+                    "deaths_a_step": round(result.deaths / plan.steps, 2),
+                    "debts_ms": round(debts_ms(result.largest), 1),
+                }
+            )
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--members", type=int, nargs="+", default=[64, 128, 300, 2000])
+    parser.add_argument("--group-size", type=int, default=32)
+    parser.add_argument("--lifetime-h", type=float, default=4.0)
+    parser.add_argument("--up-mbit", type=float, default=20.0)
+    parser.add_argument("--mb", type=float, default=75.0, help="of an average; with the default a round takes a minute at 20 Mbit/s")
+    parser.add_argument("--noticed-s", type=float, default=5.0, help="until a death is noticed")
+    parser.add_argument("--again-s", type=float, default=5.0, help="until what the dead held is computed again")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    plan = Plan(
+        lifetime_s=3600 * asked.lifetime_h,
+        up=asked.up_mbit * 125e3,
+        average_bytes=1e6 * asked.mb,
+        noticed_s=asked.noticed_s,
+        again_s=asked.again_s,
+        steps=asked.steps,
+        seed=asked.seed,
+        group_size=asked.group_size,
+    )
+    found = lines(plan, asked.members)
+    if asked.json:
+        print(json.dumps({"schema": SCHEMA, "rows": found}))
+    else:
+        names = list(found[0])
+        print("  ".join(f"{name:>13}" for name in names))
+        for line in found:
+            print("  ".join(f"{line[name]!s:>13}" for name in names))
+    bad = [line for line in found if line["levels"] == "two levels" and float(line["rounds"]) > MOST_ROUNDS]
+    for line in bad:
+        print(f"failed: {line['members']} members take {line['rounds']} rounds a step, more than {MOST_ROUNDS}", file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

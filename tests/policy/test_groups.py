@@ -1,0 +1,181 @@
+"""Groups of a large stage: who averages with whom, and what a death costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peerd.policy.route.admission import able_to_compute
+from peerd.policy.step.acts import DropSums
+from peerd.policy.step.asides import sums_to_drop
+from peerd.policy.step.groups import alone_in_rounds, by_sum, groups_of, round_mates
+from peerd.policy.step.ledger import at_next_step, full, may_accumulate, this_dropped, with_sum
+from peerd.policy.step.roster import Roster, compose, turns, union_of, why_inexact, why_never, why_refuse
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import decide
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+SIZE = 4
+NUM_MEMBERS = 12
+NUM_MICROBATCHES = NUM_MEMBERS
+RULES = StepRules(num_stages=1, num_microbatches=NUM_MICROBATCHES, ttl_s=3.0, averaging_s=1.5, group_size=SIZE)
+
+
+def stage_of(num_members: int = NUM_MEMBERS) -> list[PeerRecord]:
+    """Each holds one microbatch."""
+    names = sorted(PeerId(f"p{number:03d}") for number in range(num_members))
+    return [PeerRecord(peer=name, phase=Phase.ACCUMULATING, ledger_no=1, done=1 << number) for number, name in enumerate(names)]
+
+
+def view_of(members: list[PeerRecord], me: str = "p000") -> LiveView:
+    return LiveView(me=PeerId(me), records=tuple(members))
+
+
+def proposed(members: list[PeerRecord], size: int = SIZE) -> list[Roster]:
+    """What all members together propose at one moment."""
+    live = view_of(members)
+    found = (compose(m, live, NUM_MICROBATCHES, 0, group_size=size) for m in members)
+    return [roster for roster in found if roster is not None]
+
+
+def with_sums(members: list[PeerRecord], rosters: list[Roster]) -> list[PeerRecord]:
+    """The table after these rounds of groups."""
+    of = {peer: roster for roster in rosters for peer in roster.peers}
+    return [with_sum(m, of[m.peer].average_id, union_of(of[m.peer].entries)) if m.peer in of else m for m in members]
+
+
+def all_grouped() -> list[PeerRecord]:
+    members = stage_of()
+    return with_sums(members, proposed(members))
+
+
+def test_a_stage_of_at_most_the_groups_size_averages_in_one_round_as_without_groups() -> None:
+    members = stage_of()
+    assert proposed(members, NUM_MEMBERS) == proposed(members, 0)
+    assert len(proposed(members, NUM_MEMBERS)) == 1
+
+
+def test_the_groups_of_a_larger_stage_propose_at_one_moment_disjoint_rosters_that_cover_it() -> None:
+    members = stage_of()
+    rosters = proposed(members)
+    assert len(rosters) == len([group for group in groups_of(members, SIZE).values() if len(group) > 1]) > 1
+    peers = [peer for roster in rosters for peer in roster.peers]
+    assert len(peers) == len(set(peers))
+    for roster in rosters:
+        joining = [m for m in members if m.peer in roster.peers]
+        assert all(why_refuse(m, roster, NUM_MICROBATCHES, in_groups=True) is None for m in joining)
+        assert all(why_refuse(m, roster, NUM_MICROBATCHES) == "the ledgers do not cover the step" for m in joining)
+
+
+def test_one_holder_of_each_sum_makes_the_average_once_all_groups_have_theirs() -> None:
+    members = all_grouped()
+    (roster,) = proposed(members)
+    assert why_inexact(roster.entries, NUM_MICROBATCHES) is None
+    assert len(roster.entries) == len(by_sum(members)) < NUM_MEMBERS
+    assert all(why_refuse(m, roster, NUM_MICROBATCHES, in_groups=True) is None for m in members if m.peer in roster.peers)
+
+
+def test_where_a_group_is_still_in_its_round_nobody_proposes_the_average() -> None:
+    members = stage_of()
+    first, *others = proposed(members)
+    table = [replace(m, phase=Phase.AVERAGING) if m.peer in first.peers else m for m in with_sums(members, others)]
+    assert proposed(table) == []
+
+
+def test_one_that_comes_or_goes_changes_the_group_of_no_other() -> None:
+    members = stage_of(100)
+    before = groups_of(members, 32)
+    after = groups_of(members[1:], 32)
+    assert {number: [m for m in group if m is not members[0]] for number, group in before.items()} == after
+    assert set(before) == set(range(4))
+
+
+def test_a_death_in_a_round_makes_its_own_group_average_again_and_no_other() -> None:
+    members = stage_of()
+    rosters = proposed(members)
+    hit, *others = sorted(rosters, key=lambda roster: -len(roster.peers))
+    dead = hit.peers[0]
+    lost = next(m.done for m in members if m.peer == dead)
+    left = [m for m in with_sums(members, others) if m.peer != dead]
+    assert proposed(left) == []  # what it held is missing
+    free = able_to_compute(view_of(left), 0, 0)
+    assert not any(m.group for m in free)
+    taker = next(m for m in free if m.peer in hit.peers).peer
+    again = [replace(m, done=m.done | lost) if m.peer == taker else m for m in left]
+    rounds = proposed(again)
+    assert rounds
+    is_average = len(rounds) == 1 and union_of(rounds[0].entries) == full(NUM_MICROBATCHES)
+    if not is_average:  # else so few are left that they go into it themselves
+        assert {peer for roster in rounds for peer in roster.peers} <= set(hit.peers)
+
+
+def test_a_death_after_all_sums_stand_costs_nothing() -> None:
+    members = all_grouped()
+    (roster,) = proposed(members)
+    twins = {m.peer for holders in by_sum(members) if len(holders) > 1 for m in holders}
+    dead = next(peer for peer in roster.peers if peer in twins)
+    (again,) = proposed([m for m in members if m.peer != dead])
+    assert dead not in again.peers
+    assert why_inexact(again.entries, NUM_MICROBATCHES) is None
+
+
+def test_holders_of_one_sum_do_not_overlap_and_those_of_unlike_sums_do() -> None:
+    one, other, *_ = [m for m in all_grouped() if m.group][:3]
+    twin = with_sum(other, one.group, one.done)
+    assert sums_to_drop(one, twin) == sums_to_drop(twin, one) == []
+    unlike = replace(twin, group=AverageId(b"another round 16"))
+    assert sums_to_drop(one, unlike) != sums_to_drop(unlike, one)
+    liar = replace(twin, done=full(NUM_MICROBATCHES))
+    assert sums_to_drop(one, liar) == [one.peer]
+
+
+def test_nothing_is_added_to_the_sum_of_a_group_and_calls_of_before_do_not_count() -> None:
+    mine = stage_of()[0]
+    held = with_sum(mine, AverageId(b"a group's round."), 0b111)
+    live = view_of([held])
+    assert may_accumulate(held, live, step=0, index=5, accept_mark=(held.incarnation, held.ledger_no)) == "ledger is frozen"
+    begun = at_next_step(held)
+    assert (begun.group, begun.done) == (b"", 0)
+    free = this_dropped(held)
+    assert free.ledger_no > held.ledger_no > mine.ledger_no
+    assert may_accumulate(free, view_of([free]), step=0, index=5, accept_mark=(mine.incarnation, mine.ledger_no)) is not None
+
+
+def test_a_member_that_holds_a_sum_joins_no_further_group() -> None:
+    members = all_grouped()
+    mine = next(m for m in members if m.group)
+    other = next(m for m in members if not m.done & mine.done)
+    (entry,) = [entry for entry in proposed(members)[0].entries if entry.done == other.done]
+    own = replace(entry, peer=mine.peer, incarnation=mine.incarnation, ledger_no=mine.ledger_no, done=mine.done)
+    roster = Roster(0, 0, 0, mine.peer, tuple(sorted((own, entry))))
+    if union_of(roster.entries) != full(NUM_MICROBATCHES):
+        assert why_never(mine, roster, NUM_MICROBATCHES, in_groups=True) == "the ledgers do not cover the step"
+
+
+def test_where_a_whole_group_dies_one_holder_of_another_sum_gives_its_copy_up_and_takes_what_is_missing() -> None:
+    members = all_grouped()
+    gone = max(by_sum(members), key=len)[0].group
+    left = [m for m in members if m.group != gone]
+    acts = {m.peer: decide(Situation(OwnState(record=m), view_of(left, m.peer), 0.0, RULES)) for m in left if m.group}
+    dropping = [peer for peer, act in acts.items() if isinstance(act, DropSums)]
+    assert len(dropping) == (1 if all(m.group for m in left) else 0)
+
+
+@pytest.mark.parametrize("busy", [1, 2])
+def test_a_member_alone_in_a_round_is_told_from_a_group_in_its_own(busy: int) -> None:
+    members = stage_of()
+    group = max(groups_of(members, SIZE).values(), key=len)
+    names = [m.peer for m in (group[:1] if busy == 1 else group)]
+    table = [replace(m, phase=Phase.AVERAGING) if m.peer in names else m for m in members]
+    assert alone_in_rounds(table, SIZE) == (frozenset(names) if busy == 1 else frozenset())
+
+
+def test_of_two_thousand_members_all_groups_have_about_the_same_size_and_the_leaders_are_of_all() -> None:
+    members = stage_of(2000)
+    groups = groups_of(members, 32)
+    assert len(groups) == 64
+    assert max(len(group) for group in groups.values()) < 2 * 32
+    assert len({turns(group)[0] for group in groups.values()}) == 64
+    assert all(len(round_mates(group[0], members, 32)) == len(group) for group in list(groups.values())[:3])

@@ -1,0 +1,72 @@
+"""Large stages in the protocol model: averages in two levels are as exact as in one, and a death makes its own group average again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peerd.policy.step.groups import groups_of
+from peerd.table.record import PeerId, Phase
+from tests.policy.model_faults import HONEST, Fault, Kind, Scenario, Survivor, draw
+from tests.policy.protocol_model import World, run
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_in_groups_without_faults_finishes_every_step_exactly(seed: int) -> None:
+    outcome = run(replace(draw(seed, (), group_size=2), num_stages=1 + seed % 2))
+    assert outcome.problems == ()
+    assert outcome.counts["fences"] == outcome.counts["inexact"] == 0
+    assert outcome.counts["sums of groups"] > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_in_groups_survives_all_kinds_of_faults_exactly(seed: int) -> None:
+    outcome = run(replace(draw(1000 + seed, HONEST, delayed=seed == 3, group_size=2), num_stages=1 + seed % 2))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["sums of groups"] > 0
+
+
+@pytest.mark.parametrize("kind", [Kind.SILENT, Kind.ABSORBED, Kind.STINGY])
+def test_a_run_in_groups_survives_a_liar_exactly(kind: Kind) -> None:
+    outcome = run(replace(draw(41, (kind,), group_size=2), num_stages=1))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
+def test_a_death_in_a_groups_round_makes_no_other_group_average_again() -> None:
+    scenario = Scenario(seed=3, num_stages=1, peers_per_stage=12, num_microbatches=24, last_step=2, group_size=4, survivor=Survivor.ANY)
+    world = World(scenario)
+    slow, *_ = sorted(groups_of([peer.record for peer in world.peers.values()], 4).values(), key=len, reverse=True)
+    for record in slow:
+        world.strike(Fault(0, Kind.DRIP, name=record.peer, lasts_s=20.0))
+    names = [record.peer for record in slow]
+    others = [peer for name, peer in world.peers.items() if name not in names]
+
+    def is_half_way() -> bool:
+        return all(peer.record.group for peer in others) and any(world.peers[name].record.phase is Phase.AVERAGING for name in names)
+
+    world.run(until=is_half_way)
+    assert is_half_way()
+    held = {peer.name: peer.record.group for peer in others}
+    world.strike(Fault(0, Kind.KILL, name=next(name for name in names if world.peers[name].record.phase is Phase.AVERAGING)))
+    seen: set[tuple[PeerId, bytes]] = set()
+
+    def is_averaged() -> bool:
+        seen.update((peer.name, peer.record.group) for peer in others if peer.record.step == 0 and peer.record.group)
+        return any(peer.record.phase is Phase.AVERAGED for peer in world.peers.values())
+
+    world.run(until=is_averaged)
+    assert seen == set(held.items())
+    assert world.run().problems == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("delayed", [False, True], ids=["plain", "delayed"])
+@pytest.mark.parametrize("block", range(5))
+def test_five_hundred_runs_in_groups_are_exact_and_none_gets_stuck(block: int, delayed: bool) -> None:
+    for seed in range(30_000 + 50 * block, 30_000 + 50 * (block + 1)):
+        outcome = run(draw(seed, HONEST, delayed=delayed, group_size=2 + seed % 2))
+        assert outcome.problems == (), seed
