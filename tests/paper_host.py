@@ -90,7 +90,7 @@ class PaperHost:
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         return self.rates.get(peer, (None, None))
 
-    def delivered(self, peer: PeerId, num_bytes: int, took_s: float, is_full: bool) -> None: ...
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None: ...
 
     def report_failure(self, peer: PeerId) -> None:
         self.failed.append(peer)

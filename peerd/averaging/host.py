@@ -42,8 +42,8 @@ class RoundHost(Protocol):
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         """Return the bytes per second up and down that are believed of a peer; None where nothing is known."""
 
-    def delivered(self, peer: PeerId, num_bytes: int, took_s: float, is_full: bool) -> None:
-        """Note that a peer has verified so many bytes, `took_s` seconds after the first of them was sent. `is_full`: more waited."""
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None:
+        """Note that a peer has verified so many bytes, `took_s` seconds after the first of them was sent."""
 
     def report_failure(self, peer: PeerId) -> None:
         """Note that a call to `peer` failed."""

@@ -28,11 +28,8 @@ class ChunkListener(Protocol):
 
     def sum_came(self, reducer: int, member: int, chunks: int) -> None: ...
 
-    def delivered(self, member: int, num_bytes: int, took_s: float, is_full: bool) -> None:
-        """A member has verified so many bytes, `took_s` seconds after the first of them was sent.
-
-        `is_full`: more was due meanwhile and waited for them, so that they show the rate of the line.
-        """
+    def delivered(self, member: int, num_bytes: int, took_s: float) -> None:
+        """A member has verified so many bytes, `took_s` seconds after the first of them was sent."""
 
     def more_to_send(self) -> None:
         """There is more for others: of this member's slice, or of what it carries."""
@@ -61,8 +58,6 @@ class PairLine:
         """Set when there is something new to tell of what came."""
         self._opened = 0
         self._under_way = UnderWay()
-        self._is_full = False
-        """Whether more is due than may be under way."""
         self.num_incoming = self.num_taken = 0
         """Streams on which the other's chunks come, and those that the other has opened for this member's."""
         self._is_untaken = asyncio.Event()
@@ -114,7 +109,7 @@ class PairLine:
             self._look_what_is_carried()
         num_bytes, took_s = self._under_way.verified(max(0, self._sendings.num_verified - before), time.monotonic())
         if num_bytes:
-            self._listener.delivered(self.number, num_bytes, took_s, self._is_full)
+            self._listener.delivered(self.number, num_bytes, took_s)
         if verified.carried:
             self._listener.more_to_send()
         self.look_again()
@@ -159,9 +154,8 @@ class PairLine:
         self._under_way.broke()
         self._sendings.resume()
         while self._opened == mine and not self.is_given:
-            sending = self._sendings.next()
-            self._is_full = sending is not None and not self._under_way.may_grow
-            if sending is None or self._is_full:
+            sending = self._sendings.next() if self._under_way.may_grow else None
+            if sending is None:
                 self._ready.clear()
                 await self._ready.wait()
                 continue

@@ -302,8 +302,8 @@ class OpenRound:
         if self._judge is not None:
             self._judge.debts.told_sum(reducer, member, chunks, self.progress_s)
 
-    def delivered(self, member: int, num_bytes: int, took_s: float, is_full: bool) -> None:
-        self._around.host.delivered(self.roster.peers[member], num_bytes, took_s, is_full)
+    def delivered(self, member: int, num_bytes: int, took_s: float) -> None:
+        self._around.host.delivered(self.roster.peers[member], num_bytes, took_s)
 
     def more_to_send(self) -> None:
         for line in self.lines.values():

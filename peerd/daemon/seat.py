@@ -322,8 +322,8 @@ class Seat:
         known = (*live.of_stage(self.stage), *live.suspected, *live.expired)
         return {self.peer.membership.me, *(record.peer for record in known if record.stage == self.stage)}
 
-    def delivered(self, peer: PeerId, num_bytes: int, took_s: float, is_full: bool) -> None:
-        self.peer.network.links.traffic.line.delivered_to(peer, num_bytes, took_s, is_full=is_full)
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None:
+        self.peer.network.links.traffic.line.delivered_to(peer, num_bytes, took_s)
 
     def report_failure(self, peer: PeerId) -> None:
         self.peer.liveness.report_failure(peer)

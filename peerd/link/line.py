@@ -27,7 +27,7 @@ class OwnLine:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._up, self._down = LineMeter(), LineMeter()
+        self._up, self._down = LineMeter(), LineMeter(is_up=False)
         self._before = LineRates(None, None)
         """What is known from a probe, or from peers that are gone."""
         self._was_probed = False
@@ -42,14 +42,14 @@ class OwnLine:
         `line_share`: the share of the peer's uplink that they had, as far as it is known: 1 where it sends to nobody else meanwhile; in an
         exchange, what it owes to this peer by what it owes to all. None: unknown, so the transfer tells nothing of the peer's whole uplink.
         """
-        self._passed(self._down, self._ups, peer, num_bytes, busy_s, line_share, is_full=False)
+        self._passed(self._down, self._ups, peer, num_bytes, busy_s, line_share)
 
-    def delivered_to(self, peer: PeerId, num_bytes: int, busy_s: float, line_share: float | None = None, *, is_full: bool = True) -> None:
+    def delivered_to(self, peer: PeerId, num_bytes: int, busy_s: float, line_share: float | None = None) -> None:
         """Count bytes that `peer` has just acknowledged, `busy_s` seconds after the first of them was sent.
 
-        `line_share`: the share of the peer's downlink that they had, as for `received_from`. `is_full`: more waited for them to leave.
+        `line_share`: the share of the peer's downlink that they had, as for `received_from`.
         """
-        self._passed(self._up, self._downs, peer, num_bytes, busy_s, line_share, is_full=is_full)
+        self._passed(self._up, self._downs, peer, num_bytes, busy_s, line_share)
 
     def told(self, peer: PeerId, rate: float, num_bytes: int) -> None:
         """Take the rate at which a peer says that this peer's tensors arrive there; the last ones had `num_bytes`."""
@@ -94,19 +94,11 @@ class OwnLine:
             meters.pop(peer, None)
 
     def _passed(
-        self,
-        own: LineMeter,
-        others: dict[PeerId, RateSamples],
-        peer: PeerId,
-        num_bytes: int,
-        busy_s: float,
-        line_share: float | None,
-        *,
-        is_full: bool,
+        self, own: LineMeter, others: dict[PeerId, RateSamples], peer: PeerId, num_bytes: int, busy_s: float, line_share: float | None
     ) -> None:
         if not (busy_s > 0 and num_bytes > 0):
             return
         now_s = self._clock()
-        own.passed(num_bytes, now_s - busy_s, now_s, is_full=is_full)
+        own.passed(num_bytes, now_s - busy_s, now_s)
         if line_share is not None and line_share > 0:
             others[peer].saw(num_bytes / busy_s / line_share, busy_s)

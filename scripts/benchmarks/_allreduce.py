@@ -259,7 +259,7 @@ class Peerd:
     def mates(self) -> Iterable[PeerId]:
         return self._members
 
-    def delivered(self, peer: PeerId, num_bytes: int, took_s: float, is_full: bool) -> None: ...
+    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None: ...
 
     def pass_s(self) -> float:
         return 0.0

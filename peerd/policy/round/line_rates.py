@@ -2,9 +2,7 @@
 
 A home line binds at the access: whatever way tensors take to whichever peer, they share one uplink and one downlink. So a peer has two
 rates. It measures them while it has something under way, since an idle line tells nothing. What is measured is a lower bound: the other
-end, or the path, may have been the slower one. Hence the 90th percentile, and not the mean. A sender knows whether more waited to leave. If
-nothing did, the line might have carried more, as in a round where it waits for others: such times count only where they show more than
-the full ones (so do the delivery rates of BBR, Cardwell et al., 2016).
+end, or the path, may have been the slower one. Hence the 90th percentile, and not the mean.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ KEPT_SLOTS = 60
 """Slots of time with traffic that count: a line that got somewhat slower shows after 54 of them, one that got faster after 6."""
 KEPT_S = KEPT_SLOTS * SLOT_S
 OTHER_LINE, OTHER_LINE_S = 0.5, 10.0
-"""A line that carried less than this share of its rate so far, for so many busy seconds, is another one now."""
+"""An uplink that carried less than this share of its rate so far, for so many busy seconds, is another one now."""
 MOST_SAMPLES = 256
 LEAST_S, LEAST_BYTES = 0.25, 1 << 20
 """One of them has to be reached before a rate is known."""
@@ -40,22 +38,15 @@ Sample = tuple[float, float]
 @dataclass(slots=True)
 class _Slot:
     bytes: float = 0.0
-    full_bytes: float = 0.0
-    """Of those, for which more waited to leave."""
     busy: list[tuple[float, float]] = field(default_factory=list)
     """When something was under way: spans that do not overlap, in order."""
 
-    def add(self, num_bytes: float, began_s: float, ended_s: float, is_full: bool) -> None:
+    def add(self, num_bytes: float, began_s: float, ended_s: float) -> None:
         self.bytes += num_bytes
-        self.full_bytes += num_bytes * is_full
         while self.busy and self.busy[-1][1] >= began_s:
             first_s, last_s = self.busy.pop()
             began_s, ended_s = min(began_s, first_s), max(ended_s, last_s)
         self.busy.append((began_s, ended_s))
-
-    @property
-    def is_full(self) -> bool:
-        return 2 * self.full_bytes >= self.bytes
 
     @property
     def sample(self) -> Sample:
@@ -66,51 +57,48 @@ class _Slot:
 class LineMeter:
     """Measures one direction of a line. It holds numbers only; the caller reports what passed, in the order of the ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_up: bool = True) -> None:
+        """`is_up`: what passes was sent from here, so that no slow sender makes the line look slow."""
+        self._is_up = is_up
         self._slots: dict[int, _Slot] = {}
         self._known: float | None = None
         self._is_known = True
 
-    def passed(self, num_bytes: float, began_s: float, ended_s: float, *, is_full: bool = True) -> None:
-        """Bytes that were under way from `began_s` to `ended_s`; `is_full`: more waited to leave.
+    def passed(self, num_bytes: float, began_s: float, ended_s: float) -> None:
+        """Bytes that were under way from `began_s` to `ended_s`.
 
         Transfers that overlap share the line: their bytes add up, their time does not.
         """
         if not ended_s > began_s:
             return
         self._is_known = False
-        rate, last, num_slots = num_bytes / (ended_s - began_s), math.floor(ended_s / SLOT_S), len(self._slots)
+        rate, last = num_bytes / (ended_s - began_s), math.floor(ended_s / SLOT_S)
         for number in range(max(math.floor(began_s / SLOT_S), last - KEPT_SLOTS), last + 1):
             first_s, until_s = max(began_s, number * SLOT_S), min(ended_s, (number + 1) * SLOT_S)
             if until_s > first_s:
-                self._slots.setdefault(number, _Slot()).add(rate * (until_s - first_s), first_s, until_s, is_full)
-        if len(self._slots) > max(num_slots, KEPT_SLOTS):
-            kept = {number for is_full in (True, False) for number in self._numbers(is_full)[-KEPT_SLOTS:]}
-            self._slots = {number: slot for number, slot in self._slots.items() if number in kept}
-
-    def _numbers(self, is_full: bool) -> list[int]:
-        """The slots that are full, or those that are not, in their order."""
-        return sorted(number for number, slot in self._slots.items() if slot.is_full == is_full)
+                self._slots.setdefault(number, _Slot()).add(rate * (until_s - first_s), first_s, until_s)
+        while len(self._slots) > KEPT_SLOTS:
+            del self._slots[min(self._slots)]
 
     @property
     def rate(self) -> float | None:
         """Bytes per second; None while too little is known."""
         if not self._is_known:
-            self._forget_another_line()
-            full, other = (_percentile([self._slots[number].sample for number in self._numbers(is_full)]) for is_full in (True, False))
-            self._known, self._is_known = max(full or 0.0, other or 0.0) or None, True
+            if self._is_up:
+                self._forget_another_line()
+            self._known, self._is_known = _percentile([slot.sample for slot in self._slots.values()]), True
         return self._known
 
     def _forget_another_line(self) -> None:
-        full, recent, busy_s = self._numbers(is_full=True), list[Sample](), 0.0
-        for number in reversed(full):
-            recent.append(self._slots[number].sample)
-            busy_s += recent[-1][1]
+        recent, busy_s = dict[int, Sample](), 0.0
+        for number in sorted(self._slots, reverse=True):
+            recent[number] = self._slots[number].sample
+            busy_s += recent[number][1]
             if busy_s >= OTHER_LINE_S:
                 break
-        now, so_far = _percentile(recent), _percentile([slot.sample for slot in self._slots.values()])
+        now, so_far = _percentile(recent.values()), _percentile([slot.sample for slot in self._slots.values()])
         if busy_s >= OTHER_LINE_S and now is not None and so_far is not None and now < OTHER_LINE * so_far:
-            self._slots = {number: slot for number, slot in self._slots.items() if number >= full[-len(recent)]}
+            self._slots = {number: self._slots[number] for number in recent}
 
 
 class RateSamples:
