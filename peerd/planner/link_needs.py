@@ -17,15 +17,21 @@ FEWEST_PEERS = 2
 
 def stage_traffic(manifest: Manifest, load: Load, layers: range) -> StageTraffic:
     """The bytes of a stage that holds these layers; of its load only the parameters count."""
-    wire, last = manifest.wire, manifest.model.num_layers
-    forth, back = (parse_allowed(name).codecs[-1] for name in (wire.activations, wire.activation_gradients))
-    before = math.prod(manifest.boundary_shape(layers.start)) if layers.start else 0
-    after = math.prod(manifest.boundary_shape(layers.stop)) if layers.stop < last else 0
+    (forth_before, back_before), (forth_after, back_after) = (boundary_bytes(manifest, each) for each in (layers.start, layers.stop))
     return StageTraffic(
-        gradient_bytes=averaged_bytes(manifest, load, parse_averaged(wire.weight_gradients).codecs[-1]),
-        boundary_up=forth.num_bytes(after) + back.num_bytes(before),
-        boundary_down=forth.num_bytes(before) + back.num_bytes(after),
+        gradient_bytes=averaged_bytes(manifest, load, parse_averaged(manifest.wire.weight_gradients).codecs[-1]),
+        boundary_up=forth_after + back_before,
+        boundary_down=forth_before + back_after,
     )
+
+
+def boundary_bytes(manifest: Manifest, layer: int) -> tuple[int, int]:
+    """What a microbatch sends over the boundary before this layer: activations forth, gradients back. None at the model's ends."""
+    if not 0 < layer < manifest.model.num_layers:
+        return 0, 0
+    numbers = math.prod(manifest.boundary_shape(layer))
+    forth, back = (parse_allowed(name).codecs[-1] for name in (manifest.wire.activations, manifest.wire.activation_gradients))
+    return forth.num_bytes(numbers), back.num_bytes(numbers)
 
 
 def planned_needs(manifest: Manifest, stages: Sequence[StageEstimate], flops: float) -> list[StageNeed]:

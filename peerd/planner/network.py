@@ -28,7 +28,7 @@ class PeerSpec:
     """Expected to stay: it may anchor a stage."""
     stage: int | None = None
     """The stage that it serves now."""
-    samples_per_s: float | None = None
+    microbatches_per_s: float | None = None
     """What it was measured to compute in that stage."""
 
     def __post_init__(self) -> None:

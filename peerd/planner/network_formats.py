@@ -47,6 +47,24 @@ def read_network(text: str) -> tuple[Topology, StudySizes]:
     raise ValueError("neither JSON with delay_ms and bandwidth_gbps, nor CSV with from,to,delay_ms,mbit or with name")
 
 
+def swarm_network(reply: Mapping[str, Any], microbatch_size: int) -> Topology:
+    """The peers of a running swarm, as `peerd peers --json` lists them: lines that nobody measured count as unlimited."""
+    found = [peer for stage in reply["stages"] for peer in stage["peers"] if not peer["leaving"]]
+    peers = tuple(
+        PeerSpec(
+            name=peer["id"],
+            memory_bytes=peer["memory_bytes"] or math.inf,
+            up=peer["up"] or math.inf,
+            down=peer["down"] or math.inf,
+            stage=peer["stage"],
+            microbatches_per_s=peer["throughput"] / microbatch_size if peer["throughput"] > 0 else None,
+        )
+        for peer in found
+    )
+    count = range(len(peers))
+    return Topology(peers, tuple(tuple(UNKNOWN_DELAY_S * (a != b) for b in count) for a in count), ((math.inf,) * len(peers),) * len(peers))
+
+
 def _from_matrices(document: Mapping[str, Any]) -> tuple[Topology, StudySizes]:
     delays, rates = (_matrix(document, key) for key in ("delay_ms", "bandwidth_gbps"))
     names, regions = document.get("names"), document.get("regions")

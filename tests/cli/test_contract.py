@@ -68,7 +68,7 @@ VERBS = {
         *("--model", "--config", "--set"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
-    "plan": {"--network", "--dtfm", "--method", "--seed", "--home", "--json"},
+    "plan": {"--network", "--swarm", "--dtfm", "--method", "--seed", "--sweep", "--write", "--home", "--json"},
     "data": {"--data", "--home", "--json"},
     "export": {"--format", "--timeout", "--home", "--json"},
     "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--home", "--json"},

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from peerd.config.paths import Home
 from tests.cli.conftest import Command
+from tests.cli.replies import peers_reply
 from tests.cli.test_bad_input import assert_one_clear_line
+from tests.control.fake_daemon import answering, line
 from tests.planner.networks import irregular
 
 METHODS = ["random", "greedy", "search", "genetic"]
@@ -92,3 +95,106 @@ def test_a_network_that_cannot_be_read_is_said_so(peerd: Command, tmp_path: Path
     assert_one_clear_line(peerd("plan", "--network", tmp_path, "--dtfm"), 2, "directory")
     (tmp_path / "image").write_bytes(b"\xff\xfe\x00")
     assert_one_clear_line(peerd("plan", "--network", tmp_path / "image", "--dtfm"), 2, "--network")
+
+
+DEVICES = """name,up_mbit,down_mbit,tflops,memory_gb,reliable,latitude,longitude
+lab-0,1000,1000,2,24,yes,52.5,13.4
+lab-1,1000,1000,2,24,yes,52.5,13.4
+home-1,20,100,1,8,yes,48.1,11.6
+home-2,40,250,1,8,yes,48.8,2.3
+home-3,50,50,1,12,no,51.5,0
+home-4,50,500,1,12,yes,,
+"""
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Path:
+    path = tmp_path / "devices.csv"
+    path.write_text(DEVICES)
+    return path
+
+
+@pytest.fixture
+def run_file(peerd: Command, tmp_path: Path) -> Path:
+    assert peerd("new", tmp_path / "run", "--stages", 2, "--layers", 4).code == 0
+    return tmp_path / "run"
+
+
+def test_a_run_has_a_row_for_each_method_and_the_best_is_written(peerd: Command, run_file: Path, devices: Path, tmp_path: Path) -> None:
+    out = tmp_path / "placement.json"
+    done = peerd("plan", run_file, "--network", devices, "--write", out, "--json")
+    assert done.code == 0, done.err
+    reply = json.loads(done.out)
+    assert [row["method"] for row in reply["rows"]] == ["joining", "greedy", "search", "op-fence", "hybrid"]
+    speeds = {row["method"]: row["tokens_per_s"] for row in reply["rows"]}
+    assert speeds["search"] >= max(speeds["joining"], speeds["greedy"]) > 0
+    assert reply["best"] == max(speeds, key=lambda method: speeds[method])
+    for row in reply["rows"]:
+        placed = [name for stage in row["stages"] for name in stage["peers"]]
+        assert sorted([*placed, *row["left_out"]]) == sorted(line.partition(",")[0] for line in DEVICES.splitlines()[1:])
+        assert [stage["layers"][0] for stage in row["stages"]] == [0, *(stage["layers"][1] for stage in row["stages"][:-1])]
+        assert row["stages"][-1]["layers"][1] == 4
+        assert set(row["sent_gb_a_day"]) == set(placed)
+        assert all(stage["bound_by"] for stage in row["stages"])
+    written = json.loads(out.read_text())
+    best = next(row for row in reply["rows"] if row["method"] == reply["best"])
+    assert [stage["peers"] for stage in written["stages"]] == [stage["peers"] for stage in best["stages"]]
+    assert (written["schema"], written["method"]) == (1, reply["best"])
+
+
+def test_a_plan_prints_speeds_what_binds_and_what_is_sent(peerd: Command, run_file: Path, devices: Path) -> None:
+    done = peerd("plan", run_file, "--network", devices, "--method", "search", "--method", "joining")
+    assert done.code == 0, done.err
+    assert [line.split()[0] for line in done.out.splitlines()[1:3]] == ["search", "joining"]
+    assert "stages by search" in done.out
+    assert "bound by" in done.out
+    assert "sent a day" in done.out
+
+
+def test_a_sweep_shows_the_square_cube_law(peerd: Command, run_file: Path, devices: Path) -> None:
+    done = peerd("plan", run_file, "--network", devices, "--sweep", "d_model=64..1024", "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert [row["d_model"] for row in rows] == [64, 128, 256, 512, 1024]
+    assert rows[0]["tokens_per_s"] > rows[-1]["tokens_per_s"]
+    assert rows[0]["utilisation"] < rows[-1]["utilisation"] <= 1
+    assert "utilisation" in peerd("plan", run_file, "--network", devices, "--sweep", "d_model=64..128").out
+
+
+def test_a_running_swarm_is_planned_from_what_its_peers_say(peerd: Command, run_file: Path, short_home: Path) -> None:
+    with answering(Home(short_home), line({"ok": peers_reply(num_stages=2, peers_per_stage=2)})):
+        done = peerd("plan", run_file, "--swarm", "--method", "search", "--json")
+    assert done.code == 0, done.err
+    reply = json.loads(done.out)
+    assert reply["devices"] == 4
+    assert reply["rows"][0]["tokens_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["one network", "--network FILE or --swarm"]),
+        (["--network", "N", "--swarm", "a"], ["one network"]),
+        (["--network", "N"], ["nothing to plan", "--dtfm"]),
+        (["--network", "N", "--dtfm", "--method", "hybrid"], ["--dtfm knows the methods random"]),
+        (["--network", "N", "--dtfm", "--sweep", "d_model=8..9"], ["--dtfm takes"]),
+        (["RUN", "--network", "N", "--method", "genetic"], ["a run knows the methods joining"]),
+        (["RUN", "--network", "N", "--sweep", "d_ff=1..2"], ["no range of widths", "d_model=768..12288"]),
+        (["RUN", "--network", "N", "--sweep", "d_model=512..64"], ["the first no larger"]),
+        (["RUN", "--network", "N", "--sweep", "d_model=64..64", "--method", "search"], ["leave out --method"]),
+        (["RUN", "--network", "N", "--method", "joining", "--write", "/nowhere/at/all"], ["/nowhere/at/all"]),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_line(
+    peerd: Command, run_file: Path, devices: Path, arguments: list[str], words: list[str]
+) -> None:
+    done = peerd("plan", *({"N": str(devices), "RUN": str(run_file)}.get(each, each) for each in arguments))
+    assert_one_clear_line(done, 10 if "--write" in arguments else 2, *words)
+
+
+def test_devices_that_hold_no_stage_make_no_plan(peerd: Command, run_file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.csv"
+    path.write_text("name,memory_gb\na,0.0001\nb,0.0001\n")
+    assert_one_clear_line(peerd("plan", run_file, "--network", path), 2, "no placement fits", "more stages")
+    path.write_text("name,reliable\na,no\nb,no\n")
+    assert_one_clear_line(peerd("plan", run_file, "--network", path, "--method", "hybrid"), 2, "no placement fits", "reliable")
