@@ -31,6 +31,13 @@ class CarriedLoad:
     """What the target has verified of what the source owes it."""
     is_told: bool = False
 
+    def advance(self) -> bool:
+        """Count what is here without a gap. Returns whether that is more."""
+        before, self.here = self.here, max(self.here, self.told.part)
+        while self.here in self.frames:
+            self.here += 1
+        return self.here > before
+
 
 class Carrying:
     """The edges of one round over which a mate carries, as this member knows them."""
@@ -88,32 +95,34 @@ class Carrying:
         load = self.load(edge)
         if frame.number >= part_limit(self._exchange.layout.chunks_of(frame.to), max(load.told.summed, load.told.part)):
             raise BadMessageError("a chunk to carry that is not due yet")
-        if load.first >= 0 and frame.number > load.here:
-            raise BadMessageError("a chunk to carry that leaves out the one before it")
 
     def takes(self, frame: Frame) -> bool:
-        """Keep a chunk that is to be carried on. Returns whether it is new."""
+        """Keep a chunk that is to be carried on. Returns whether more is here since.
+
+        One may leave out others: the author has their sums, so it knows sooner than the mate that the target has them.
+        """
         edge = Edge(frame.author, frame.to)
         load = self.load(edge)
         if self.mates[edge] != self._exchange.me:
             return False
         if load.first < 0:
             load.first = load.here = frame.number
-        if frame.number != load.here:
-            return False
-        load.frames[frame.number], load.here = frame, frame.number + 1
-        return True
+        if frame.number >= load.here:
+            load.frames[frame.number] = frame
+        return load.advance()
 
     def told_by_target(self, edge: Edge, told: Verified) -> None:
         load = self.load(edge)
         load.told, load.is_told = told, True
         for number in [number for number in load.frames if number < told.part]:
             del load.frames[number]
+        if load.first >= 0:
+            load.advance()
 
     def first_of(self, edge: Edge, is_sum: bool) -> int:
         """The first chunk that this member sends over its hop of an edge."""
         if edge.source == self._exchange.me:
-            return self.told.get(edge, Verified()).part
+            return max(self.told.get(edge, Verified()).part, self._exchange.sums_here[edge.target])
         load = self.load(edge)
         return load.told.sum if is_sum else load.first
 

@@ -73,9 +73,11 @@ class Sendings:
         return sum(sending.verified for sending in self._all())
 
     def resume(self) -> None:
-        """Begin anew at what is not verified."""
+        """Begin anew at what is not verified. Chunks of a part whose sum is here are at the reducer, and the sum stands in their place."""
         for sending in self._all():
-            sending.flow.next = sending.verified
+            flow = sending.flow
+            is_own_part = flow.of == self._exchange.me and not flow.is_sum
+            flow.next = max(sending.verified, self._exchange.sums_here[flow.slice]) if is_own_part else sending.verified
 
     def next(self) -> Sending | None:
         """What is to be sent now; None if nothing can be."""
@@ -94,7 +96,9 @@ class Sendings:
         load = self._carrying.load(edge)
         if not load.is_told:
             return 0
-        return sum_limit(exchange.sums_here[edge.source], sending.verified) if sending.flow.is_sum else load.here
+        if sending.flow.is_sum:
+            return sum_limit(exchange.sums_here[edge.source], sending.verified)
+        return load.here if sending.flow.next in load.frames else 0
 
     def _all(self) -> Iterator[Sending]:
         yield self._sum

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from peerd.averaging import proposing
+from peerd.averaging.carrying import Carrying
+from peerd.averaging.flows import Sendings
 from peerd.errors import PeerGoneError
 from peerd.policy.round.debts import BEHIND, Edge
 from peerd.policy.step.judging import judges_of
 from peerd.table.record import PeerId, Phase
-from peerd.wire.messages import Carried, Verified
+from peerd.wire.messages import Carried, Frame, Verified
 from tests.averaging.rounds_group import Group, whole_sum
 
 MakeGroup = Callable[..., Group]
@@ -70,6 +72,42 @@ async def test_two_mates_may_carry_for_each_other(make_group: MakeGroup) -> None
     for mate, target in ((2, 3), (3, 2)):
         source.lines[roster.peers[mate]].told(Verified(0, 0, 0, (Carried(1, target, 1, 1, 0, 0),)))
     assert [source.lines[roster.peers[target]].own.part for target in (2, 3)] == [1, 1]
+
+
+async def test_a_stream_that_breaks_sends_no_chunk_of_a_part_whose_sum_stands_in_its_place(make_group: MakeGroup) -> None:
+    """It would not be the chunk that its author has signed: the mate that was to carry it banned the author."""
+    group = make_group(3)
+    roster = group.roster(leader=PeerId("member0"))
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    over = group.members[PeerId("member1")].rounds.last
+    assert over is not None
+    exchange, edge = over.exchange, Edge(1, 2)
+    carrying = Carrying(exchange)
+    sendings = Sendings(2, exchange, carrying)
+    sendings.resume()
+    sent = []
+    while (sending := sendings.next()) is not None:
+        sent.append(sending.flow.of == sending.flow.slice)
+        sending.flow.next += 1
+    assert sent == [True] * len(sent)
+    assert carrying.first_of(edge, is_sum=False) == exchange.layout.chunks_of(2)
+
+
+async def test_a_mate_takes_a_part_that_leaves_out_what_the_target_has(make_group: MakeGroup) -> None:
+    group = make_group(3)
+    roster = group.roster(leader=PeerId("member0"))
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    over = group.members[PeerId("member0")].rounds.last
+    assert over is not None
+    carrying, edge = Carrying(over.exchange), Edge(1, 2)
+    carrying.take_over({edge: 0})
+    frames = [Frame(2, 1, number, 2, chunks=(b"",)) for number in range(4)]
+    assert [carrying.takes(frames[number]) for number in (0, 1, 3)] == [True, True, False]
+    assert carrying.load(edge).here == 2, "the mate would be blamed for what it never had"
+    carrying.told_by_target(edge, Verified(part=3))
+    assert carrying.load(edge).here == 4
 
 
 @pytest.mark.parametrize("chunk_s", [0.0, AVERAGING_S / 40])
