@@ -2,7 +2,7 @@
 
 It refuses what a GPU refuses: tensors of two devices in one operation, and numpy. It counts what is slow on a GPU: waits of the processor
 for the device, and copies between the two. It has a fixed amount of memory, raises torch.OutOfMemoryError where that ends, and keeps what
-was freed until its cache is emptied. Autograd, modules, optimizers and autocast work on it; backward passes run on a thread of their own.
+was freed until its cache is emptied. Autograd, modules, optimizers and autocast work on it.
 
 Importing this package adds the device to torch for the whole process.
 """

@@ -73,21 +73,21 @@ class Meter:
             else:
                 self.to_host = self.to_host.and_one_of(num_bytes)
 
-    def hold(self, storage: int, num_bytes: int) -> None:
-        """Note one more tensor that sees a storage. Raises torch.OutOfMemoryError if a new one has no room."""
+    def hold(self, storage: int, num_bytes: int, *, anyhow: bool = False) -> None:
+        """Note one more tensor that sees a storage. Raises torch.OutOfMemoryError if a new one has no room, unless `anyhow`."""
         with self._guard:
             known = self._live.get(storage)
             if known is not None:
                 known[1] += 1
                 return
-            self._take(num_bytes)
+            self._take(num_bytes, anyhow=anyhow)
             self._live[storage] = [num_bytes, 1]
 
-    def _take(self, num_bytes: int) -> None:
+    def _take(self, num_bytes: int, *, anyhow: bool) -> None:
         room = self.total_bytes - self.others_bytes - self.hidden_bytes
         if self.allowed_bytes is not None:
             room = min(room, self.allowed_bytes)
-        if self.allocated + num_bytes > room:
+        if self.allocated + num_bytes > room and not anyhow:
             held, free = self.allocated, room - self.allocated
             raise torch.OutOfMemoryError(f"pretend: {num_bytes} bytes wanted, {free} free, {held} held")
         self.allocated += num_bytes

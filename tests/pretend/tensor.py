@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from tests.pretend.meter import METERS, Meter
 
 NAME = "pretend"
 CPU = torch.device("cpu")
+_HERE = threading.local()
 aten = torch.ops.aten
 WAITING = {
     aten._local_scalar_dense.default,
@@ -40,7 +42,13 @@ class PretendTensor(Tensor):
         assert type(inner) is Tensor, type(inner)
         storage = inner.untyped_storage()
         key, meter = storage._cdata, METERS[index]
-        meter.hold(key, storage.nbytes())
+        try:
+            meter.hold(key, storage.nbytes())
+        except torch.OutOfMemoryError as error:
+            if torch._C._current_autograd_node() is None:
+                raise
+            _HERE.late = torch.OutOfMemoryError(str(error))
+            meter.hold(key, storage.nbytes(), anyhow=True)
         made: PretendTensor = Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -75,6 +83,7 @@ def _ended(meter: Meter, key: int, _inner: Tensor) -> None:
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    _keep_backward_here()
     if func in REFUSED:
         raise NotImplementedError(f"the pretend device does not know {func}")
     if func in (aten.copy_.default, aten._foreach_copy_.default):
@@ -95,6 +104,17 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError("only the processor's memory can be pinned")
     given = func(*plain_args, **plain_kwargs)
     return _wrapped(func, args, kwargs, given, index)
+
+
+def _keep_backward_here() -> None:
+    """Have backward passes of this thread run on it. An error of Python in one ends the process: it is raised once that is over."""
+    if not getattr(_HERE, "is_kept", False):
+        torch._C._set_multithreading_enabled(False)
+        _HERE.is_kept, _HERE.late = True, None
+    late = _HERE.late
+    if late is not None and torch._C._current_autograd_node() is None:
+        _HERE.late = None
+        raise late
 
 
 def _unwrapped(tree: Any) -> Any:
