@@ -96,3 +96,31 @@ def test_the_averages_since_the_oldest_state_are_kept_for_several(followers: Fol
     assert needed(followers, 121.0, joining()) == 10
     followers.began(OTHER, 12, 122.0)
     assert needed(followers, 1000.0) == 12
+
+
+def follows(average_s: float, step_s: float, for_s: float) -> list[bool]:
+    """Whether the next average is kept, at each look while the joiner of a download of 100 s applies some, and the stage makes steps."""
+    followers = Followers()
+    followers.began(JOINER, 10, 0.0)
+    followers.ended(JOINER, 100.0, LEAST_S)
+    found = list[bool]()
+    for elapsed_s in range(int(for_s)):
+        newest = 10 + int((100.0 + elapsed_s) / step_s)
+        record, me = joining(min(newest, 10 + int(elapsed_s / average_s))), replace(ME, step=newest)
+        needed_from = followers.needed_from(view_of(me, record), me, 100.0 + elapsed_s)
+        found.append(needed_from is not None and needed_from <= record.step)
+        if record.step == newest:
+            break
+    return found
+
+
+@pytest.mark.parametrize("step_s", [1.0, 7.0, 40.0, 600.0])
+def test_a_joiner_that_can_catch_up_has_the_averages_until_it_has(step_s: float) -> None:
+    kept = follows(0.9 * step_s, step_s, for_s=5000.0)
+    assert all(kept)
+    assert len(kept) < 5000
+
+
+def test_a_joiner_that_falls_behind_is_given_up_however_often_it_moves() -> None:
+    kept = follows(12.0, 10.0, for_s=700.0)
+    assert 400 <= kept.index(False) <= 420, "four times as long as its download took"

@@ -12,6 +12,9 @@ from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 LEAST_KEPT = 4
+NEARER_SHARE = 4
+"""A joiner that comes no nearer to its stage within so many times its patience cannot catch up. At the slowest that it can, an average
+takes 0.9 of a step, so it makes up for one in nine; if it is further behind than LEAST_KEPT, its patience is longer than so many steps."""
 
 
 @dataclass(slots=True)
@@ -25,6 +28,17 @@ class _Follower:
     """How long it may take for the next move, once its downloads have ended."""
     downloads: int = 0
     """The number of downloads under way."""
+    least_behind: int | None = None
+    """The fewest steps that it has been behind since its downloads ended; None: it was not looked at since."""
+    nearer_s: float = 0.0
+    """When it came so near."""
+
+    def is_lost(self, newest: int, now_s: float) -> bool:
+        """Whether it comes no nearer to its stage, which is at the step `newest`."""
+        behind = newest - self.step
+        if self.least_behind is None or behind < self.least_behind:
+            self.least_behind, self.nearer_s = behind, now_s
+        return behind > max(self.least_behind, LEAST_KEPT) and now_s - self.nearer_s > NEARER_SHARE * self.patience_s
 
 
 class Followers:
@@ -38,6 +52,7 @@ class Followers:
         known = self._by_peer.setdefault(peer, _Follower(step, now_s, now_s, 0.0))
         if known.downloads == 0:
             known.began_s = now_s
+        known.least_behind = None
         known.step, known.downloads = min(known.step, step), known.downloads + 1  # it may go on with an earlier one that broke
 
     def ended(self, peer: PeerId, now_s: float, least_patience_s: float) -> None:
@@ -50,8 +65,8 @@ class Followers:
     def needed_from(self, live: LiveView, mine: PeerRecord, now_s: float) -> int | None:
         """The first step whose average a joiner needs from this peer, or may need soon; None if nobody joins its stage.
 
-        A joiner is forgotten once it serves, or when it makes no move for longer than it may take. One that has not asked for the state yet
-        will get this step's or a later one.
+        A joiner is forgotten once it serves, when it makes no move for longer than it may take, or when it comes no nearer to its stage.
+        One that has not asked for the state yet will get this step's or a later one.
         """
         for peer, follower in list(self._by_peer.items()):
             record = live.find(peer)
@@ -60,7 +75,7 @@ class Followers:
             if record is not None and record.phase is Phase.JOINING and follower.step < record.step <= mine.step:
                 follower.step, follower.moved_s = record.step, now_s
             serves = record is not None and record.phase is not Phase.JOINING
-            if serves or now_s - follower.moved_s > follower.patience_s:
+            if serves or now_s - follower.moved_s > follower.patience_s or follower.is_lost(mine.step, now_s):
                 del self._by_peer[peer]
         joins = any(mate.phase is Phase.JOINING and mate.peer != mine.peer for mate in live.of_stage(mine.stage))
         return min((follower.step for follower in self._by_peer.values()), default=mine.step if joins else None)
