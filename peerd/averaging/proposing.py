@@ -45,7 +45,7 @@ class Proposing:
         if not is_as_expected(took_s, expected_s, self._averaging_s):
             self._known.clear()
         for peer, each in sent.items():
-            self._known[peer] = line_after(self._known.get(peer), each)
+            self._known[peer] = line_after(self._known.get(peer), each, self._rates(peer)[0])
 
     def applied(self, now_s: float) -> None:
         """Note that an average was applied: a step begins."""

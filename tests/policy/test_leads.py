@@ -65,6 +65,14 @@ def test_more_is_believed_of_a_line_whose_member_waited_but_not_more_than_it_say
     assert believed_ups([100.0, None], [waited, KnownLine(9.0)]) == [12.0, 9.0]
 
 
+def test_a_member_that_waits_round_by_round_is_as_fast_as_it_has_ever_said_meanwhile() -> None:
+    line = None
+    for claim in (1.1, 0.9, 0.8):
+        line = line_after(line, SentRate(0.7, waited=True), claim)
+    assert believed_ups([0.8, None], [line, KnownLine(0.6)]) == [1.1, 0.6]
+    assert line_after(line, SentRate(0.7)) == KnownLine(0.7)
+
+
 def test_what_a_member_that_waited_has_sent_tells_nothing_of_its_line() -> None:
     """Slices that are unlike by mistake would be unlike for ever otherwise: who has a larger one sends more."""
     shares = [0.45, 0.1, 0.2, 0.25]

@@ -74,15 +74,19 @@ class KnownLine(NamedTuple):
     """Bytes per second: its rate, or if it waited a bound of it."""
     waits: bool = False
     """Whether it waited in the last round."""
+    least: float = 0.0
+    """The most that its records have said while it waited."""
 
 
-def line_after(known: KnownLine | None, sent: SentRate) -> KnownLine:
-    """What is known of a member's uplink after a round; `known`: before it.
+def line_after(known: KnownLine | None, sent: SentRate, claim: float | None = None) -> KnownLine:
+    """What is known of a member's uplink after a round; `known`: before it, `claim`: what its record says.
 
-    What a member that waited has sent follows from its slice, and not from its line. It shows a bound only if there was one before.
+    What a member that waited has sent follows from its slice, and not from its line. It shows a bound only if there was one before. What
+    such a member measures of itself falls from round to round, so the most that it has said counts.
     """
     if sent.waited:
-        return KnownLine(math.inf if known is None else max(GROWTH * known.rate, sent.rate), waits=True)
+        bound, least = (math.inf, 0.0) if known is None else (max(GROWTH * known.rate, sent.rate), known.least)
+        return KnownLine(bound, waits=True, least=max(least, claim or 0.0))
     before = known.rate if known is not None and known.rate < math.inf else sent.rate
     return KnownLine(sent.rate if sent.rate < OTHER_LINE * before else (before + sent.rate) / 2)
 
@@ -99,7 +103,7 @@ def believed_ups(claims: Sequence[float | None], known: Sequence[KnownLine | Non
         if line is None or not line.waits:
             found.append(claim if line is None else line.rate)
         else:
-            told = max(claim or 0.0, fastest)
+            told = max(claim or 0.0, line.least, fastest)
             found.append(min(told, line.rate) if told else None)
     return found
 
