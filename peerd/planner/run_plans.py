@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from peerd.config.cut import cut_points
-from peerd.config.manifest import Manifest, ModelConfig
+from peerd.config.manifest import Manifest
 from peerd.planner import placing
 from peerd.planner.cutting import stage_layers
 from peerd.planner.decoder import decoder_loads
@@ -139,8 +139,7 @@ class Width:
 def sweep(planning: Planning, first: int, last: int) -> list[Width]:
     """The run at widths from the first, doubled, to the last; heads and the inner width grow along. For the built-in decoder."""
     manifest = planning.manifest
-    model = manifest.model
-    assert isinstance(model, ModelConfig)
+    model = manifest.decoder
     found = []
     width = first
     while width <= last:

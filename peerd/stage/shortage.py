@@ -8,14 +8,16 @@ from __future__ import annotations
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 import torch
 
 from peerd.errors import RemoteError
-from peerd.stage.results import HeldMicrobatch
-from peerd.stage.state import StageState
+
+if TYPE_CHECKING:  # the checkup chooses a device, also where a library that states need is missing
+    from peerd.stage.results import HeldMicrobatch
+    from peerd.stage.state import StageState
 
 Result = TypeVar("Result")
 LOG = structlog.get_logger()

@@ -59,7 +59,7 @@ def test_what_shall_be_checked_is_handed_on(peerd: Command, found: dict[str, Any
     ports = ("--port", 31337, "--direct-port", 31338)
     assert peerd("doctor", "a", "b", *ports, "--host", "localhost", "--device", "cuda:1").code == 0
     expected = {"home": str(short_home), "addresses": ["a", "b"], "device": "cuda:1", "host": "127.0.0.1", "port": 31337}
-    assert found["order"] == expected | {"direct_port": 31338}
+    assert found["order"] == expected | {"direct_port": 31338, "self_test": False}
     assert peerd("doctor", "--host", "here").code == 2
 
 

@@ -47,6 +47,7 @@ ELSEWHERE = {
     ),
     "top": "cli/top/test_terminal.py",
     "service": "cli/test_service.py",
+    "plan": "cli/test_plan.py",
 }
 """The test that runs a verb which no paper daemon can answer."""
 
