@@ -91,7 +91,7 @@ class Answers:
             "peer": self._own_row(),
             "counters": self.counters(),
             "computing": self._computing(),
-            "memory": self._memory(),
+            **self._memory(),
             "decision": str(seat.stepper.decision),
             "joining": self._joining(),
             "rebalancing": seat.rebalance_reason,
@@ -118,12 +118,16 @@ class Answers:
             return None
         return {"step": found.step, "index": found.index, "for_s": now_s - found.since_s, "usual_s": computing.usual_s()}
 
-    def _memory(self) -> MemoryInfo:
-        peer = self._peer
-        found, seat = memory_of(peer.governor.device), peer.seat
+    def _memory(self) -> dict[str, MemoryInfo]:
+        """The device's memory, unless no file may be opened to read it."""
+        peer, seat = self._peer, self._peer.seat
+        try:
+            found = memory_of(peer.governor.device)
+        except OSError:
+            return {}
         told = peer.room_wanted or seat.service.shortage.told
         offloads = seat.state.holdings.places.offloads
-        return {
+        memory: MemoryInfo = {
             "total": found.total,
             "used": found.used,
             "held": found.held,
@@ -131,6 +135,7 @@ class Answers:
             "slots": seat.service.slots,
             "offloads": offloads,
         }
+        return {"memory": memory}
 
     def _joining(self) -> JoinInfo | None:
         """How far this peer is on its way into its stage, and its plan; None once it serves, and where it has left its stage."""
