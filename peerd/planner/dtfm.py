@@ -81,6 +81,11 @@ def hops(costs: PairCosts, groups: Sequence[Sequence[int]]) -> list[list[float]]
     return lengths
 
 
+def in_groups(line: Sequence[int], size: int) -> Groups:
+    """A line of devices, cut into groups of this size."""
+    return tuple(tuple(line[start : start + size]) for start in range(0, len(line), size))
+
+
 def placed(costs: PairCosts, groups: Sequence[Sequence[int]]) -> PlacedStages:
     """Equation 1: the groups in their best order and with the best lanes, and what they cost."""
     pipeline, order = open_path(hops(costs, groups))

@@ -75,7 +75,7 @@ def fenced_order(topology: Topology, num_bytes: float) -> tuple[int, ...]:
     """Devices so that communities stay together: an open path through the communities, and one within each."""
     count = range(len(topology.peers))
     seconds = [[topology.mean_hop_s(a, b, num_bytes) if a != b else 0.0 for b in count] for a in count]
-    rates = [[_mean_rate(topology, a, b) if a != b else 0.0 for b in count] for a in count]
+    rates = [[topology.mean_rate(a, b) if a != b else 0.0 for b in count] for a in count]
     groups = communities(rates)
     nearest = [[min(seconds[a][b] for a in one for b in other) if one is not other else 0.0 for other in groups] for one in groups]
     order: list[int] = []
@@ -159,9 +159,7 @@ def best_cut(topology: Topology, costs: LayerCosts, order: Sequence[int]) -> Pip
     return measured(topology, costs, best[2], best[3]) if best else None
 
 
-def _undominated(
-    options: list[_Cut],
-) -> list[_Cut]:
+def _undominated(options: list[_Cut]) -> list[_Cut]:
     """Those of which no other is at least as good in both times."""
     best: list[_Cut] = []
     for option in sorted(options):
@@ -174,7 +172,3 @@ def _received_s(topology: Topology, costs: LayerCosts, one: int, other: int, lay
     """The transfers of a microbatch between two devices: activations there, and gradients back."""
     forth, back = costs.boundary_bytes(layer)
     return topology.hop_s(one, other, forth) + topology.hop_s(other, one, back)
-
-
-def _mean_rate(topology: Topology, a: int, b: int) -> float:
-    return (topology.link_rate(a, b) + topology.link_rate(b, a)) / 2

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from random import Random
 
-from peerd.planner.dtfm import Groups, PairCosts, PlacedStages, placed
+from peerd.planner.dtfm import Groups, PairCosts, PlacedStages, in_groups, placed
 from peerd.planner.matching import Matrix
 
 POPULATION = 40
@@ -26,7 +26,7 @@ def genetic(costs: PairCosts, seed: int) -> PlacedStages:
     for _ in range(POPULATION):
         line = list(range(num_stages * size))
         random.shuffle(line)
-        population.append(placed(costs, _groups(line, size)))
+        population.append(placed(costs, in_groups(line, size)))
     for _ in range(CHILDREN_A_STAGE * num_stages if num_stages > 1 else 0):
         one, other = random.sample(population, 2)
         child = _locally_improved(costs, _crossed(one.groups, other.groups, random))
@@ -34,10 +34,6 @@ def genetic(costs: PairCosts, seed: int) -> PlacedStages:
         if child.comm_cost_s < population[worst].comm_cost_s:
             population[worst] = child
     return min(population, key=lambda found: found.comm_cost_s)
-
-
-def _groups(line: Sequence[int], size: int) -> Groups:
-    return tuple(tuple(line[start : start + size]) for start in range(0, len(line), size))
 
 
 def _crossed(one: Groups, other: Groups, random: Random) -> list[list[int]]:

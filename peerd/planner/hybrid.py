@@ -155,7 +155,7 @@ class _Planner:
         return max(min(self._network.hop_s(sender, receiver, num_bytes) for sender in senders) for receiver in receivers)
 
     def _times(self, helpers: Sequence[Sequence[int]]) -> list[float]:
-        """Of each stage, for one minibatch; empty if the model does not fit."""
+        """The seconds that each stage takes for a minibatch; empty if the model does not fit."""
         layers = self._layers(helpers)
         if layers is None:
             return []

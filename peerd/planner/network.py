@@ -70,8 +70,11 @@ class Topology:
 
     def mean_hop_s(self, a: int, b: int, num_bytes: float) -> float:
         """The same with the means of both ways, for exchanges that send as much in one as in the other."""
-        delay = (self.delay_s[a][b] + self.delay_s[b][a]) / 2
-        return delay + num_bytes / ((self.link_rate(a, b) + self.link_rate(b, a)) / 2)
+        return (self.delay_s[a][b] + self.delay_s[b][a]) / 2 + num_bytes / self.mean_rate(a, b)
+
+    def mean_rate(self, a: int, b: int) -> float:
+        """Bytes per second, the mean of both ways."""
+        return (self.link_rate(a, b) + self.link_rate(b, a)) / 2
 
     def part(self, chosen: Sequence[int]) -> Topology:
         """These devices only, in this order."""

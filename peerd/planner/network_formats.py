@@ -91,8 +91,7 @@ def _matrix(document: Mapping[str, Any], key: str) -> list[list[float]]:
     rows = document.get(key)
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise ValueError(f"{key} must be rows of numbers")
-    if len(rows) > MOST_DEVICES:
-        raise ValueError(f"{len(rows)} devices are too many; {MOST_DEVICES} are the most")
+    _check_number(rows)
     return [[_number(value, key) for value in row] for row in rows]
 
 
@@ -100,8 +99,7 @@ def _from_pairs(rows: Sequence[Mapping[str, str]]) -> Topology:
     names = sorted({row[end] or "" for row in rows for end in ("from", "to")})
     if "" in names:
         raise ValueError("a line names no device in from or to")
-    if len(names) > MOST_DEVICES:
-        raise ValueError(f"{len(names)} devices are too many; {MOST_DEVICES} are the most")
+    _check_number(names)
     given: dict[tuple[str, str], tuple[float, float]] = {}
     for row in rows:
         pair = (row["from"], row["to"])
@@ -120,8 +118,7 @@ def _from_pairs(rows: Sequence[Mapping[str, str]]) -> Topology:
 
 
 def _from_devices(rows: Sequence[Mapping[str, str]]) -> Topology:
-    if len(rows) > MOST_DEVICES:
-        raise ValueError(f"{len(rows)} devices are too many; {MOST_DEVICES} are the most")
+    _check_number(rows)
     peers, places = [], []
     for number, row in enumerate(rows, 2):
         try:
@@ -177,6 +174,11 @@ def _delay_s(one: tuple[float, float] | None, other: tuple[float, float] | None)
         return UNKNOWN_DELAY_S
     north, east = (math.sin((b - a) / 2) ** 2 for a, b in zip(one, other, strict=True))
     return ACCESS_DELAY_S + SECONDS_A_KM * 2 * EARTH_KM * math.asin(math.sqrt(north + math.cos(one[0]) * math.cos(other[0]) * east))
+
+
+def _check_number(devices: Sequence[object]) -> None:
+    if len(devices) > MOST_DEVICES:
+        raise ValueError(f"{len(devices)} devices are too many; {MOST_DEVICES} are the most")
 
 
 def _number(value: object, what: str) -> float:

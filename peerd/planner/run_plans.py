@@ -122,7 +122,6 @@ def _hybrid(planning: Planning) -> RunPlan | None:
 
 
 _METHODS = {"joining": _joining, "greedy": _greedy, "search": _search, "op-fence": _op_fence, "hybrid": _hybrid}
-RUN_METHODS = tuple(_METHODS)
 
 
 @dataclass(frozen=True, slots=True)

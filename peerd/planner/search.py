@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from peerd.planner.clustering import average_linkage, clusters_at
-from peerd.planner.dtfm import Groups, PairCosts, PlacedStages, averaging_s, hop, hops, placed
+from peerd.planner.dtfm import Groups, PairCosts, PlacedStages, averaging_s, hop, hops, in_groups, placed
 from peerd.planner.matching import path_length, quick_path
 
 NUM_CLUSTERINGS = 13
@@ -47,7 +47,7 @@ def deals(costs: PairCosts) -> Iterator[Groups]:
         for dealt in (clusters, sorted(clusters, key=len, reverse=True)):
             line = [device for cluster in dealt for device in cluster]
             for width in widths:
-                blocks = [line[start : start + width * size] for start in range(0, num_devices, width * size)]
+                blocks = in_groups(line, width * size)
                 yield tuple(tuple(block[stage::width]) for block in blocks for stage in range(width))
 
 
@@ -67,7 +67,7 @@ def at_random(costs: PairCosts, seed: int) -> PlacedStages:
     num_stages, size = costs.sizes.num_stages, costs.sizes.num_replicas
     line = list(range(num_stages * size))
     Random(seed).shuffle(line)
-    return placed(costs, [tuple(line[start : start + size]) for start in range(0, len(line), size)])
+    return placed(costs, in_groups(line, size))
 
 
 def searched(costs: PairCosts, seed: int) -> PlacedStages:

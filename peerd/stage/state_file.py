@@ -15,7 +15,7 @@ from torch import Tensor
 
 from peerd.errors import PeerGoneError
 from peerd.link.links import CHUNK_BYTES, Bytes
-from peerd.wire.tensors import header_end, places_in_file
+from peerd.wire.tensors import header_end, memory_of, places_in_file
 
 READ_BYTES = 4 << 20
 """Read or written at once."""
@@ -104,8 +104,7 @@ class FileTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         shape, dtype, at = self._places[name]
         found = torch.empty(shape, dtype=dtype)
-        if found.numel():
-            self._file.read_into(self._start + at, memoryview(found.view(-1).numpy().data).cast("B"))
+        self._file.read_into(self._start + at, memory_of(found))
         return found
 
     def __contains__(self, name: object) -> bool:

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from peerd.errors import WrongStateError
 from peerd.stage.accumulator import Accumulator
-from peerd.stage.state_file import OpenFile
-
-PIECE_BYTES = 4 << 20
-"""In memory at a time."""
+from peerd.stage.state_file import READ_BYTES, OpenFile
+from peerd.wire.tensors import memory_of
 
 
 class StoredSum:
@@ -43,24 +41,24 @@ class StoredSum:
         start = 0
         with _disk():
             for gradient in gradients:
-                for part in torch.split(gradient.detach().reshape(-1), PIECE_BYTES // self._dtype.itemsize):
+                for part in torch.split(gradient.detach().reshape(-1), READ_BYTES // self._dtype.itemsize):
                     piece = self._read(start, part.numel())
                     piece += part.to("cpu", self._dtype)
-                    self._file.write(start * self._dtype.itemsize, memoryview(piece.numpy().data).cast("B"))
+                    self._file.write(start * self._dtype.itemsize, memory_of(piece))
                     start += part.numel()
 
     def add_to(self, main: Accumulator) -> None:
         """Add all of it to the main sum. Raises WrongStateError if the disk fails."""
         border = main.flat.numel() - main.num_exact
         with main.changing(), _disk():
-            for start in range(0, border, PIECE_BYTES // self._dtype.itemsize):
-                place = main.flat[start : min(border, start + PIECE_BYTES // self._dtype.itemsize)]
+            for start in range(0, border, READ_BYTES // self._dtype.itemsize):
+                place = main.flat[start : min(border, start + READ_BYTES // self._dtype.itemsize)]
                 place += self._read(start, place.numel()).to(place.device)
             main.flat[border:] += self._exact.to(main.flat.device)
 
     def _read(self, start: int, count: int) -> Tensor:
         piece = torch.empty(count, dtype=self._dtype)
-        self._file.read_into(start * self._dtype.itemsize, memoryview(piece.numpy().data).cast("B"))
+        self._file.read_into(start * self._dtype.itemsize, memory_of(piece))
         return piece
 
 

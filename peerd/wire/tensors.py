@@ -58,17 +58,20 @@ def decode(value: TensorBytes, device: torch.device) -> Tensor:
     return to_device(decode_flat(value.chunks, _DTYPES[value.dtype]).view(value.shape), device)
 
 
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in the machine's memory."""
+    return memoryview(tensor.view(-1).numpy().data).cast("B") if tensor.numel() else memoryview(b"")
+
+
 def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
     """Return chunks that are views of a contiguous CPU vector. Its memory must not change until they are sent."""
-    view = memoryview(flat.numpy().data).cast("B") if flat.numel() else memoryview(b"")
+    view = memory_of(flat)
     return tuple(view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
 
 
 def decode_into(flat: Tensor, chunks: Sequence[Bytes]) -> None:
     """Copy chunks of exactly its size into a contiguous CPU vector."""
-    if not flat.numel():
-        return
-    view, start = memoryview(flat.numpy().data).cast("B"), 0
+    view, start = memory_of(flat), 0
     for chunk in chunks:
         view[start : start + len(chunk)] = chunk
         start += len(chunk)
@@ -102,7 +105,7 @@ def bodies_of(tensors: Mapping[str, Tensor], look: Callable[[str, Tensor], None]
         tensor = tensors[name].detach().cpu().contiguous()
         if tensor.numel():
             look(name, tensor)
-            yield memoryview(tensor.view(-1).numpy().data).cast("B")
+            yield memory_of(tensor)
 
 
 def file_bytes(tensors: Mapping[str, Tensor]) -> int:

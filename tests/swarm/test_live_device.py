@@ -32,6 +32,13 @@ class DeviceSwarm(Swarm):
         beside.write_text(f"{num_bytes} {hidden}")
         beside.replace(self.others)
 
+    def begun(self) -> tuple[Daemon, Daemon]:
+        """Start a peer of each stage, the second on the device, of which nobody else has memory."""
+        self.take(0)
+        first, second = self.start(stage=0), self.join(1, device="pretend")
+        second.wait_until_serving()
+        return first, second
+
 
 def held(daemon: Daemon) -> int:
     return daemon.status["memory"]["held"]
@@ -44,10 +51,7 @@ def codes(daemon: Daemon) -> set[str]:
 def test_a_pause_gives_the_memory_back_and_a_resume_waits_until_there_is_some() -> None:
     swarm = DeviceSwarm(swarm_manifest(num_stages=2))
     with swarm:
-        swarm.take(0)
-        first = swarm.start(stage=0)
-        daemon = swarm.join(1, device="pretend")
-        daemon.wait_until_serving()
+        first, daemon = swarm.begun()
         daemon.wait_for_step(2)
         assert daemon.status["peer"]["device"] == "Pretend GPU 0"
         assert held(daemon) > 0
@@ -71,10 +75,7 @@ def test_a_pause_gives_the_memory_back_and_a_resume_waits_until_there_is_some() 
 def test_memory_that_ends_in_a_pass_makes_a_peer_rest_and_the_run_goes_on_when_there_is_some() -> None:
     swarm = DeviceSwarm(swarm_manifest(num_stages=2))
     with swarm:
-        swarm.take(0)
-        first = swarm.start(stage=0)
-        daemon = swarm.join(1, device="pretend")
-        daemon.wait_until_serving()
+        first, daemon = swarm.begun()
         daemon.wait_for_step(2)
         swarm.take(TOTAL - held(daemon) // 2)
         until(lambda: daemon.status["owner"]["resting"])
@@ -91,10 +92,7 @@ def test_memory_that_ends_in_a_pass_makes_a_peer_rest_and_the_run_goes_on_when_t
 def test_a_peer_whose_stage_does_not_fit_though_it_should_says_so_and_does_not_end() -> None:
     swarm = DeviceSwarm(swarm_manifest(num_stages=2))
     with swarm:
-        swarm.take(0)
-        swarm.start(stage=0)
-        daemon = swarm.join(1, device="pretend")
-        daemon.wait_until_serving()
+        _, daemon = swarm.begun()
         assert daemon.request("pause", silence_s=120.0)["resting"] is True
         swarm.take(0, hidden=TOTAL)
         daemon.request("resume")

@@ -89,7 +89,7 @@ def cross_entropy(device: torch.device) -> Made:
 
 
 def gradient(device: torch.device) -> Made:
-    """Of a matrix product: the other matrix, summed."""
+    """The gradient of a matrix product is the other matrix, summed."""
     left = _on(LEFT, device).requires_grad_()
     (found,) = torch.autograd.grad((left @ _on(RIGHT, device)).sum(), [left])
     return found, [[math.fsum(row) for row in RIGHT]] * 9
@@ -107,7 +107,7 @@ def optimizer(device: torch.device) -> Made:
 
 
 def integers(device: torch.device) -> Made:
-    """Of the masks of dropout and of packed moments: products of 32-bit words, and shifts."""
+    """Masks of dropout, and packed moments, are products of 32-bit words, and shifts."""
     words = [[(place * 2654435761) & 0xFFFFFFFF for place in range(16)]]
     mixed = torch.tensor(words, dtype=torch.int64, device=device).mul_(0x21F0AAAD).bitwise_and_(0xFFFFFFFF)
     found = mixed.bitwise_xor_(mixed >> 15) & 0xFFFF

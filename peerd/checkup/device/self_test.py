@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from peerd.errors import PeerdError
 from peerd.policy.swarm.checkup import Finding, ok, problem, warning
 
 REMEDY = "update the driver and torch, rule out overclocking and faulty memory; until then use another --device"
+OF_PRECISION = "join runs of another precision, or use another --device; cards before NVIDIA's Ampere compute no bfloat16"
 MUCH_S = 60.0
 """A self-test that takes longer is of a device that is too slow to be of use."""
 
@@ -58,21 +58,17 @@ def _lives(device: torch.device) -> Iterator[Finding]:
         try:
             found = life.live(life.manifest_of(precision), device, keep_graph=True)
         except Exception as error:
-            yield problem(code, f"fails: {_said(error)}", f"join runs of another precision, or use another --device; {_BFLOAT16}")
+            yield problem(code, f"fails: {_said(error)}", OF_PRECISION)
             continue
         fault = life.fault(found, expected, precision)
         last = f"loss {found.losses[-1]:.4f}, on the processor {expected.losses[-1]:.4f}, in {found.took_s:.1f} s"
         yield problem(code, fault, REMEDY) if fault else ok(code, last)
 
 
-_BFLOAT16 = "cards before NVIDIA's Ampere compute no bfloat16"
-
-
 def _memory(device: torch.device, before: int) -> Iterator[Finding]:
     if not has_own_memory(device):
         yield ok("memory", "the device uses the machine's memory")
         return
-    gc.collect()
     left = give_back_memory(device) - before
     total = memory_of(device).total
     if left > measures.SLACK_BYTES:
@@ -92,8 +88,8 @@ def _speed(device: torch.device) -> Iterator[Finding]:
         yield ok("speed", f"TFLOP/s of matrix products: {', '.join(told)}; memory {measures.memory_rate(device) / 1e9:.3g} GB/s")
         if device.type == "cpu":
             return
-        to_device, to_host = measures.copy_rates(device)
-        yield ok("copies", f"{to_device / 1e9:.3g} GB/s to the device, {to_host / 1e9:.3g} GB/s from it")
+        there, back = measures.copy_rates(device)
+        yield ok("copies", f"{there / 1e9:.3g} GB/s to the device, {back / 1e9:.3g} GB/s from it")
     except Exception as error:
         yield problem("speed", f"could not be measured: {_said(error)}", REMEDY)
 

@@ -19,7 +19,7 @@ WAITS = 0.3 * WINDOW
 GROWTH = 1.5
 """By which factor the bound of a member's rate rises for each round in which it waited. It gets a larger slice until it waits no more."""
 OTHER_LINE = 0.5
-"""A member that sent at less than this share of its rate so far has another line now: earlier rounds do not count any more."""
+"""A member that sends at less than this share of its rate so far has another line now: what was seen of it before counts no more."""
 OTHER_LINES = 2.0
 """Nor does what is known of any member, once a round took so many times as long as expected."""
 

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from peerd.policy.round.leads import OTHER_LINE
 from peerd.policy.round.proposing import believed
 from peerd.table.record import MAX_RATE
 
@@ -21,8 +22,8 @@ SLOT_S = 1.0
 KEPT_SLOTS = 60
 """Slots of time with traffic that count: a line that got somewhat slower shows after 54 of them, one that got faster after 6."""
 KEPT_S = KEPT_SLOTS * SLOT_S
-OTHER_LINE, OTHER_LINE_S = 0.5, 10.0
-"""An uplink that carried less than this share of its rate so far, for so many busy seconds, is another one now."""
+OTHER_LINE_S = 10.0
+"""An uplink that carried less than `OTHER_LINE` of its rate so far, for so many busy seconds, is another one now."""
 MOST_SAMPLES = 256
 LEAST_S, LEAST_BYTES = 0.25, 1 << 20
 """One of them has to be reached before a rate is known."""

@@ -10,6 +10,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from peerd.policy.round.needs import mbit
+
 TIMED = 4
 """The stage's pace is that of its last so many steps, and a joiner's that of the last so many averages that it applied."""
 KEEPS_UP = 0.9
@@ -66,8 +68,8 @@ class JoinPlan:
 
 def plan_of(now: JoinProgress) -> JoinPlan:
     """The plan of a joiner: download the rest, then apply averages faster than the stage makes new ones."""
-    if not can_catch_up(now):
-        return JoinPlan(math.inf, _why_never(now))
+    if (slow := _too_slow(now)) is not None:
+        return JoinPlan(math.inf, _why_never(now.average_bytes, *slow))
     download_s = _over(now.bytes_left, now.rate) if now.bytes_left else 0.0
     average_s = now.average_s if now.average_s is not None else _over(now.average_bytes, now.rate)
     ready_s = _ready_s(download_s, average_s, now.steps_behind, now.step_s)
@@ -84,7 +86,14 @@ def plan_of(now: JoinProgress) -> JoinPlan:
 
 def can_catch_up(now: JoinProgress) -> bool:
     """Whether averages come fast enough, as far as that was measured."""
-    return now.average_s is None or now.step_s is None or now.average_s <= KEEPS_UP * now.step_s
+    return _too_slow(now) is None
+
+
+def _too_slow(now: JoinProgress) -> tuple[float, float] | None:
+    """The seconds of an average and of a step, where averages come too slowly; None if they do not, as far as that was measured."""
+    if now.average_s is None or now.step_s is None or now.average_s <= KEEPS_UP * now.step_s:
+        return None
+    return now.average_s, now.step_s
 
 
 def pause_s(tried_s: float) -> float:
@@ -112,15 +121,10 @@ def _ready_s(download_s: float | None, average_s: float | None, behind: int, ste
     return download_s + (behind + download_s / step_s) * average_s / (1 - average_s / step_s)
 
 
-def _why_never(now: JoinProgress) -> str:
-    assert now.average_s is not None
-    assert now.step_s is not None
-    needed_s = now.average_s / KEEPS_UP
-    told = f"it cannot catch up: an average of {_size(now.average_bytes)} takes {duration(now.average_s)} to get, and a step"
-    told += f" {duration(now.step_s)}; it needs steps of at least {duration(needed_s)}"
-    if now.step_s > 0:
-        told += f", or averages at {_mbit(now.average_bytes / (KEEPS_UP * now.step_s))}"
-    return told
+def _why_never(average_bytes: int, average_s: float, step_s: float) -> str:
+    told = f"it cannot catch up: an average of {_size(average_bytes)} takes {duration(average_s)} to get, and a step"
+    told += f" {duration(step_s)}; it needs steps of at least {duration(average_s / KEEPS_UP)}"
+    return f"{told}, or averages at {mbit(average_bytes / (KEEPS_UP * step_s))} Mbit/s" if step_s > 0 else told
 
 
 def _over(num_bytes: int, rate: float | None) -> float | None:
@@ -128,7 +132,7 @@ def _over(num_bytes: int, rate: float | None) -> float | None:
 
 
 def _at(rate: float | None) -> str:
-    return f", at {_mbit(rate)}" if rate else ""
+    return f", at {mbit(rate)} Mbit/s" if rate else ""
 
 
 def _pace(average_s: float | None, step_s: float | None) -> str:
@@ -139,7 +143,3 @@ def _pace(average_s: float | None, step_s: float | None) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes < 1e8 else f"{num_bytes / 1e6:.0f} MB"
-
-
-def _mbit(rate: float) -> str:
-    return f"{8 * rate / 1e6:.3g} Mbit/s"
