@@ -131,11 +131,15 @@ class SteadyModel:
         spec, (sends, receives) = self.topology.peers[peer], self.traffic(stage)
         if not self.fits(stage, peer):
             return PeerRate(0.0, "memory")
-        computed = spec.flops / self.run.stages[stage].flops
-        if spec.microbatches_per_s is not None and spec.stage is not None:
-            computed = spec.microbatches_per_s * self.run.stages[spec.stage].flops / self.run.stages[stage].flops
-        options = [(computed, "compute"), (_per(spec.up, sends), "up"), (_per(spec.down, receives), "down")]
+        options = [(self._computed(stage, peer), "compute"), (_per(spec.up, sends), "up"), (_per(spec.down, receives), "down")]
         return PeerRate(*min(options, key=lambda each: each[0]))
+
+    def _computed(self, stage: int, peer: int) -> float:
+        """Microbatches a second that the peer computes in a stage: as it was measured in its own, or by the device's speed."""
+        spec, demand = self.topology.peers[peer], self.run.stages[stage]
+        if spec.microbatches_per_s is None or spec.stage is None:
+            return spec.flops / demand.flops
+        return spec.microbatches_per_s * self.run.stages[spec.stage].flops / demand.flops
 
     def _lines(self, peers: Sequence[int]) -> list[float]:
         """The rate at which each member exchanges: its slower direction, and its slowest pair, as each mate gets an equal part."""
@@ -180,7 +184,7 @@ class SteadyModel:
             return 0.0
         weights = [[self.peer_rate(stage, peer).rate / stage_rates[stage] for peer in peers] for stage, peers in enumerate(members)]
         computed = [
-            sum(weight * self.run.stages[stage].flops / self.topology.peers[peer].flops for weight, peer in zip(found, peers, strict=True))
+            sum(weight / self._computed(stage, peer) for weight, peer in zip(found, peers, strict=True))
             for stage, (found, peers) in enumerate(zip(weights, members, strict=True))
         ]
         passed = 0.0
@@ -201,8 +205,7 @@ class SteadyModel:
         lost: dict[str, dict[int, float]] = {}
         for peer in peers:
             found = self.peer_rate(stage, peer)
-            could = self.topology.peers[peer].flops / self.run.stages[stage].flops
-            lost.setdefault(found.bound_by, {})[peer] = could - found.rate
+            lost.setdefault(found.bound_by, {})[peer] = self._computed(stage, peer) - found.rate
         lines = {way: sum(each.values()) for way, each in lost.items() if way != "compute"}
         way = max(lines, key=lambda each: lines[each], default="compute")
         computing = sum(self.peer_rate(stage, peer).rate for peer in peers)

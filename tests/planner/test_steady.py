@@ -84,6 +84,10 @@ def test_links_of_pairs_bind_as_a_flow() -> None:
 def test_a_measured_speed_counts_in_place_of_the_devices() -> None:
     steady = SteadyModel(run_of(2), network(replace(peer("a"), stage=1, microbatches_per_s=3.0), peer("b")))
     assert steady.peer_rate(0, 0).rate == pytest.approx(3.0)
+    found = steady.state(((0,), (1,)))
+    assert found.fill_s == pytest.approx(0.1), "the faster one's; the other is the slowest stage"
+    slow_line = replace(peer("a"), stage=1, microbatches_per_s=3.0, up=2.9e6)
+    assert SteadyModel(run_of(2), network(slow_line, peer("b"))).state(((0,), (1,))).bound_by[0] == "compute", "the line costs 3 %"
 
 
 @given(st.lists(st.floats(0.1, 9), min_size=1, max_size=3), st.lists(st.floats(0.1, 9), min_size=1, max_size=3), st.data())
