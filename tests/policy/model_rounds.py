@@ -185,6 +185,8 @@ class Rounds:
                 peer.world.counts["proposals with names"] += 1
                 self._propose_to(member, roster, named=True)
                 return
+            if joined is True and roster.average_id in self._dead:
+                self._deliver(member, lambda mate: mate.rounds.abort(roster))  # it was over before this member had joined
             if joined is True or self.current is None or self.current.roster.average_id != roster.average_id:
                 return
             if joined is False:

@@ -198,8 +198,7 @@ def slow_rounds(kind: Kind, num: int, seed: int, for_s: float = 1e3, off: frozen
 def test_rounds_that_take_several_averaging_times_come_together_and_nobody_is_left_out(num: int, seed: int) -> None:
     outcome = slow_rounds(Kind.STINGY, num, seed, for_s=0.0)
     assert outcome.problems == ()
-    assert outcome.counts["sidelined"] == outcome.counts["inexact"] == 0
-    assert outcome.counts["voids"] <= 1, "in one of some ten runs a word comes so late that a judge ends a round once"
+    assert outcome.counts["voids"] == outcome.counts["sidelined"] == outcome.counts["inexact"] == 0
     assert outcome.ended_at_s > 8 * AVERAGING_S
 
 

@@ -144,6 +144,21 @@ def test_what_a_mate_carries_is_owed_by_the_sender_until_the_mate_has_it_and_the
     assert debts.carried[Edge(0, 1)] == WINDOW
 
 
+def test_what_was_under_way_when_a_mate_was_named_is_the_senders_own() -> None:
+    """A chunk of a slow line takes long, so a mate is named before it arrives; then its author was at fault, though it had sent one."""
+    debts = Debts([0, 0, 800], 8, T, T)
+    debts.told_part(2, 2, 8, 0.0)
+    debts.carry(Edge(0, 2), 1, 0.5 * T)
+    looks_at(debts, 0.6 * T)
+    debts.told_part(0, 2, 1, 0.7 * T)
+    looks_at(debts, 0.7 * T)
+    looks_at(debts, 1.1 * T)
+    assert 0 not in [fault.member for fault in debts.at_fault(1.1 * T)]
+    debts.told_carried(Edge(0, 2), 2, 1.2 * T)
+    debts.told_part(0, 2, 2, 1.2 * T)
+    assert debts._totals[1].moved == 100.0, "what the mate had is the mate's"
+
+
 def test_an_author_is_to_be_half_as_fast_through_a_mate_and_the_mate_is_not_to_be_faster_for_it() -> None:
     debts = Debts([0, 900, 1800], 9, T, T)
     assert [debts.assumed(0, 1), debts.assumed(0, 2), debts.assumed(2, 1)] == [100.0, 200.0, 300.0]

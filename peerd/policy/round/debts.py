@@ -151,7 +151,8 @@ class Debts:
         if chunks <= before:
             return
         self.parts[author][reducer] = chunks
-        sender = self._moves(author, reducer, (chunks - before) * self._chunk_bytes[reducer], now_s)
+        edge = Edge(author, reducer)
+        sender = self._moves(edge, chunks, self.carried.get(edge, 0), (chunks - before) * self._chunk_bytes[reducer], now_s)
         if before == self.summed[reducer]:
             slowest = min(row[reducer] for row in self.parts)
             if slowest > before:
@@ -162,6 +163,7 @@ class Debts:
                 self._update_hops(now_s)
                 return
         self._update(sender, reducer, now_s)
+        self._update_hops(now_s)
 
     def told_sum(self, reducer: int, member: int, chunks: int, now_s: float) -> None:
         """`member` has verified so many chunks of the sum of `reducer`."""
@@ -169,7 +171,9 @@ class Debts:
         chunks = min(chunks, self.summed[reducer])
         if chunks > before:
             self.sums[reducer][member] = chunks
-            sender = self._moves(reducer, member, (chunks - before) * self._chunk_bytes[reducer], now_s)
+            edge = Edge(reducer, member)
+            at_mate = self.sums[reducer][self.carriers[edge]] if edge in self.carriers else 0
+            sender = self._moves(edge, chunks, at_mate, (chunks - before) * self._chunk_bytes[reducer], now_s)
             self._update(sender, member, now_s)
             self._update_hops(now_s)
 
@@ -179,7 +183,7 @@ class Debts:
         chunks = min(chunks, self.sizes[edge.target])
         if chunks > before:
             self.carried[edge] = chunks
-            self._moves(edge.source, mate, (chunks - before) * self._chunk_bytes[edge.target], now_s)
+            self._moves(Edge(edge.source, mate), chunks, 0, (chunks - before) * self._chunk_bytes[edge.target], now_s)
             self._update_hops(now_s)
 
     def carry(self, edge: Edge, mate: int, now_s: float) -> None:
@@ -325,10 +329,13 @@ class Debts:
 
     # Clocks
 
-    def _moves(self, source: int, target: int, num_bytes: float, now_s: float) -> int:
-        """Something of `source` has arrived at `target`. Returns who sent it: a mate, if one carries it."""
-        sender = self.carriers.get(Edge(source, target), source) if self.carriers else source
-        self._edges[sender][target].move(num_bytes, now_s)
+    def _moves(self, edge: Edge, chunks: int, at_mate: int, num_bytes: float, now_s: float) -> int:
+        """So many chunks have arrived over an edge. Returns who sent the last ones: a mate, if one carries them and has as many.
+
+        What was under way when the mate was named arrives without it, and is the source's own.
+        """
+        sender = self.carriers.get(edge, edge.source) if chunks <= at_mate else edge.source
+        self._edges[sender][edge.target].move(num_bytes, now_s)
         self._totals[sender].move(num_bytes, now_s)
         return sender
 
