@@ -60,7 +60,7 @@ def decode(value: TensorBytes, device: torch.device) -> Tensor:
 
 def memory_of(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous tensor in the machine's memory."""
-    return memoryview(tensor.view(-1).numpy().data).cast("B") if tensor.numel() else memoryview(b"")
+    return memoryview(tensor.view(-1).numpy().data).cast("B") if tensor.numel() else memoryview(bytearray())
 
 
 def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:

@@ -15,8 +15,8 @@ from peerd.config.codec import CODECS, EXAMPLES, LADDER, TOPK_CHUNK, Codec, pars
 from peerd.errors import BadMessageError
 from peerd.wire.codecs import decode, encode, through
 from peerd.wire.tensors import decode as decode_tensor
+from peerd.wire.tensors import decode_flat, take
 from peerd.wire.tensors import encode as encode_tensor
-from peerd.wire.tensors import take
 
 NAMES = (*EXAMPLES, "topk:0.01", "topk:0.25", "topk:0.9", "topk:1")
 BLOCK = max(spec.block for spec in CODECS)
@@ -194,3 +194,9 @@ def test_what_a_run_allows_goes_from_exact_to_small(text: str) -> None:
 def test_an_auto_that_cannot_be_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"codec|auto may go down"):
         parse_allowed(text)
+
+
+def test_chunks_of_nothing_make_no_number() -> None:
+    """What remains of a chunk after its whole blocks may be nothing."""
+    assert decode_flat([b""], torch.float32).shape == (0,)
+    assert decode_flat([], torch.float32).shape == (0,)
