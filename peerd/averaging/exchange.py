@@ -71,6 +71,8 @@ class Exchange:
         """By slice and chunk, the sums of others as they came, where they cannot be had from the accumulator: mates may need them."""
         self._encoded: dict[tuple[int, int], Encoded] = {}
         """By slice and chunk, parts as they are sent, until their sum is here: a chunk that is sent again is the same bytes."""
+        self._written = [0] * layout.num_members
+        """By reducer: chunks of its sum that stand in the accumulator. Used by the thread that computes, which is ahead of `sums_here`."""
 
     def forget(self) -> None:
         """Drop all tensors: the objects of a round refer to each other, and the interpreter may find that after many rounds.
@@ -119,18 +121,23 @@ class Exchange:
 
     # What this member sends
 
-    async def frame(self, slice_number: int, author: int, number: int, to: int) -> Frame:
-        """Return a chunk of this member's part, of its sum, or of another's sum that is here. Raises WrongStateError if it is over."""
+    async def frame(self, slice_number: int, author: int, number: int, to: int, is_carried: bool = False) -> Frame | None:
+        """Return a chunk of this member's part, of its sum, or of another's sum that is here.
+
+        None for a part whose sum stands in its place. A part for a mate is a copy: its sum may be written over it while the chunk waits to
+        be sent, and the mate checks the signature. Raises WrongStateError if the round is over.
+        """
         self._check_open()
-        chunks = self._sum_chunk(slice_number, number) if author == slice_number else await self._part(slice_number, number)
-        frame = Frame(slice_number, author, number, to, chunks=chunks)
-        if self.layout.num_members < 3:
-            return frame  # nobody could carry it
-        signature = self._signed.get((slice_number, author, number))
-        if signature is None:
-            signature = await self._executor.run(Priority.CONTROL, lambda: self._signatures.sign(self._text_of(frame)))
-            self._signed[slice_number, author, number] = signature
-        return replace(frame, signature=signature)
+        bare = Frame(slice_number, author, number, to)
+        if author == slice_number:
+            frame = replace(bare, chunks=self._sum_chunk(slice_number, number))
+            signature = self._signed.get((slice_number, author, number))
+            if signature is not None or self.layout.num_members < 3:
+                return replace(frame, signature=signature or b"")
+            return await self._executor.run(Priority.CONTROL, lambda: self._with_signature(frame))
+        if self.layout.num_members < 3 and not self._compression.allowed.is_lossy:
+            return replace(bare, chunks=self._part_for(slice_number, number))
+        return await self._executor.run(Priority.CONTROL, lambda: self._part_frame(bare, is_carried))
 
     def _sum_chunk(self, slice_number: int, number: int) -> Encoded:
         if slice_number == self.me:
@@ -140,15 +147,28 @@ class Exchange:
         where = self.layout.piece(slice_number, number, slice_number)
         return views_of_flat(self.accumulator[where.start : where.end])
 
-    async def _part(self, slice_number: int, number: int) -> Encoded:
-        """Return a chunk of this member's part, as it is sent."""
-        if not self._compression.allowed.is_lossy:
-            return self._part_for(slice_number, number)  # straight from memory
-        known = self._encoded.get((slice_number, number))
-        if known is None:
-            known = await self._executor.run(Priority.CONTROL, lambda: self._part_for(slice_number, number))
-            self._encoded[slice_number, number] = known
-        return known
+    def _part_frame(self, bare: Frame, is_carried: bool) -> Frame | None:
+        """Fill in a chunk of this member's part, as it is sent. Run by the executor, as are the writes of sums."""
+        self._check_open()
+        if bare.number < self._written[bare.slice]:
+            return None
+        chunks = self._encoded.get((bare.slice, bare.number))
+        if chunks is None:
+            chunks = self._part_for(bare.slice, bare.number)
+        if self._compression.allowed.is_lossy:
+            self._encoded[bare.slice, bare.number] = chunks
+        elif is_carried:
+            chunks = tuple(bytes(chunk) for chunk in chunks)
+        return self._with_signature(replace(bare, chunks=chunks))
+
+    def _with_signature(self, frame: Frame) -> Frame:
+        """Sign a chunk of this member, where a mate could carry it."""
+        if self.layout.num_members < 3:
+            return frame
+        place = frame.slice, frame.author, frame.number
+        if place not in self._signed:
+            self._signed[place] = self._signatures.sign(self._text_of(frame))
+        return replace(frame, signature=self._signed[place])
 
     def _text_of(self, frame: Frame) -> bytes:
         """What the author of a chunk signs."""
@@ -210,6 +230,8 @@ class Exchange:
             values = self._compression.received(frame.chunks, where, into=place)
             if values.data_ptr() != place.data_ptr():
                 place.copy_(values)
+            self._written[reducer] = max(self._written[reducer], number + 1)
+            self._encoded.pop((reducer, number), None)
 
         await self._executor.run(Priority.CONTROL, write)
         if self.layout.num_members > 2:
@@ -217,7 +239,6 @@ class Exchange:
             if self._compression.allowed.is_lossy:
                 self._received[reducer, number] = tuple(frame.chunks)
         self.sums_here[reducer] = max(self.sums_here[reducer], number + 1)
-        self._encoded.pop((reducer, number), None)
 
     def _add(self, author: int, number: int, chunks: Sequence[Bytes]) -> int:
         """Returns how many chunks are summed. One job, because each hand-over to the thread costs as much as a small chunk."""

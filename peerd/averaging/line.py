@@ -160,20 +160,23 @@ class PairLine:
                 await self._ready.wait()
                 continue
             frame = await self._next_frame(sending)
+            if frame is None:
+                continue
             self._under_way.sent(frame.num_bytes, time.monotonic())
             self.num_bytes += frame.num_bytes
             self._exchange.count(frame, "sent")
             yield frame
 
-    async def _next_frame(self, sending: Sending) -> Frame:
+    async def _next_frame(self, sending: Sending) -> Frame | None:
+        """Return the next chunk of what is to be sent; None if the receiver has it, because its sum is here."""
         flow, carried = sending.flow, sending.carried
         number = flow.next
         flow.next += 1
         if carried is not None and carried.source != self._exchange.me and not flow.is_sum:
             return self._carrying.load(carried).frames[number]
         to = self.number if carried is None else carried.target
-        frame = await self._exchange.frame(flow.slice, flow.of, number, to)
-        if carried is not None and flow.of != self._exchange.me:
+        frame = await self._exchange.frame(flow.slice, flow.of, number, to, is_carried=carried is not None)
+        if frame is not None and carried is not None and flow.of != self._exchange.me:
             try:
                 await self._exchange.check_signature(frame)
             except BadMessageError as error:

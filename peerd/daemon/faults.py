@@ -342,9 +342,10 @@ def _gossiping(faults: Faults, method: Method, _is_async: bool) -> Method:
 def _sending_chunk(faults: Faults, method: Method, _is_async: bool) -> Method:
     """Wrap the chunks of a round that are sent."""
 
-    async def frame(self: Any, *arguments: Any) -> Any:
-        sent = await method(self, *arguments)
-        return replace(sent, chunks=faults.broken(sent.chunks)) if sent.chunks and faults.breaks_this_one else sent
+    async def frame(self: Any, *arguments: Any, **named: Any) -> Any:
+        sent = await method(self, *arguments, **named)
+        breaks = sent is not None and sent.chunks and faults.breaks_this_one
+        return replace(sent, chunks=faults.broken(sent.chunks)) if breaks else sent
 
     return frame
 

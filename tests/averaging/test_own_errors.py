@@ -29,10 +29,10 @@ class Bug:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, peer: str) -> None:
         true, self.is_there = getattr(Exchange, name), True
 
-        def broken(exchange: Exchange, *arguments: Any) -> Any:
+        def broken(exchange: Exchange, *arguments: Any, **named: Any) -> Any:
             if self.is_there and exchange.roster.peers[exchange.me] == peer:
                 raise TypeError("a bug")
-            return true(exchange, *arguments)
+            return true(exchange, *arguments, **named)
 
         monkeypatch.setattr(Exchange, name, broken)
 

@@ -1,0 +1,70 @@
+"""What a member of a round sends is what it has signed, although the sums of others are written over its own part meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from peerd.averaging.compression import Compression
+from peerd.averaging.exchange import Exchange, Signatures
+from peerd.averaging.layout import RoundLayout
+from peerd.config.codec import parse_averaged
+from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.stage.executor import Executor
+from peerd.table.record import PeerId
+from peerd.wire.messages import Frame
+
+PEERS = tuple(PeerId(f"p{number}") for number in range(3))
+LENGTH, NUM_CHUNKS = 60, 4
+
+
+def exchange_of(me: int, codec: str, executor: Executor) -> Exchange:
+    """A round of three. What a peer signs is the text with its name."""
+    allowed = parse_averaged(codec)
+    compression = Compression(allowed, torch.float64, [(LENGTH - 1,)])
+    roster = Roster(0, 0, 0, PEERS[0], tuple(RosterEntry(peer, 0, 0, 0) for peer in PEERS), (), (), NUM_CHUNKS)
+    layout = RoundLayout(roster, LENGTH, compression, 3 * [allowed.most_exact])
+    own = torch.randn(LENGTH, generator=torch.Generator().manual_seed(me), dtype=torch.float64)
+    signatures = Signatures(PEERS[me], lambda text: PEERS[me].encode() + text, lambda peer, text, given: given == peer.encode() + text)
+    return Exchange(roster, own, compression, layout, executor, signatures)
+
+
+async def sum_of(reducer: int, number: int, codec: str, executor: Executor) -> Frame:
+    """A chunk of another member's sum, as it arrives."""
+    other = exchange_of(reducer, codec, executor)
+    for author in range(3):
+        for before in range(number + 1 if author != reducer else 0):
+            part = await exchange_of(author, codec, executor).frame(reducer, author, before, reducer)
+            assert part is not None
+            await other.take(part)
+    found = await other.frame(reducer, reducer, number, 0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+async def test_a_part_for_a_mate_stays_as_it_was_signed_while_its_sum_is_written_over_it(codec: str) -> None:
+    executor = Executor("sums")
+    exchange = exchange_of(0, codec, executor)
+    carried = await exchange.frame(1, 0, 0, 1, is_carried=True)
+    assert carried is not None
+    await exchange.take(await sum_of(1, 0, codec, executor))
+    await exchange_of(2, codec, executor).check_signature(carried)
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+async def test_a_part_is_not_sent_once_its_sum_is_written_although_nobody_has_been_told_yet(codec: str) -> None:
+    """The executor writes the sum between the choice of the chunk and its encoding; the event loop hears of that later."""
+    executor = Executor("sums")
+    exchange, told = exchange_of(0, codec, executor), await sum_of(1, 0, codec, executor)
+    writing = asyncio.ensure_future(exchange.take(told))
+    await asyncio.sleep(0)
+    assert exchange.sums_here[1] == 0
+    assert await exchange.frame(1, 0, 0, 1, is_carried=True) is None
+    await writing
+    assert exchange.sums_here[1] == 1
+    later = await exchange.frame(1, 0, 1, 1, is_carried=True)
+    assert later is not None
+    await exchange_of(2, codec, executor).check_signature(later)
