@@ -83,6 +83,25 @@ def test_a_stage_that_has_the_average_or_is_past_the_step_needs_nothing(live: Li
         assert all(r.phase is not Phase.AVERAGED for r in live.members(stage, step))
 
 
+@given(live_views(), steps)
+def test_nothing_is_launched_for_a_stage_whose_round_has_all_and_one_word_stops_no_other(live: LiveView, step: int) -> None:
+    wanted = stages_missing(live, 2, step, NUM_MICROBATCHES)
+    for stage in range(2):
+        members = live.members(stage, step)
+        in_round = [r for r in members if r.phase is Phase.AVERAGING]
+        if stage in wanted:
+            assert len(in_round) <= len(members) / 2
+        elif len(in_round) == 1 < len(members) and stage_step(live, stage) == step and missing(live, stage, step, NUM_MICROBATCHES):
+            assert any(r.phase is Phase.AVERAGED for r in members)
+
+
+def test_a_member_of_a_round_that_is_out_of_sight_is_not_computed_anew_before_the_round_has_failed() -> None:
+    own = PeerRecord(peer=PeerId("a"), incarnation=1, phase=Phase.AVERAGING, done=0b0011)
+    assert stages_missing(LiveView(me=own.peer, records=(own,)), 1, 0, NUM_MICROBATCHES) == {}
+    failed = replace(own, phase=Phase.ACCUMULATING)
+    assert stages_missing(LiveView(me=own.peer, records=(failed,)), 1, 0, NUM_MICROBATCHES) == {0: FULL & ~0b0011}
+
+
 @given(st.integers(0, FULL), st.integers(0, FULL))
 def test_a_replay_for_one_stage_leaves_the_others_alone(first: int, second: int) -> None:
     wanted = {stage: bits for stage, bits in enumerate((first, second)) if bits}

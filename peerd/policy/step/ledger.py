@@ -139,20 +139,29 @@ def is_averaged(live: LiveView, num_stages: int, step: int) -> bool:
 def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches: int, early: bool = False) -> dict[int, int]:
     """The bitmap of missing microbatches of each stage that still accumulates `step`.
 
-    A stage that is past the step, or that has a member with the average, needs nothing more. With `early`, a stage that is
-    one step behind is included, because steps overlap or because it is about to commit.
+    A stage that is past the step, or that has a member with the average, needs nothing more; one that is in a round takes nothing before
+    that has failed. With `early`, a stage that is one step behind is included, because steps overlap or because it is about to commit.
     """
     wanted: dict[int, int] = {}
     for stage in range(num_stages):
         newest = stage_step(live, stage)
         if newest != step and not (early and newest == step - 1):
             continue
-        if any(record.phase is Phase.AVERAGED for record in live.members(stage, step)):
+        members = live.members(stage, step)
+        if any(record.phase is Phase.AVERAGED for record in members) or _is_in_round(members):
             continue
         absent = missing(live, stage, step, num_microbatches)
         if absent:
             wanted[stage] = absent
     return wanted
+
+
+def _is_in_round(members: Collection[PeerRecord]) -> bool:
+    """Whether most members of a stage are in a round. Its roster has every microbatch, also of a member that is out of sight.
+
+    The word of one member is not enough: it would keep its stage from all that is missing for as long as it likes.
+    """
+    return 2 * sum(record.phase is Phase.AVERAGING for record in members) > len(members)
 
 
 def accumulate_set(wanted: dict[int, int], index: int) -> frozenset[int]:
