@@ -11,7 +11,6 @@ from blake3 import blake3
 
 from peerd.averaging.absences import Absences
 from peerd.errors import StageError, WrongStateError
-from peerd.policy.step.roster import Roster
 from peerd.stage.results import HeldAverage
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import NO_RECORD, PeerId, RawRecord
@@ -122,8 +121,8 @@ class PaperHost:
     def averages_needed_from(self) -> int | None:
         return self.needed_from()
 
-    def applied(self, roster: Roster) -> None:
-        self._note(f"applied {roster.step}")
+    def applied(self, held: HeldAverage) -> None:
+        self._note(f"applied {held.roster.step}")
 
     def load_checkpoint(self, step: int) -> Downloaded | None:
         return None

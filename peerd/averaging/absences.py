@@ -54,13 +54,13 @@ class Absences:
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
         return void
 
-    def look(self, mine: PeerRecord, live: LiveView, banned: Mapping[PeerId, float], now_s: float) -> bool:
+    def look(self, mine: PeerRecord, live: LiveView, banned: Mapping[PeerId, float], now_s: float, group_size: int) -> bool:
         """Note members that stay in rounds without this peer, or that it has banned (each with the seconds that are left).
 
         Returns whether its record changes.
         """
         before, mates = self.sidelining.peers, live.serving(mine.stage) if banned else ()
-        self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s)
+        self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s, group_size)
         self.sidelining.banned({m.peer: banned[m.peer] for m in mates if m.peer in banned}, now_s)
         for peer in set(self.sidelining.peers).difference(before):
             reason = "it is banned here" if peer in banned else "it stays in a round that others are not in"

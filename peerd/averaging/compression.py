@@ -21,8 +21,9 @@ from peerd.averaging.lowrank import Block, Matrices
 from peerd.config.codec import Allowed, Codec, parse_codec
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
+from peerd.policy.step.roster import Roster
 from peerd.stage.accumulator import all_finite
-from peerd.table.record import AverageId
+from peerd.table.record import NO_AVERAGE, AverageId
 from peerd.wire import codecs
 from peerd.wire.tensors import decode_flat, decode_into, views_of_flat
 
@@ -66,14 +67,31 @@ class Rest:
         return sum(end - start for start, end in self.noted) == len(self.flat)
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a residual was before it took the errors of a group's round."""
+
+    left_out: Tensor | None
+    bases: dict[int, Tensor]
+    places: list[tuple[int, Tensor]]
+    """What was written over, each from its first element on."""
+
+
 @dataclass(slots=True)
 class Residual:
-    """The accumulated compression error of each element; that of a round counts once its average is applied (Seide 2014, EF-SGD)."""
+    """The accumulated compression error of each element; that of a round counts once its average is applied (Seide 2014, EF-SGD).
+
+    That of a group's round counts for as long as this peer holds the sum that was made in it: what the sum lacks is added in the next round
+    of the same step, if this peer is in it, and in the next step otherwise.
+    """
 
     left_out: Tensor | None = None
     bases: dict[int, Tensor] = field(default_factory=dict)
     """The basis from which PowerSGD's next power iteration starts, by parameter."""
     pending: dict[AverageId, Rest] = field(default_factory=dict)
+    group: AverageId = NO_AVERAGE
+    """The group whose sum this peer holds, as far as this was told."""
+    before: Before | None = None
 
     def added_to(self, values: Tensor, where: Elements) -> Tensor:
         return values if self.left_out is None else values + self.left_out[where.start : where.end]
@@ -86,19 +104,42 @@ class Residual:
         kept.noted.append((where.start, where.end))
         kept.bases |= bases  # where a cut splits a parameter, the basis of one piece is kept
 
-    def applied(self, average_id: AverageId) -> None:
+    def hold(self, group: AverageId) -> None:
+        """Take the errors of this group's round. Those of another one's, whose sum was given up, go."""
+        if group == self.group:
+            return
+        if self.before is not None:
+            self._restore(self.before)
+        kept = self.pending.pop(group, None)
+        self.group, self.before = group, self._take(kept) if kept is not None else None
+
+    def applied(self, average_id: AverageId, group: AverageId) -> None:
+        self.hold(group)
+        self.group, self.before = NO_AVERAGE, None
         kept = self.pending.pop(average_id, None)
         self.pending.clear()  # entries of this step's failed rounds
-        if kept is None:
-            return
-        self.bases |= kept.bases
+        if kept is not None:
+            self._take(kept)
+
+    def _take(self, kept: Rest) -> Before:
+        before = Before(self.left_out, self.bases, [])
+        self.bases = self.bases | kept.bases
         if kept.is_whole:
             self.left_out = kept.flat
-            return
-        if self.left_out is None:
-            self.left_out = _zeros(len(kept.flat), kept.flat.dtype)
+            return before
+        left_out = self.left_out if self.left_out is not None else _zeros(len(kept.flat), kept.flat.dtype)
         for start, end in kept.noted:
-            self.left_out[start:end] = kept.flat[start:end]
+            before.places.append((start, left_out[start:end].clone()))
+            left_out[start:end] = kept.flat[start:end]
+        self.left_out = left_out
+        return before
+
+    def _restore(self, before: Before) -> None:
+        left_out, self.bases = before.left_out, before.bases
+        if left_out is not None:
+            for start, values in before.places:
+                left_out[start : start + len(values)] = values
+        self.left_out = left_out
 
 
 def _zeros(length: int, dtype: torch.dtype) -> Tensor:
@@ -118,6 +159,12 @@ class Compression:
         self.parts, self.sums = Residual(), Residual()
         self.traffic: Counter[tuple[str, str]] = Counter()
         """Bytes of parts and sums, by codec and direction (sent or received)."""
+
+    def codecs_of(self, roster: Roster) -> list[Codec] | None:
+        """Return the codec of what each member of a round sends; None where the run does not allow one of them."""
+        codecs = [self.codec_of(named) for named in roster.codecs or len(roster.entries) * ("",)]
+        allowed = [codec for codec in codecs if codec is not None]
+        return allowed if len(allowed) == len(codecs) else None
 
     def codec_of(self, named: str) -> Codec | None:
         """Return the codec of a round whose leader named `named` (empty: the run's own); None where the run does not allow it."""
@@ -190,7 +237,15 @@ class Compression:
             body = codecs.decode(where.codec, decode_flat([data[:border]], torch.uint8), where.num_compressed)
         return torch.cat([body.to(self._dtype), decode_flat([data[border:]], self._dtype)])
 
-    def applied(self, average_id: AverageId) -> None:
-        """Keep the error of the round whose average was applied, to be made up for; drop the errors of all other rounds."""
-        self.parts.applied(average_id)
-        self.sums.applied(average_id)
+    def hold(self, group: AverageId) -> None:
+        """Make up for the errors of this group's round from now on, as this peer holds its sum; empty: it holds none."""
+        self.parts.hold(group)
+        self.sums.hold(group)
+
+    def applied(self, average_id: AverageId, group: AverageId = NO_AVERAGE) -> None:
+        """Keep the error of the round whose average was applied, to be made up for; drop the errors of all other rounds.
+
+        `group`: that whose sum this peer held, if it is in the average.
+        """
+        self.parts.applied(average_id, group)
+        self.sums.applied(average_id, group)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
+from peerd.policy.step.roster import Roster, why_inexact
 from peerd.stage.accumulator import all_finite
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.stage.state import StageState
@@ -34,9 +35,22 @@ def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState
     if digest_of(chunks) != checksum:
         raise BadMessageError("the average does not match its hash")
     whole = decode_flat(chunks, dtype)
-    state.check_average(average.roster, whole[:length], step)
+    check_average(average.roster, whole[:length], state, step)
     tied = TiedGradients(average.tied_sum, finite(whole[length:])) if num_tied else None
     return HeldAverage(average.roster, average.lineage, whole[:length], tied, average.norm)
+
+
+def check_average(roster: Roster, flat_sum: Tensor, state: StageState, step: int) -> None:
+    """Raises BadMessageError unless this is an exact average of the state's stage at `step`."""
+    reason = why_inexact(roster.entries, state.num_microbatches)
+    if (roster.stage, roster.step) != (state.record.stage, step):
+        reason = "it is of another stage or step"
+    if flat_sum.shape != (state.average_length(step),) or flat_sum.dtype != state.accumulator.flat.dtype:
+        reason = "it has another length than the stage's parameters"
+    elif not all_finite([flat_sum]):
+        reason = "it is not finite"
+    if reason is not None:
+        raise BadMessageError(f"the average is refused: {reason}")
 
 
 def finite(values: Tensor) -> Tensor:

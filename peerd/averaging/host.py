@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from peerd.policy.step.roster import Roster
+from peerd.stage.results import HeldAverage
 from peerd.table.record import PeerId, RawRecord
 
 
@@ -57,5 +57,5 @@ class RoundHost(Protocol):
     def averages_needed_from(self) -> int | None:
         """The first step whose average a joiner needs, or may need soon; None if nobody joins this stage."""
 
-    def applied(self, roster: Roster) -> None:
+    def applied(self, held: HeldAverage) -> None:
         """Note that an average was applied to the parameters, in a step or while catching up."""

@@ -28,6 +28,7 @@ from peerd.averaging.layout import RoundLayout
 from peerd.averaging.log import AverageLog
 from peerd.averaging.open_round import BEATS, OpenRound, Surroundings
 from peerd.averaging.proposing import Proposing
+from peerd.averaging.sums import RoundSums
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, RemoteError, WrongStateError
@@ -82,6 +83,7 @@ class Rounds:
         self._joining = FewEach()
         self._early = EarlyCalls(averaging_s, host.is_mate)
         self._tasks = Tasks()
+        self.sums = RoundSums(state, self.compression, executor, self._arithmetic, self._tasks)
         self._opening: dict[AverageId, asyncio.Task[str]] = {}
         """The rounds of others that this peer joins now, or has joined since its leader last asked."""
         self._known = KnownRounds(self._tasks)
@@ -107,7 +109,7 @@ class Rounds:
         """
         if len(self._own_errors) >= MOST_OWN_ERRORS:
             raise self._own_errors[-1]
-        roster = self._proposing.planned(roster, self.compression, self._state.average_length(roster.step), self._clock())
+        roster = self._proposing.planned(roster, self.compression, self._state.round_length(roster), self._clock())
         asked = {peer: Asking(self._around, peer, roster) for peer in roster.peers if peer != self._state.record.peer}
         proposals = [start(self._propose_to(peer, asking)) for peer, asking in asked.items()]
         try:
@@ -171,7 +173,7 @@ class Rounds:
         if joining is None:
             if self._known.is_dead(average_id) or self.runs(average_id):
                 return ProposalAnswer(False, "this round is closed", self._host.own_record())  # or was proposed before
-            if reason := why_never(self._state.record, roster, self._state.num_microbatches):
+            if reason := why_never(self._state.record, roster, self._state.num_microbatches, self._state.in_groups):
                 return ProposalAnswer(False, reason, self._host.own_record())
             # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
             joining = self._opening[average_id] = self._known.start(roster, self._join_for(caller, roster))
@@ -188,14 +190,13 @@ class Rounds:
             return await self._join(roster) if may_join else "other proposals of the same leader wait here"
 
     async def _join(self, roster: Roster) -> str:
-        codecs = [self.compression.codec_of(named) for named in roster.codecs or len(roster.entries) * ("",)]
-        allowed = [codec for codec in codecs if codec is not None]
-        if len(allowed) < len(codecs):
+        codecs = self.compression.codecs_of(roster)
+        if codecs is None:
             return "this run does not allow a codec of this roster for gradients"
         close = partial(self._state.close_round, roster.average_id)
         try:
             reason, accumulator = await self._executor.run(Priority.CONTROL, lambda: self._state.open_round(roster))
-            reason = reason if accumulator is None else self._begin(roster, allowed, accumulator)
+            reason = reason if accumulator is None else self._begin(roster, codecs, accumulator)
         except Exception:
             self._known.kill(roster.average_id)
             await self._executor.run(Priority.CONTROL, close)
@@ -210,6 +211,7 @@ class Rounds:
         layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs)
         exchange = Exchange(roster, accumulator, self.compression, layout, self._arithmetic, self._around.signatures)
         self._retire()
+        self.sums.begins()
         self.open = self.last = OpenRound(exchange, self._around, self)
         self._early.opened()
         self._opening = {average_id: task for average_id, task in self._opening.items() if not self._known.is_dead(average_id)}
@@ -236,14 +238,11 @@ class Rounds:
                 return
             self.open = None
             self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
-            await self._executor.run(Priority.CONTROL, partial(self._take, current.roster, current.exchange.accumulator))
+            if await self.sums.take(current.roster, current.exchange.accumulator):
+                self.absences.sidelining.came_together(current.roster)  # no average names all members of a group
             self._host.announce()
         except Exception as error:  # a bug
             await self._fail(current, error)
-
-    def _take(self, roster: Roster, average: Tensor) -> None:
-        if self._state.round is roster:  # else it was closed meanwhile
-            self._state.take_average(roster, average)
 
     async def _fail(self, current: OpenRound, error: Exception) -> None:
         """End the round because of a bug at this member. No other member counts as missed."""
@@ -380,9 +379,8 @@ class Rounds:
         self._own_errors.clear()
         self.num_applied += 1
         self._proposing.applied(self._clock())
-        if self.compression.allowed.is_lossy:  # queued on the thread of the sums, before any sum of the next round
-            self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self.compression.applied(held.roster.average_id)))
-        self._host.applied(held.roster)
+        self.sums.applied(held)
+        self._host.applied(held)
         self._tasks.start(self.kept.hold(held))
 
     def _end_step(self, roster: Roster) -> None:

@@ -118,6 +118,12 @@ def print_rows(out: Console, rows: list[tuple[str, str]]) -> None:
             out.print(Text(" " * indent + line))
 
 
+def _groups_row(reply: StatusReply) -> list[tuple[str, str]]:
+    """How the stage averages, once this peer has made the sum of a group."""
+    size, made = reply["run"].get("group_size", 0), reply["counters"].get("group_sums", 0)
+    return [("averaging", f"in groups of about {size} peers; {made} sums of groups made")] if size and made else []
+
+
 def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
     run, peer, counters = reply["run"], reply["peer"], reply["counters"]
     end = f" of {run['steps']}" if run["steps"] else ""
@@ -138,6 +144,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
         ("microbatches", work),
         ("exactness", exactness(counters)),
+        *_groups_row(reply),
         ("traffic", traffic),
         *_line_row(peer),
         *_direct_row(reply),

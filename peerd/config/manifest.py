@@ -104,9 +104,13 @@ class SwarmConfig:
     """How often peers consider moving to a weaker stage; 0: never."""
     checkpoint_every_steps: NumSteps = 5
     """Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never."""
+    group_size: Annotated[int, Between(0, 1024)] = 0
+    """The most peers of a stage that average in one round; those of a larger stage first make the sums of groups. 0: all in one round."""
 
     def __post_init__(self) -> None:
         check_bounds("swarm.", self)
+        if self.group_size == 1:
+            raise ValueError("swarm.group_size is 1: a group has at least 2 peers; 0 is for no groups")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

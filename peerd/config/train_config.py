@@ -116,6 +116,11 @@ class TrainConfig:
         if not math.log2(self.loss_scale).is_integer():
             raise ValueError(f"train.loss_scale is {self.loss_scale}; it must be a power of two")
 
+    def averages_parameters_at(self, step: int) -> bool:
+        """True if parameters are averaged with the gradients of `step`."""
+        every = self.average_parameters_every_steps
+        return every > 0 and (step + 1) % every == 0
+
     def evaluates_at(self, step: int) -> bool:
         """True if the parameters after `step` updates are evaluated."""
         every = self.evaluate_every_steps

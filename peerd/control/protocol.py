@@ -52,6 +52,7 @@ class RunInfo(TypedDict):
     steps: int  # 0: no end
     tokens_per_step: int  # at full sequence length
     boundary_bytes: int  # size of one microbatch's activations between two stages
+    group_size: NotRequired[int]  # peers of a stage that average in one round; 0: all; absent from older daemons
 
 
 class PeerInfo(TypedDict):
@@ -108,6 +109,7 @@ class Counters(TypedDict):
     ledger_resets: int
     reloads: int
     rounds_failed: int
+    group_sums: int  # sums of groups that this daemon has made with others of its stage
     faults_seen: int  # times this daemon suspected a peer
     boundary_crossings: int  # activations or gradients this daemon sent over a stage boundary
     boundary_bytes: int  # RPC payload of these

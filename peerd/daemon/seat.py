@@ -38,6 +38,7 @@ from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.leases import Lease
+from peerd.stage.results import HeldAverage
 from peerd.stage.shortage import is_out_of_memory
 from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.start import start_lineage
@@ -179,6 +180,7 @@ class Seat:
             ledger_resets=stepper.resets,
             reloads=stepper.reloads,
             rounds_failed=self.rounds.failed,
+            group_sums=self.rounds.sums.num_of_groups,
         )
 
     def keep_limits(self, limits: Limits) -> None:
@@ -331,11 +333,13 @@ class Seat:
     def averages_needed_from(self) -> int | None:
         return self._followers.needed_from(self.peer.membership.live(), self.state.record, clock_s())
 
-    def applied(self, roster: Roster) -> None:
+    def applied(self, held: HeldAverage) -> None:
         if self.state.record.phase is not Phase.JOINING:  # else it catches up with steps that it had no part in
-            self._unaveraged = unaveraged_after(self.unaveraged, roster, self.state.record.peer, had_work=self._had_work)
+            self._unaveraged = unaveraged_after(
+                self.unaveraged, held.roster, self.state.record.peer, had_work=self._had_work, in_group=bool(held.group)
+            )
             self._accumulated, self._reloads = self.service.counters.accumulated, self.stepper.reloads
-        self._watcher.applied(roster)
+        self._watcher.applied(held.roster)
 
     def load_checkpoint(self, step: int) -> Downloaded | None:
         return self.store.load(self.stage, step)

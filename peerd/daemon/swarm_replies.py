@@ -68,6 +68,7 @@ class TableReport:
             "steps": manifest.train.steps,
             "tokens_per_step": manifest.tokens_per_step,
             "boundary_bytes": manifest.boundary_bytes,
+            "group_size": manifest.swarm.group_size,
         }
 
     def peers(self, tokens_per_second: float) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from peerd.models.module import StageModule
 from peerd.policy.step.roster import Roster
 from peerd.stage.checks import Checks
-from peerd.table.record import AverageId, Lineage
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 from peerd.timeline.spans import SpanKind
 
 
@@ -75,6 +75,8 @@ class HeldAverage:
     """The sum that is applied to a tied weight, in place of this stage's gradients; None until the other stage's share has come."""
     norm: float | None = None
     """The whole model's gradient norm with which it was applied, where the run shares norms; None until it is applied."""
+    group: AverageId = NO_AVERAGE
+    """The group whose sum, which is in the average, this peer held when it took the average."""
 
 
 @dataclass(frozen=True, slots=True)

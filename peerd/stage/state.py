@@ -18,14 +18,15 @@ from torch import Tensor
 
 from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest
-from peerd.errors import BadMessageError, WrongStateError
+from peerd.errors import WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
-from peerd.policy.step.ledger import at_next_step, both_dropped, ledger_dropped, marked, may_accumulate, with_overlap
+from peerd.policy.step.groups import forms_groups
+from peerd.policy.step.ledger import at_next_step, both_dropped, ledger_dropped, marked, may_accumulate, with_overlap, with_sum
 from peerd.policy.step.norms import TOLD_STEPS
-from peerd.policy.step.roster import Roster, lineage_after, lineage_skipped, why_inexact, why_refuse
+from peerd.policy.step.roster import Roster, group_within, is_whole, lineage_after, lineage_skipped, union_of, why_refuse
 from peerd.policy.step.tied import history_after, lineage_replaced
-from peerd.stage.accumulator import Accumulator, accumulators_of, all_finite
+from peerd.stage.accumulator import Accumulator, accumulators_of
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
@@ -151,14 +152,14 @@ class StageState:
 
         The round's memory is that of the asides, which end here.
         """
-        if (reason := why_refuse(self.record, roster, self.num_microbatches)) is not None:
+        if (reason := why_refuse(self.record, roster, self.num_microbatches, self.in_groups)) is not None:
             return reason, None
         for ahead in range(len(self._sums)):
             with self._whole_or_dropped(roster.step + ahead) as sums:
                 sums.merge_all()
         self.record = all_merged(self.record)
         share = self.accumulator.copied()
-        if self._averages_parameters(roster.step):
+        if self.round_length(roster) > len(share):
             share = torch.cat([share, flat_parameters(self.holdings.module, share.dtype)])
         self.round = roster
         self._move(Phase.AVERAGING)
@@ -166,12 +167,17 @@ class StageState:
 
     def average_length(self, step: int) -> int:
         """Number of elements in an average of this stage: the accumulator, at some steps followed by the parameters."""
-        parameters = self.holdings.module.parameters() if self._averages_parameters(step) else ()
+        parameters = self.holdings.module.parameters() if self._manifest.train.averages_parameters_at(step) else ()
         return self.accumulator.flat.numel() + sum(parameter.numel() for parameter in parameters)
 
-    def _averages_parameters(self, step: int) -> bool:
-        every = self._manifest.train.average_parameters_every_steps
-        return every > 0 and (step + 1) % every == 0
+    def round_length(self, roster: Roster) -> int:
+        """Number of elements that a round of this roster adds up. Groups sum gradients alone; parameters are averaged with their sums."""
+        return self.average_length(roster.step) if is_whole(roster.entries, self.num_microbatches) else self.accumulator.flat.numel()
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether this peer's stage averages in two levels, as far as this peer knows its members."""
+        return forms_groups(self._live().members(self.record.stage, self.record.step), self._manifest.swarm.group_size)
 
     def close_round(self, average_id: AverageId, void: Void | None = None) -> None:
         """This round failed: the ledger is kept. `void` leaves a member out of further rounds of this step (hole 19)."""
@@ -180,13 +186,20 @@ class StageState:
         if self.round is not None and self.round.average_id == average_id:
             self._move(Phase.ACCUMULATING)
 
+    def take_sum(self, roster: Roster, flat_sum: Tensor) -> None:
+        """Hold the sum of the round that this peer is in, which is that of its group, in place of its own ledger."""
+        with self._whole_or_dropped(roster.step) as sums, sums.main.changing():
+            sums.main.flat.copy_(flat_sum)
+        self.record = with_sum(self.record, roster.average_id, union_of(roster.entries))
+        self._move(Phase.ACCUMULATING)
+
     def take_average(self, roster: Roster, flat_sum: Tensor, tied: TiedGradients | None = None) -> None:
         """Take an average of this step; a mate that finished the step adds `tied`. It is ignored if this peer has moved on meanwhile."""
         mine = self.record
         stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
         if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
             return
-        self.average = HeldAverage(roster, mine.lineage, flat_sum, tied)
+        self.average = HeldAverage(roster, mine.lineage, flat_sum, tied, group=group_within(roster, mine))
         self._move(Phase.AVERAGED, roster.average_id, *self._known_of(self.average))
 
     def take_tied(self, average_id: AverageId, wanted: AverageId, given: AverageId, values: Tensor) -> None:
@@ -212,18 +225,6 @@ class StageState:
             return None, tied_sum
         gradients = held.flat_sum[: self.accumulator.flat.numel()]
         return self.accumulator.norm(gradients, train.microbatches_per_step, tied.values if tied else None), tied_sum
-
-    def check_average(self, roster: Roster, flat_sum: Tensor, step: int) -> None:
-        """Raise BadMessageError unless this is an exact average of this stage's `step`."""
-        reason = why_inexact(roster.entries, self.num_microbatches)
-        if (roster.stage, roster.step) != (self.record.stage, step):
-            reason = "it is of another stage or step"
-        if flat_sum.shape != (self.average_length(step),) or flat_sum.dtype != self.accumulator.flat.dtype:
-            reason = "it has another length than the stage's parameters"
-        elif not all_finite([flat_sum]):
-            reason = "it is not finite"
-        if reason is not None:
-            raise BadMessageError(f"the average is refused: {reason}")
 
     def commit(self, norm: float | None = None, tied_sum: AverageId | None = None) -> HeldAverage:
         """Run the optimizer and move on to step t+1. Returns what goes into the log.
@@ -266,7 +267,7 @@ class StageState:
         accumulator, length, num_microbatches = self.accumulator, self.accumulator.flat.numel(), train.microbatches_per_step
 
         def update() -> None:
-            if self._averages_parameters(roster.step):
+            if train.averages_parameters_at(roster.step):
                 set_mean_parameters(self.holdings.module, flat_sum[length:], len(roster.entries))
             sums = accumulator.sums(flat_sum[:length], tied.values if tied else None)
             apply_sums(train, optimizer, roster.step, sums, num_microbatches, norm)

@@ -35,4 +35,5 @@ def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: 
         last_step=train.steps,
         shares_norms=train.shares_norms,
         ties_stages=manifest.ties_stages,
+        group_size=manifest.swarm.group_size,
     )

@@ -21,7 +21,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from peerd.errors import PeerdError
-from peerd.policy.step.roster import Roster
+from peerd.stage.results import HeldAverage
 from peerd.table.record import NO_RECORD, PeerId, RawRecord
 from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S, serve
 
@@ -287,7 +287,7 @@ class Peerd:
 
     def averages_needed_from(self) -> int | None: ...
 
-    def applied(self, roster: Roster) -> None: ...
+    def applied(self, held: HeldAverage) -> None: ...
 
     async def meet(self, others: Sequence[dict[str, Any]]) -> None:
         await self._daemon.meet(others)

@@ -20,10 +20,10 @@ from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
 from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Verified
 from tests.paper_host import PaperHost
-from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
 AVERAGING_S = 20.0
@@ -77,6 +77,10 @@ class Group:
         entries = tuple(sorted(entry_of(member.state.record) for member in self.members.values()))
         return Roster(0, 0, attempt, leader or entries[0].peer, entries)
 
+    def view(self, me: PeerId) -> LiveView:
+        """The table, if everybody has heard everything."""
+        return LiveView(me=me, records=tuple(member.state.record for member in self.members.values()))
+
     @property
     def failures(self) -> list[tuple[PeerId, PeerId]]:
         """The peer that noticed, and the one that did not answer."""
@@ -87,8 +91,11 @@ class Group:
 
     async def settled(self, phase: Phase) -> None:
         """Until every member is in the phase."""
+        await self.until(lambda: all(member.state.record.phase is phase for member in self.members.values()))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
-            while any(member.state.record.phase is not phase for member in self.members.values()):
+            while not holds():
                 self.changed.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.05):
@@ -187,7 +194,7 @@ class Client:
 
 def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest, averaging_s: float = AVERAGING_S) -> Member:
     record = PeerRecord(peer=peer, incarnation=1)
-    state = StageState(manifest, record, torch.device("cpu"), lambda: view_of(record))
+    state = StageState(manifest, record, torch.device("cpu"), lambda: group.view(peer))
     state.serve()
     executor, log = Executor(), AverageLog(folder, torch.float64)
     loop, host = asyncio.get_running_loop(), PaperHost(group.changed, key=peer.encode())

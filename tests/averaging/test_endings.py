@@ -26,7 +26,7 @@ def _raise(*_arguments: Any) -> Any:
 
 
 def breaks_in_the_copy(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member.state, "_averages_parameters", _raise)
+    monkeypatch.setattr(member.state.accumulator, "copied", _raise)
 
 
 def breaks_once_it_is_open(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:

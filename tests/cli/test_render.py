@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peerd.cli.demo_view import summary_rows
 from peerd.cli.render import amount, duration, plain, print_peers, print_status, sparkline
 from peerd.control.protocol import DirectInfo, HealthItem, UpdateInfo
-from tests.cli.replies import owner_info, peer_info, peers_reply, run_info, status_reply
+from tests.cli.replies import counters, owner_info, peer_info, peers_reply, run_info, status_reply
 
 HUGE = 10**15
 
@@ -58,6 +58,12 @@ def test_status_names_every_problem_with_its_remedy(capsys: pytest.CaptureFixtur
 def test_status_says_how_tensors_go_past_the_tunnel(direct: DirectInfo, row: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_status(status_reply(direct=direct))
     assert row in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("made", [0, 12])
+def test_status_says_that_a_stage_averages_in_groups_once_it_does(made: int, capsys: pytest.CaptureFixture[str]) -> None:
+    print_status(status_reply(run=run_info(group_size=32), counters=counters(group_sums=made)))
+    assert ("in groups of about 32 peers; 12 sums of groups made" in capsys.readouterr().out) == bool(made)
 
 
 def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,6 +122,7 @@ def test_steps_without_a_peers_gradients_are_counted_in_a_row() -> None:
     assert unaveraged_after(4, without, me, had_work=True) == 5
     assert unaveraged_after(4, roster_of(mate=0b01, me=0b10), me, had_work=True) == 0
     assert unaveraged_after(4, roster_of(mate=0b11, me=0), me, had_work=True) == 5
+    assert unaveraged_after(4, without, me, had_work=True, in_group=True) == 0, "a mate has brought the sum that they made together"
 
 
 def test_a_peer_that_gets_no_work_works_not_for_nothing_unless_it_was_left_out_before() -> None:

@@ -66,13 +66,14 @@ class StageContributions:
     rows: tuple[Contribution, ...]
 
 
-def unaveraged_after(before: int, roster: Roster, peer: PeerId, *, had_work: bool) -> int:
+def unaveraged_after(before: int, roster: Roster, peer: PeerId, *, had_work: bool, in_group: bool = False) -> int:
     """In how many steps in a row a peer's gradients were in no average, once the average of this roster is applied; `before` it so many.
 
-    A step in which the peer had no work counts if it is left out of the roster and was before: who is left out gets none.
+    A step in which the peer had no work counts if it is left out of the roster and was before: who is left out gets none. `in_group`: its
+    gradients are in the sum of its group, and that is in the average.
     """
     entry = roster.entry_of(peer)
-    if entry is not None and entry.done:
+    if in_group or (entry is not None and entry.done):
         return 0
     return before + 1 if had_work or (before and entry is None) else before
 

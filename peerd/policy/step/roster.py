@@ -13,7 +13,7 @@ from functools import cached_property
 from peerd.policy.hashing import digest, peer_rank
 from peerd.policy.step.groups import by_sum, round_mates
 from peerd.policy.step.ledger import full
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, Void
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
 
 ROUNDS_BEFORE_VOID = 2
@@ -86,12 +86,17 @@ def why_unsound(entries: Sequence[RosterEntry], num_microbatches: int) -> str | 
 
 def why_inexact(entries: Sequence[RosterEntry], num_microbatches: int) -> str | None:
     """What makes a roster of these entries inexact; None if the ledgers are pairwise disjoint and cover the step."""
-    is_whole = union_of(entries) == full(num_microbatches)
-    return why_unsound(entries, num_microbatches) or (None if is_whole else "the ledgers do not cover the step")
+    is_covered = is_whole(entries, num_microbatches)
+    return why_unsound(entries, num_microbatches) or (None if is_covered else "the ledgers do not cover the step")
+
+
+def is_whole(entries: Sequence[RosterEntry], num_microbatches: int) -> bool:
+    """Whether the sum of these entries is that of the step. Otherwise it is that of a group."""
+    return union_of(entries) == full(num_microbatches)
 
 
 def union_of(entries: Sequence[RosterEntry]) -> int:
-    """The microbatches that the sum of these entries holds. Where they are not the whole step, it is the sum of a group."""
+    """The microbatches that the sum of these entries holds."""
     union = 0
     for entry in entries:
         union |= entry.done
@@ -201,6 +206,14 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups
         return "it does not name one codec for each member"
     may_be_group = in_groups and not mine.group and len(roster.entries) > 1
     return why_unsound(roster.entries, num_microbatches) if may_be_group else why_inexact(roster.entries, num_microbatches)
+
+
+def group_within(roster: Roster, mine: PeerRecord) -> AverageId:
+    """The group whose sum this peer holds, if it is in the average of this roster; otherwise NO_AVERAGE.
+
+    An entry shows which microbatches a sum holds, and not in which round it was made.
+    """
+    return mine.group if any(entry.done == mine.done for entry in roster.entries) else NO_AVERAGE
 
 
 def whom_to_void(roster: Roster, missed: Mapping[PeerId, int]) -> Void | None:

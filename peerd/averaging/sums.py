@@ -1,0 +1,59 @@
+"""What a member does with the sum of a round that is done: it is the average of the step, or the sum of this member's group.
+
+The errors of lossy codecs go along: those of a group's round are made up for in the next round of the same step, and count as not made
+where the sum is given up.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from peerd.averaging.compression import Compression
+from peerd.background import Tasks
+from peerd.policy.step.roster import Roster, is_whole
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.results import HeldAverage
+from peerd.stage.state import StageState
+
+
+class RoundSums:
+    """Its calls are in the order of the rounds. `arithmetic` runs all work on chunks, so each queues what it says of errors there."""
+
+    def __init__(self, state: StageState, compression: Compression, executor: Executor, arithmetic: Executor, tasks: Tasks) -> None:
+        self._state = state
+        self._compression = compression
+        self._executor = executor
+        self._arithmetic = arithmetic
+        self._tasks = tasks
+        self.num_of_groups = 0
+        """Number of sums of groups that this peer has made with others."""
+
+    def begins(self) -> None:
+        """A round begins with what the state holds now."""
+        group = self._state.record.group
+        if self._compression.allowed.is_lossy:
+            self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self._compression.hold(group)))
+
+    async def take(self, roster: Roster, total: Tensor) -> bool:
+        """Give the state the sum of its round, unless the state has left it. Returns whether that is the sum of a group."""
+        is_of_group = await self._executor.run(Priority.CONTROL, partial(self._take, roster, total))
+        self.num_of_groups += is_of_group
+        self.begins()
+        return is_of_group
+
+    def _take(self, roster: Roster, total: Tensor) -> bool:
+        if self._state.round is not roster:
+            return False  # it was closed meanwhile
+        if is_whole(roster.entries, self._state.num_microbatches):
+            self._state.take_average(roster, total)
+            return False
+        self._state.take_sum(roster, total)
+        return True
+
+    def applied(self, held: HeldAverage) -> None:
+        """The average was applied."""
+        if self._compression.allowed.is_lossy:
+            work = partial(self._compression.applied, held.roster.average_id, held.group)
+            self._tasks.start(self._arithmetic.run(Priority.CONTROL, work))

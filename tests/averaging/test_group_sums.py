@@ -1,0 +1,184 @@
+"""Large stages average in two levels: members make the sums of their groups, and one holder of each makes the average."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from peerd.config.manifest import Manifest, WireConfig
+from peerd.errors import PeerGoneError
+from peerd.policy.step.groups import by_sum
+from peerd.policy.step.ledger import full
+from peerd.policy.step.roster import Roster, compose, is_whole, union_of
+from peerd.stage.executor import Priority
+from peerd.table.record import PeerId, Phase
+from tests.averaging.rounds_group import MANIFEST, MICROBATCHES, Group, Member, fill, no_fault, whole_sum
+from tests.tiny_run import replace_train
+
+MakeGroup = Callable[..., Group]
+SIZE = 3
+IN_GROUPS = replace(MANIFEST, swarm=replace(MANIFEST.swarm, group_size=SIZE))
+
+
+def proposed(stage: Group, attempt: int = 0) -> list[Roster]:
+    """What all members together propose at one moment."""
+    found = [
+        compose(member.state.record, stage.view(peer), MICROBATCHES, attempt, group_size=SIZE) for peer, member in stage.members.items()
+    ]
+    return [roster for roster in found if roster is not None]
+
+
+async def lead(stage: Group, attempt: int = 0) -> list[Roster]:
+    """Run the rounds that are proposed, to the end."""
+    rosters = proposed(stage, attempt)
+    assert await asyncio.gather(*(stage.leader(roster).rounds.lead(roster) for roster in rosters)) == [""] * len(rosters)
+    await stage.until(lambda: all(member.state.record.phase is not Phase.AVERAGING for member in stage.members.values()))
+    return rosters
+
+
+async def averaged(stage: Group, attempt: int = 0) -> Roster:
+    """Average in two levels; those that are not in the last round fetch the average from one that is. Returns the last roster."""
+    assert not any(is_whole(roster.entries, MICROBATCHES) for roster in await lead(stage, attempt))
+    return await averaged_from_sums(stage, attempt + 1)
+
+
+async def averaged_from_sums(stage: Group, attempt: int = 1) -> Roster:
+    (roster,) = await lead(stage, attempt)
+    for member in stage.members.values():
+        if member.peer not in roster.peers:
+            held = await member.rounds.fetcher.fetch(roster.leader, roster.step)
+            await member.executor.run(Priority.CONTROL, partial(member.state.take_average, held.roster, held.flat_sum))
+    return roster
+
+
+async def commit(members: Sequence[Member]) -> None:
+    for member in members:
+        member.rounds.applied(await member.executor.run(Priority.CONTROL, member.state.commit))
+        await asyncio.sleep(0)  # until its job is queued
+        await member.executor.run(Priority.IDLE, lambda: None)
+
+
+@pytest.mark.parametrize("manifest", [IN_GROUPS, replace_train(IN_GROUPS, delayed_updates=True)], ids=["plain", "delayed"])
+async def test_all_members_of_a_large_stage_end_with_the_whole_sum_and_one_id(make_group: MakeGroup, manifest: Manifest) -> None:
+    stage = make_group(6, manifest)
+    rosters = await lead(stage)
+    assert len(rosters) > 1
+    for roster in rosters:
+        held = [stage.members[peer].state for peer in roster.peers]
+        assert {(state.record.group, state.record.done) for state in held} == {(held[0].record.group, union_of(roster.entries))}
+        assert held[0].record.group
+        assert all(torch.equal(state.accumulator.flat, held[0].accumulator.flat) for state in held)
+    roster = await averaged_from_sums(stage)
+    assert len(roster.entries) == len(by_sum([member.state.record for member in stage.members.values()])) < 6
+    first = stage.members[roster.leader]
+    assert torch.allclose(first.average, whole_sum(first), rtol=0, atol=1e-12)
+    for member in stage.members.values():
+        assert torch.equal(member.average, first.average)
+        assert member.state.record.average_id == first.state.record.average_id
+        assert member.rounds.sums.num_of_groups == (member.state.record.group != b"")
+    await commit(list(stage.members.values()))
+    assert {(member.state.record.lineage, member.state.record.group, member.state.record.done) for member in stage.members.values()} == {
+        (first.state.record.lineage, b"", 0)
+    }
+    assert not any(member.state.accumulator.flat.any() for member in stage.members.values())
+
+
+async def test_a_group_whose_round_breaks_off_goes_back_to_its_ledgers_and_others_keep_their_sums(make_group: MakeGroup) -> None:
+    stage = make_group(6, IN_GROUPS)
+    rosters = proposed(stage)
+    hit, *others = sorted(rosters, key=lambda roster: -len(roster.peers))
+    ledgers = {peer: (m.state.record.done, m.state.accumulator.flat.clone()) for peer, m in stage.members.items() if peer in hit.peers}
+
+    async def silent(kind: str, sender: PeerId, _receiver: PeerId) -> None:
+        if kind in ("give", "take") and sender in hit.peers:
+            raise PeerGoneError("gone")
+
+    stage.fault = silent
+    assert await asyncio.gather(*(stage.leader(roster).rounds.lead(roster) for roster in rosters)) == [""] * len(rosters)
+    for peer in hit.peers:
+        await stage.members[peer].rounds.close_present("it stands still")
+    await stage.settled(Phase.ACCUMULATING)
+    for peer, (done, flat) in ledgers.items():
+        state = stage.members[peer].state
+        assert (state.record.done, state.record.group) == (done, b"")
+        assert torch.equal(state.accumulator.flat, flat)
+    sums = {peer: stage.members[peer].state.record.group for roster in others for peer in roster.peers}
+    assert all(sums.values())
+    stage.fault = no_fault
+    again = await lead(stage, 1)
+    assert {peer for roster in again for peer in roster.peers} == set(hit.peers)
+    assert {peer: stage.members[peer].state.record.group for peer in sums} == sums
+    roster = await averaged_from_sums(stage)
+    assert torch.allclose(stage.members[roster.leader].average, whole_sum(stage.members[roster.leader]), rtol=0, atol=1e-12)
+
+
+async def test_a_sum_that_is_given_up_leaves_an_empty_ledger_that_takes_gradients(make_group: MakeGroup) -> None:
+    stage = make_group(6, IN_GROUPS)
+    (roster, *_) = await lead(stage)
+    state = stage.members[roster.peers[0]].state
+    assert state.record.group
+    state.drop_sums([state.record.peer])
+    assert (state.record.done, state.record.group) == (0, b"")
+    assert not state.accumulator.flat.any()
+    fill(state, [0])
+    assert state.accumulator.flat.any()
+
+
+async def test_a_run_without_groups_refuses_the_roster_of_one(make_group: MakeGroup) -> None:
+    stage = make_group(6, MANIFEST)
+    roster = proposed(stage)[0]
+    other = next(peer for peer in roster.peers if peer != roster.leader)
+    answer = await stage.members[other].rounds.propose(roster.leader, roster)
+    assert (answer.joined, answer.reason) == (False, "the ledgers do not cover the step")
+
+
+async def test_parameters_are_averaged_over_those_that_make_the_average_and_everybody_gets_the_mean(make_group: MakeGroup) -> None:
+    stage = make_group(6, replace_train(IN_GROUPS, average_parameters_every_steps=1, learning_rate=0.0, weight_decay=0.0))
+    for number, member in enumerate(stage.members.values()):
+        with torch.no_grad():
+            member.state.holdings.module.get_parameter("head.weight").fill_(2.0**number)
+    roster = await averaged(stage)
+    mean = sum(2.0**number for number, peer in enumerate(stage.members) if peer in roster.peers) / len(roster.peers)
+    await commit(list(stage.members.values()))
+    for member in stage.members.values():
+        head = member.state.holdings.module.get_parameter("head.weight")
+        assert torch.allclose(head, torch.full_like(head, mean))
+
+
+@pytest.mark.parametrize("codec", ["int8", "powersgd:2"])
+async def test_what_codecs_leave_out_in_both_levels_is_made_up_for(make_group: MakeGroup, codec: str) -> None:
+    """In one of the steps a sum is given up, and its members make another one from their ledgers."""
+    stage = make_group(6, replace(IN_GROUPS, wire=WireConfig(weight_gradients=codec)))
+    first = stage.members[PeerId("member0")]
+    told = torch.zeros_like(first.state.accumulator.flat)
+    for step in range(4):
+        if step:
+            for number, member in enumerate(stage.members.values()):
+                fill(member.state, [number])
+        if step == 2:
+            await give_up_one_sum(stage)
+        await averaged(stage, attempt=2)
+        told += first.average
+        await commit(list(stage.members.values()))
+    left = torch.zeros_like(told)
+    for member in stage.members.values():
+        for residual in (member.rounds.compression.parts, member.rounds.compression.sums):
+            left += residual.left_out if residual.left_out is not None else 0
+    expected = 4 * whole_sum(first)
+    assert float((told - expected).norm() / expected.norm()) > 1e-4, "something was left out"
+    assert torch.allclose(told + left, expected, rtol=0, atol=1e-9)
+
+
+async def give_up_one_sum(stage: Group) -> None:
+    """Make the sums of the groups, and go back to the ledgers of before at all members, as if rule 6 (reset) had said so."""
+    await lead(stage)
+    for number, member in enumerate(stage.members.values()):
+        await member.executor.run(Priority.CONTROL, partial(member.state.drop_sums, [member.peer]))
+        assert member.state.record.done == 0
+        fill(member.state, [number])
+    assert sum(member.state.record.done for member in stage.members.values()) == full(MICROBATCHES)
