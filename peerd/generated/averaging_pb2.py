@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from peerd.generated import swarm_pb2 as peerd_dot_generated_dot_swarm__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpeerd/generated/averaging.proto\x12\x05peerd\x1a\x1bpeerd/generated/swarm.proto\"\x91\x02\n\x06Roster\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\r\n\x05peers\x18\x0c \x03(\t\x12\r\n\x05marks\x18\r \x01(\x0c\x12\x14\n\x0cincarnations\x18\x0e \x03(\x04\x12\x12\n\nledger_nos\x18\x0f \x03(\x04\x12\x0f\n\x07holders\x18\x10 \x03(\x0c\x12\x0e\n\x06\x63odecs\x18\x11 \x03(\t\x12\x10\n\x08\x63odec_of\x18\x12 \x01(\x0c\x12\x0e\n\x06shares\x18\t \x03(\r\x12\x12\n\nnum_chunks\x18\n \x01(\r\x12\x12\n\nexpected_s\x18\x0b \x01(\x01J\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"J\n\x08Proposal\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x1d\n\x06roster\x18\x02 \x01(\x0b\x32\r.peerd.Roster\x12\x12\n\naverage_id\x18\x03 \x01(\x0c\"x\n\rProposalReply\x12\x0e\n\x06joined\x18\x01 \x01(\x08\x12\x0f\n\x07unnamed\x18\x05 \x01(\x08\x12\x11\n\tpreparing\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x06record\x18\x03 \x01(\x0b\x32\x13.peerd.SignedRecord\"o\n\x0b\x43hunkHeader\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\r\n\x05slice\x18\x02 \x01(\r\x12\x0e\n\x06\x61uthor\x18\x03 \x01(\r\x12\x0e\n\x06number\x18\x04 \x01(\r\x12\n\n\x02to\x18\x05 \x01(\r\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"A\n\x0c\x43hunkMessage\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.peerd.ChunkHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"j\n\x08Verified\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0b\n\x03sum\x18\x03 \x01(\r\x12\x0e\n\x06summed\x18\x04 \x01(\r\x12\x1f\n\x07\x63\x61rried\x18\x05 \x03(\x0b\x32\x0e.peerd.Carried\"b\n\x07\x43\x61rried\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\r\x12\x0c\n\x04here\x18\x03 \x01(\r\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\x0b\n\x03sum\x18\x05 \x01(\r\x12\x0e\n\x06summed\x18\x06 \x01(\r\"\x9a\x01\n\tRoundBeat\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\r\n\x05parts\x18\x02 \x03(\r\x12\x0c\n\x04sums\x18\x03 \x03(\r\x12\x10\n\x08still_ms\x18\x04 \x01(\r\x12\x13\n\x0bgiven_parts\x18\x06 \x03(\r\x12\x12\n\ngiven_sums\x18\x07 \x03(\r\x12!\n\x08\x63\x61rrying\x18\x05 \x03(\x0b\x32\x0f.peerd.Carrying\"F\n\x08\x43\x61rrying\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\r\x12\x0c\n\x04mate\x18\x03 \x01(\r\x12\x0c\n\x04here\x18\x04 \x01(\r\"D\n\x0c\x41\x62ortRequest\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\x10\n\x08left_out\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x0c\n\nAbortReply\":\n\x0e\x41verageRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xa1\x01\n\rAverageHeader\x12\x1d\n\x06roster\x18\x01 \x01(\x0b\x32\r.peerd.Roster\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x03 \x01(\x0c\x12\x0f\n\x07inexact\x18\x04 \x01(\r\x12\x0f\n\x07lineage\x18\x05 \x01(\x0c\x12\x11\n\x04norm\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08tied_sum\x18\x06 \x01(\x0c\x42\x07\n\x05_norm\"Q\n\x0e\x41verageMessage\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x14.peerd.AverageHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"4\n\x0bTiedRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\n\n\x02id\x18\x03 \x01(\x0c\"/\n\nTiedHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x02 \x01(\x0c\"K\n\x0bTiedMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.TiedHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind2\xf1\x02\n\tAveraging\x12\x30\n\x07Propose\x12\x0f.peerd.Proposal\x1a\x14.peerd.ProposalReply\x12\x30\n\x04Give\x12\x13.peerd.ChunkMessage\x1a\x0f.peerd.Verified(\x01\x30\x01\x12\x30\n\x04Take\x12\x0f.peerd.Verified\x1a\x13.peerd.ChunkMessage(\x01\x30\x01\x12*\n\x04\x42\x65\x61t\x12\x10.peerd.RoundBeat\x1a\x10.peerd.RoundBeat\x12/\n\x05\x41\x62ort\x12\x13.peerd.AbortRequest\x1a\x11.peerd.AbortReply\x12<\n\nGetAverage\x12\x15.peerd.AverageRequest\x1a\x15.peerd.AverageMessage0\x01\x12\x33\n\x07GetTied\x12\x12.peerd.TiedRequest\x1a\x12.peerd.TiedMessage0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpeerd/generated/averaging.proto\x12\x05peerd\x1a\x1bpeerd/generated/swarm.proto\"\xcc\x02\n\x06Roster\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x04\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\r\n\x05peers\x18\x0c \x03(\t\x12\r\n\x05marks\x18\r \x01(\x0c\x12\x14\n\x0cincarnations\x18\x0e \x03(\x04\x12\x12\n\nledger_nos\x18\x0f \x03(\x04\x12\x0f\n\x07holders\x18\x10 \x03(\x0c\x12\x0e\n\x06\x63odecs\x18\x11 \x03(\t\x12\x10\n\x08\x63odec_of\x18\x12 \x01(\x0c\x12\x0e\n\x06shares\x18\t \x03(\r\x12\x12\n\nnum_chunks\x18\n \x01(\r\x12\x12\n\nexpected_s\x18\x0b \x01(\x01\x12\x10\n\x08\x63redited\x18\x13 \x03(\t\x12\x16\n\x0e\x63redited_marks\x18\x14 \x01(\x0c\x12\x0f\n\x07\x63redits\x18\x15 \x03(\x0cJ\x04\x08\x05\x10\x06J\x04\x08\x06\x10\x07J\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"J\n\x08Proposal\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x1d\n\x06roster\x18\x02 \x01(\x0b\x32\r.peerd.Roster\x12\x12\n\naverage_id\x18\x03 \x01(\x0c\"x\n\rProposalReply\x12\x0e\n\x06joined\x18\x01 \x01(\x08\x12\x0f\n\x07unnamed\x18\x05 \x01(\x08\x12\x11\n\tpreparing\x18\x04 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12#\n\x06record\x18\x03 \x01(\x0b\x32\x13.peerd.SignedRecord\"o\n\x0b\x43hunkHeader\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\r\n\x05slice\x18\x02 \x01(\r\x12\x0e\n\x06\x61uthor\x18\x03 \x01(\r\x12\x0e\n\x06number\x18\x04 \x01(\r\x12\n\n\x02to\x18\x05 \x01(\r\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"A\n\x0c\x43hunkMessage\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.peerd.ChunkHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"j\n\x08Verified\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x0b\n\x03sum\x18\x03 \x01(\r\x12\x0e\n\x06summed\x18\x04 \x01(\r\x12\x1f\n\x07\x63\x61rried\x18\x05 \x03(\x0b\x32\x0e.peerd.Carried\"b\n\x07\x43\x61rried\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\r\x12\x0c\n\x04here\x18\x03 \x01(\r\x12\x0c\n\x04part\x18\x04 \x01(\r\x12\x0b\n\x03sum\x18\x05 \x01(\r\x12\x0e\n\x06summed\x18\x06 \x01(\r\"\x9a\x01\n\tRoundBeat\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\r\n\x05parts\x18\x02 \x03(\r\x12\x0c\n\x04sums\x18\x03 \x03(\r\x12\x10\n\x08still_ms\x18\x04 \x01(\r\x12\x13\n\x0bgiven_parts\x18\x06 \x03(\r\x12\x12\n\ngiven_sums\x18\x07 \x03(\r\x12!\n\x08\x63\x61rrying\x18\x05 \x03(\x0b\x32\x0f.peerd.Carrying\"F\n\x08\x43\x61rrying\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\r\x12\x0c\n\x04mate\x18\x03 \x01(\r\x12\x0c\n\x04here\x18\x04 \x01(\r\"D\n\x0c\x41\x62ortRequest\x12\x12\n\naverage_id\x18\x01 \x01(\x0c\x12\x10\n\x08left_out\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x0c\n\nAbortReply\":\n\x0e\x41verageRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\"\xa1\x01\n\rAverageHeader\x12\x1d\n\x06roster\x18\x01 \x01(\x0b\x32\r.peerd.Roster\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x03 \x01(\x0c\x12\x0f\n\x07inexact\x18\x04 \x01(\r\x12\x0f\n\x07lineage\x18\x05 \x01(\x0c\x12\x11\n\x04norm\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08tied_sum\x18\x06 \x01(\x0c\x42\x07\n\x05_norm\"Q\n\x0e\x41verageMessage\x12&\n\x06header\x18\x01 \x01(\x0b\x32\x14.peerd.AverageHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"4\n\x0bTiedRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\n\n\x02id\x18\x03 \x01(\x0c\"/\n\nTiedHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06\x62lake3\x18\x02 \x01(\x0c\"K\n\x0bTiedMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.TiedHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind2\xf1\x02\n\tAveraging\x12\x30\n\x07Propose\x12\x0f.peerd.Proposal\x1a\x14.peerd.ProposalReply\x12\x30\n\x04Give\x12\x13.peerd.ChunkMessage\x1a\x0f.peerd.Verified(\x01\x30\x01\x12\x30\n\x04Take\x12\x0f.peerd.Verified\x1a\x13.peerd.ChunkMessage(\x01\x30\x01\x12*\n\x04\x42\x65\x61t\x12\x10.peerd.RoundBeat\x1a\x10.peerd.RoundBeat\x12/\n\x05\x41\x62ort\x12\x13.peerd.AbortRequest\x1a\x11.peerd.AbortReply\x12<\n\nGetAverage\x12\x15.peerd.AverageRequest\x1a\x15.peerd.AverageMessage0\x01\x12\x33\n\x07GetTied\x12\x12.peerd.TiedRequest\x1a\x12.peerd.TiedMessage0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,39 +33,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'peerd.generated.averaging_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROSTER']._serialized_start=72
-  _globals['_ROSTER']._serialized_end=345
-  _globals['_PROPOSAL']._serialized_start=347
-  _globals['_PROPOSAL']._serialized_end=421
-  _globals['_PROPOSALREPLY']._serialized_start=423
-  _globals['_PROPOSALREPLY']._serialized_end=543
-  _globals['_CHUNKHEADER']._serialized_start=545
-  _globals['_CHUNKHEADER']._serialized_end=656
-  _globals['_CHUNKMESSAGE']._serialized_start=658
-  _globals['_CHUNKMESSAGE']._serialized_end=723
-  _globals['_VERIFIED']._serialized_start=725
-  _globals['_VERIFIED']._serialized_end=831
-  _globals['_CARRIED']._serialized_start=833
-  _globals['_CARRIED']._serialized_end=931
-  _globals['_ROUNDBEAT']._serialized_start=934
-  _globals['_ROUNDBEAT']._serialized_end=1088
-  _globals['_CARRYING']._serialized_start=1090
-  _globals['_CARRYING']._serialized_end=1160
-  _globals['_ABORTREQUEST']._serialized_start=1162
-  _globals['_ABORTREQUEST']._serialized_end=1230
-  _globals['_ABORTREPLY']._serialized_start=1232
-  _globals['_ABORTREPLY']._serialized_end=1244
-  _globals['_AVERAGEREQUEST']._serialized_start=1246
-  _globals['_AVERAGEREQUEST']._serialized_end=1304
-  _globals['_AVERAGEHEADER']._serialized_start=1307
-  _globals['_AVERAGEHEADER']._serialized_end=1468
-  _globals['_AVERAGEMESSAGE']._serialized_start=1470
-  _globals['_AVERAGEMESSAGE']._serialized_end=1551
-  _globals['_TIEDREQUEST']._serialized_start=1553
-  _globals['_TIEDREQUEST']._serialized_end=1605
-  _globals['_TIEDHEADER']._serialized_start=1607
-  _globals['_TIEDHEADER']._serialized_end=1654
-  _globals['_TIEDMESSAGE']._serialized_start=1656
-  _globals['_TIEDMESSAGE']._serialized_end=1731
-  _globals['_AVERAGING']._serialized_start=1734
-  _globals['_AVERAGING']._serialized_end=2103
+  _globals['_ROSTER']._serialized_end=404
+  _globals['_PROPOSAL']._serialized_start=406
+  _globals['_PROPOSAL']._serialized_end=480
+  _globals['_PROPOSALREPLY']._serialized_start=482
+  _globals['_PROPOSALREPLY']._serialized_end=602
+  _globals['_CHUNKHEADER']._serialized_start=604
+  _globals['_CHUNKHEADER']._serialized_end=715
+  _globals['_CHUNKMESSAGE']._serialized_start=717
+  _globals['_CHUNKMESSAGE']._serialized_end=782
+  _globals['_VERIFIED']._serialized_start=784
+  _globals['_VERIFIED']._serialized_end=890
+  _globals['_CARRIED']._serialized_start=892
+  _globals['_CARRIED']._serialized_end=990
+  _globals['_ROUNDBEAT']._serialized_start=993
+  _globals['_ROUNDBEAT']._serialized_end=1147
+  _globals['_CARRYING']._serialized_start=1149
+  _globals['_CARRYING']._serialized_end=1219
+  _globals['_ABORTREQUEST']._serialized_start=1221
+  _globals['_ABORTREQUEST']._serialized_end=1289
+  _globals['_ABORTREPLY']._serialized_start=1291
+  _globals['_ABORTREPLY']._serialized_end=1303
+  _globals['_AVERAGEREQUEST']._serialized_start=1305
+  _globals['_AVERAGEREQUEST']._serialized_end=1363
+  _globals['_AVERAGEHEADER']._serialized_start=1366
+  _globals['_AVERAGEHEADER']._serialized_end=1527
+  _globals['_AVERAGEMESSAGE']._serialized_start=1529
+  _globals['_AVERAGEMESSAGE']._serialized_end=1610
+  _globals['_TIEDREQUEST']._serialized_start=1612
+  _globals['_TIEDREQUEST']._serialized_end=1664
+  _globals['_TIEDHEADER']._serialized_start=1666
+  _globals['_TIEDHEADER']._serialized_end=1713
+  _globals['_TIEDMESSAGE']._serialized_start=1715
+  _globals['_TIEDMESSAGE']._serialized_end=1790
+  _globals['_AVERAGING']._serialized_start=1793
+  _globals['_AVERAGING']._serialized_end=2162
 # @@protoc_insertion_point(module_scope)

@@ -41,6 +41,9 @@ class Roster(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     EXPECTED_S_FIELD_NUMBER: _builtins.int
+    CREDITED_FIELD_NUMBER: _builtins.int
+    CREDITED_MARKS_FIELD_NUMBER: _builtins.int
+    CREDITS_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     step: _builtins.int
     attempt: _builtins.int
@@ -53,6 +56,8 @@ class Roster(_message.Message):
     """of each slice"""
     expected_s: _builtins.float
     """how long the round takes at the rates that the leader believes"""
+    credited_marks: _builtins.bytes
+    """in place of them, as for the peers"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -75,6 +80,14 @@ class Roster(_message.Message):
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of 65,536, what each member reduces; none: all the same"""
 
+    @_builtins.property
+    def credited(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """members of groups, sorted: who has computed what is in the sums of groups"""
+
+    @_builtins.property
+    def credits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """bitmaps, as `holders`, of the place in `credited`"""
+
     def __init__(
         self,
         *,
@@ -92,10 +105,13 @@ class Roster(_message.Message):
         shares: _abc.Iterable[_builtins.int] | None = ...,
         num_chunks: _builtins.int = ...,
         expected_s: _builtins.float = ...,
+        credited: _abc.Iterable[_builtins.str] | None = ...,
+        credited_marks: _builtins.bytes = ...,
+        credits: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec_of", b"codec_of", "codecs", b"codecs", "expected_s", b"expected_s", "holders", b"holders", "incarnations", b"incarnations", "leader", b"leader", "ledger_nos", b"ledger_nos", "marks", b"marks", "num_chunks", b"num_chunks", "peers", b"peers", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec_of", b"codec_of", "codecs", b"codecs", "credited", b"credited", "credited_marks", b"credited_marks", "credits", b"credits", "expected_s", b"expected_s", "holders", b"holders", "incarnations", b"incarnations", "leader", b"leader", "ledger_nos", b"ledger_nos", "marks", b"marks", "num_chunks", b"num_chunks", "peers", b"peers", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

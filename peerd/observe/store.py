@@ -121,7 +121,7 @@ class HistoryStore:
         self._db.executemany(
             "INSERT INTO tallies (stage, peer, steps, microbatches, tokens) VALUES (?, ?, 1, ?, ?) ON CONFLICT (stage, peer)"
             " DO UPDATE SET steps = steps + 1, microbatches = microbatches + excluded.microbatches, tokens = tokens + excluded.tokens",
-            [(roster.stage, e.peer, e.done.bit_count(), e.done.bit_count() * tokens) for e in roster.entries if e.done],
+            [(roster.stage, peer, done.bit_count(), done.bit_count() * tokens) for peer, done in roster.computed.items() if done],
         )
 
     def prune(self, now_s: float) -> None:

@@ -283,6 +283,8 @@ class PeerRecord(Vitals):
     """Those of `next_done`."""
     group: Annotated[AverageId, 39, AVERAGE] = NO_AVERAGE
     """The round whose sum `done` describes, which others of its group hold as well; empty: this peer's own gradients."""
+    own_done: Annotated[int, 39, LEDGER] = 0
+    """What this peer itself has computed of the group's sum. It counts for contributions alone."""
     unreached: Annotated[tuple[PeerId, ...], 34, many(PEER)] = ()
     """Peers that have not answered since a call to them and a re-dial failed. One that is live has a link that is dead in one direction."""
 

@@ -6,14 +6,14 @@ short, as its callee nearly always knows them all. So a proposal to 300 members 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from peerd.config.codec import NONE
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2
 from peerd.policy.hashing import digest
-from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.policy.step.roster import MOST_CREDITS, Credit, Roster, RosterEntry
 from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RunId
 from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, bitmap_from, known_codec
@@ -40,11 +40,14 @@ def roster_to(roster: Roster, marked: bool = False) -> averaging_pb2.Roster:
         shares=roster.shares,
         num_chunks=roster.num_chunks,
         expected_s=roster.expected_s,
+        credited=() if marked else [credit.peer for credit in roster.credits],
+        credited_marks=b"".join(mark_of(credit.peer) for credit in roster.credits) if marked else b"",
+        credits=[bitmap_to(plane) for plane in _planes([credit.done for credit in roster.credits])],
     )
 
 
-def roster_from(message: averaging_pb2.Roster, peers: Sequence[PeerId] | None = None) -> Roster:
-    """`peers`: whom the marks mean."""
+def roster_from(message: averaging_pb2.Roster, peers: Sequence[PeerId] | None = None, credited: Sequence[PeerId] | None = None) -> Roster:
+    """`peers` and `credited`: whom the marks mean."""
     names = [PeerId(peer) for peer in message.peers] if peers is None else peers
     if max(len(names), len(message.holders)) > MAX_ROSTER:
         raise BadMessageError(f"a roster of {len(names)} peers")
@@ -56,8 +59,16 @@ def roster_from(message: averaging_pb2.Roster, peers: Sequence[PeerId] | None = 
         raise BadMessageError("a roster with more codecs or shares than members")
     known = [str(known_codec(name) or NONE) for name in message.codecs]
     codecs, shares = tuple(known[place] for place in message.codec_of), tuple(message.shares)
-    leader = PeerId(message.leader)
-    return Roster(message.stage, message.step, message.attempt, leader, entries, codecs, shares, message.num_chunks, message.expected_s)
+    leader, rest = PeerId(message.leader), (message.num_chunks, message.expected_s)
+    of_groups = _credits(message, [PeerId(peer) for peer in message.credited] if credited is None else credited)
+    return Roster(message.stage, message.step, message.attempt, leader, entries, codecs, shares, *rest, of_groups)
+
+
+def _credits(message: averaging_pb2.Roster, names: Sequence[PeerId]) -> tuple[Credit, ...]:
+    if len(names) > MOST_CREDITS:
+        raise BadMessageError(f"a roster that credits {len(names)} peers")
+    ledgers = _ledgers([bitmap_from(plane) for plane in message.credits], len(names))
+    return tuple(map(Credit, names, ledgers))
 
 
 @lru_cache(maxsize=MARKS_REMEMBERED)
@@ -74,15 +85,25 @@ def proposal_to(roster: Roster, run: RunId, marked: bool) -> averaging_pb2.Propo
 def proposal_from(proposal: averaging_pb2.Proposal, known: Callable[[], Iterable[PeerId]]) -> Roster | None:
     """The roster that is proposed; None if its marks do not tell who is in it, to somebody who knows these peers."""
     marks = proposal.roster.marks
-    if not marks:
+    if not (marks or proposal.roster.credited_marks):
         return roster_from(proposal.roster)
     if len(marks) > MARK_BYTES * MAX_ROSTER:
         raise BadMessageError(f"a roster of {len(marks) // MARK_BYTES} peers")
+    if len(proposal.roster.credited_marks) > MARK_BYTES * MOST_CREDITS:
+        raise BadMessageError(f"a roster that credits {len(proposal.roster.credited_marks) // MARK_BYTES} peers")
     peers = {mark_of(peer): peer for peer in known()}
+    named, credited = _named(marks, peers), _named(proposal.roster.credited_marks, peers)
+    if named is None or credited is None:
+        return None
+    roster = roster_from(proposal.roster, named, credited)
+    return roster if roster.average_id == proposal.average_id else None
+
+
+def _named(marks: bytes, peers: Mapping[bytes, PeerId]) -> list[PeerId] | None:
+    """Whom the marks mean; None if one of them means nobody."""
     found = [peers.get(marks[start : start + MARK_BYTES]) for start in range(0, len(marks), MARK_BYTES)]
     named = [peer for peer in found if peer is not None]
-    roster = roster_from(proposal.roster, named) if len(named) == len(found) else None
-    return roster if roster is not None and roster.average_id == proposal.average_id else None
+    return named if len(named) == len(found) else None
 
 
 def _planes(ledgers: Sequence[int]) -> list[int]:

@@ -77,7 +77,10 @@ async def test_all_members_of_a_large_stage_end_with_the_whole_sum_and_one_id(ma
     assert len(roster.entries) == len(by_sum([member.state.record for member in stage.members.values()])) < 6
     first = stage.members[roster.leader]
     assert torch.allclose(first.average, whole_sum(first), rtol=0, atol=1e-12)
+    assert roster.computed == {peer: 1 << number for number, peer in enumerate(stage.members)}
     for member in stage.members.values():
+        assert member.state.average is not None
+        assert member.state.average.roster.computed == roster.computed
         assert torch.equal(member.average, first.average)
         assert member.state.record.average_id == first.state.record.average_id
         assert member.rounds.sums.num_of_groups == (member.state.record.group != b"")

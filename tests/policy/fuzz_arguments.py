@@ -17,7 +17,7 @@ from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.following import Followers
 from peerd.policy.step.recovery import Beginning
-from peerd.policy.step.roster import WHOLE, Roster, entry_of
+from peerd.policy.step.roster import WHOLE, Credit, Roster, entry_of
 from peerd.policy.step.sidelining import Sidelining
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.swarm.checkup import Dialled
@@ -56,7 +56,8 @@ def _roster(world: World) -> Roster:
     codecs = random.choice(((), ("int8",), len(members) * ("none",)))
     num_chunks, expected_s = random.choice((0, 1, 7, world.count())), random.choice((0.0, -1.0, 5e-324, 1e300, math.inf, math.nan))
     entries = tuple(entry_of(m) for m in members)
-    return Roster(stage, world.some_step(), 0, world.some_peer(), entries, codecs, shares, num_chunks, expected_s)
+    of_groups = tuple(world.many(lambda: Credit(world.some_peer(), world.ledger())))
+    return Roster(stage, world.some_step(), 0, world.some_peer(), entries, codecs, shares, num_chunks, expected_s, of_groups)
 
 
 def _situation(world: World) -> Situation:
@@ -296,6 +297,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "answers": lambda w: [Dialled(w.peer(), w.random.choice(("", "1.2.3.4")), w.random.choice((None, True, False))) for _ in range(5)],
     "port": lambda w: w.random.randrange(65536),
     "limits": lambda _w: Limits(),
-    **dict.fromkeys(("again", "early", "in_groups", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
+    **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
+    **dict.fromkeys(("in_group", "in_groups"), lambda w: w.random.random() < 0.5),
 }
 """By name, or by name and type, of a parameter."""

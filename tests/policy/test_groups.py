@@ -11,7 +11,7 @@ from peerd.policy.step.acts import DropSums
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.groups import alone_in_rounds, by_sum, groups_of, round_mates
 from peerd.policy.step.ledger import at_next_step, full, may_accumulate, this_dropped, with_sum
-from peerd.policy.step.roster import Roster, compose, turns, union_of, why_inexact, why_never, why_refuse
+from peerd.policy.step.roster import Credit, Roster, compose, turns, union_of, why_inexact, why_never, why_refuse
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
@@ -77,6 +77,40 @@ def test_one_holder_of_each_sum_makes_the_average_once_all_groups_have_theirs() 
     assert all(why_refuse(m, roster, NUM_MICROBATCHES, in_groups=True) is None for m in members if m.peer in roster.peers)
 
 
+def test_the_average_tells_who_has_computed_what_and_what_members_that_died_since_have_computed_is_nobodys() -> None:
+    members = all_grouped()
+    (roster,) = proposed(members)
+    assert roster.computed == {m.peer: m.done for m in stage_of()}
+    assert all(why_refuse(m, roster, NUM_MICROBATCHES, in_groups=True) is None for m in members if m.peer in roster.peers)
+    twins = {m.peer for holders in by_sum(members) if len(holders) > 1 for m in holders}
+    dead = next(peer for peer in roster.peers if peer in twins)
+    (again,) = proposed([m for m in members if m.peer != dead])
+    assert again.computed == {m.peer: m.done for m in stage_of() if m.peer != dead}
+
+
+def test_a_member_refuses_a_roster_that_credits_somebody_with_the_work_of_another_one_or_itself_with_more_than_it_has_done() -> None:
+    members = all_grouped()
+    (roster,) = proposed(members)
+    mine = next(m for m in members if m.peer in roster.peers and m.group)
+    first, second, *rest = roster.credits
+    for forged, words in (
+        ((second, first, *rest), "not sorted"),
+        ((first, replace(second, done=second.done | first.done), *rest), "another one's"),
+        ((first, replace(second, done=1 << NUM_MICROBATCHES), *rest), "another one's"),
+        ((Credit(mine.peer, mine.done),), "more than it has computed"),
+    ):
+        assert words in (why_refuse(mine, replace(roster, credits=forged), NUM_MICROBATCHES, in_groups=True) or "")
+
+
+def test_of_two_that_say_that_they_have_computed_the_same_one_is_credited() -> None:
+    members = all_grouped()
+    mine = next(m for m in members if m.group)
+    claimed = [replace(m, own_done=m.done) if m.peer == mine.peer else m for m in members]
+    (roster,) = proposed(claimed)
+    assert sum(credit.done.bit_count() for credit in roster.credits) <= NUM_MICROBATCHES
+    assert all(why_refuse(m, roster, NUM_MICROBATCHES, in_groups=True) is None for m in claimed if m.peer in roster.peers)
+
+
 def test_where_a_group_is_still_in_its_round_nobody_proposes_the_average() -> None:
     members = stage_of()
     first, *others = proposed(members)
@@ -137,7 +171,7 @@ def test_nothing_is_added_to_the_sum_of_a_group_and_calls_of_before_do_not_count
     live = view_of([held])
     assert may_accumulate(held, live, step=0, index=5, accept_mark=(held.incarnation, held.ledger_no)) == "ledger is frozen"
     begun = at_next_step(held)
-    assert (begun.group, begun.done) == (b"", 0)
+    assert (begun.group, begun.done, begun.own_done) == (b"", 0, 0)
     free = this_dropped(held)
     assert free.ledger_no > held.ledger_no > mine.ledger_no
     assert may_accumulate(free, view_of([free]), step=0, index=5, accept_mark=(mine.incarnation, mine.ledger_no)) is not None

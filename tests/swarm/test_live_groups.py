@@ -28,13 +28,18 @@ def test_a_stage_in_groups_survives_a_death_in_a_round_and_equals_one_process() 
         until(lambda: all(daemon.counters["group_sums"] for daemon in swarm.living))
         assert first.status["run"]["group_size"] == GROUP_SIZE
 
+        before = sum(daemon.counters["rounds_failed"] for daemon in swarm.living if daemon is not victim)
         victim.request("fault", kind="kill", at=Point.SENDER)
         assert victim.exit_code(60) == -signal.SIGKILL
-        assert sum(daemon.counters["rounds_failed"] for daemon in swarm.living)
+        until(lambda: swarm.total("rounds_failed") > before)
         until(lambda: len(first.table["stages"][0]["peers"]) == NUM_PEERS - 1)
         swarm.wait_for_step(max(daemon.status["peer"]["step"] for daemon in swarm.living) + 3)
 
         swarm.assert_exact()
         assert all(peer["phase"] != "unaveraged" for peer in first.table["stages"][0]["peers"])
+        (counted,) = first.request("contributions")["stages"]
+        rows = {row["peer"]: row["microbatches"] for row in counted["peers"]}
+        assert all(rows[daemon.ready.peer] for daemon in swarm.living)
+        assert sum(rows.values()) <= counted["steps"] * manifest.train.microbatches_per_step
         exported = swarm.export(swarm.living[-1])
         assert_equals_reference(exported, manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from peerd.config.codec import EXAMPLES, parse_codec
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.policy.round.debts import Edge
-from peerd.policy.step.roster import Roster, RosterEntry
+from peerd.policy.step.roster import Credit, Roster, RosterEntry
 from peerd.table.record import AverageId, PeerId
 from peerd.wire.messages import ITEM_BYTES, Beat, Call, Carried, Frame, TensorBytes, Verified
 
@@ -55,7 +55,11 @@ def rosters(draw: st.DrawFn) -> Roster:
     codecs = draw(st.just(()) | st.tuples(*(st.sampled_from(EXAMPLES) for _ in entries)))
     shares = draw(st.just(()) | st.tuples(*(st.integers(0, (1 << 32) - 1) for _ in entries)))
     rest = codecs, shares, draw(st.integers(0, (1 << 32) - 1)), draw(st.floats(allow_nan=False))
-    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), *rest)
+    credited, told = list[Credit](), 0
+    for credit in draw(st.lists(st.builds(Credit, peers, bitmaps), max_size=3)):
+        credited.append(replace(credit, done=credit.done & ~told))
+        told |= credit.done
+    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), *rest, tuple(credited))
 
 
 places = st.integers(0, (1 << 32) - 1)

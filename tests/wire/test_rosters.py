@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2
 from peerd.policy.step.ledger import full
-from peerd.policy.step.roster import WHOLE, Roster, RosterEntry, why_inexact
+from peerd.policy.step.roster import MOST_CREDITS, WHOLE, Credit, Roster, RosterEntry, why_inexact
 from peerd.table.forms import bitmap_to
 from peerd.table.record import PeerId, RunId
 from peerd.wire.convert import MAX_ROSTER
@@ -51,7 +51,7 @@ def test_a_roster_and_so_its_id_come_back_as_they_were(roster: Roster) -> None:
 @given(rosters(), st.booleans(), st.sets(st.text(max_size=4).map(PeerId)))
 def test_a_proposal_comes_back_as_it_was_if_the_callee_knows_its_members(roster: Roster, marked: bool, others: set[PeerId]) -> None:
     proposal = travelled(proposal_to(roster, RUN, marked))
-    known = {*roster.peers, *others}
+    known = {*roster.peers, *(credit.peer for credit in roster.credits), *others}
     assert proposal_from(proposal, lambda: known) == roster
     if marked and roster.entries:
         known.discard(roster.peers[0])
@@ -79,6 +79,20 @@ def test_a_proposal_to_three_hundred_members_has_less_than_ten_kilobytes_and_cos
     assert len(proposal_to(roster, RUN, marked=False).SerializeToString()) < 30_000
 
 
+def test_so_has_one_for_the_sums_of_groups_that_tells_who_has_computed_what() -> None:
+    members = large(300, 4096)
+    groups = [members.entries[start::16] for start in range(16)]
+    entries = tuple(replace(group[0], done=reduce(or_, (entry.done for entry in group))) for group in groups)
+    credit = tuple(Credit(entry.peer, entry.done) for entry in members.entries)
+    roster = replace(members, entries=entries, codecs=members.codecs[:16], shares=(WHOLE // 16,) * 16, credits=credit)
+    assert why_inexact(roster.entries, 4096) is None
+    proposal = proposal_to(roster, RUN, marked=True).SerializeToString()
+    back = proposal_from(averaging_pb2.Proposal.FromString(proposal), lambda: members.peers)
+    assert back == roster
+    assert back.computed == members.computed
+    assert len(proposal) < 10_240
+
+
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.lists(bitmaps, min_size=n.bit_length(), max_size=n.bit_length()))))
 def test_whatever_holders_are_told_no_two_members_hold_the_same(told: tuple[int, list[int]]) -> None:
     number, planes = told
@@ -104,6 +118,9 @@ def test_whatever_holders_are_told_no_two_members_hold_the_same(told: tuple[int,
         ({"holders": [b"", b""]}, "in 2 bits"),
         ({"holders": [bytes((1 << 16) + 1)]}, "longer than any step"),
         ({"peers": ["p"] * (MAX_ROSTER + 1)}, "a roster of 1025 peers"),
+        ({"credited": ["p"]}, "in 0 bits"),
+        ({"credited": ["p"] * (MOST_CREDITS + 1)}, "credits 4097 peers"),
+        ({"peers": [], "marks": bytes(MARK_BYTES), "credited_marks": bytes(MARK_BYTES * (MOST_CREDITS + 1))}, "credits 4097 peers"),
         ({"peers": [], "marks": bytes(MARK_BYTES * (MAX_ROSTER + 1))}, "a roster of 1025 peers"),
     ],
 )

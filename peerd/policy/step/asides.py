@@ -68,8 +68,9 @@ def dropped(mine: PeerRecord, names: Collection[PeerId]) -> PeerRecord:
     """Without these of the peer's own sums: what they held is missing again. What was accepted before may still be added to the ledger."""
     held = sums(mine)
     kept = sum(bitmap for name, bitmap in held.items() if name not in names)
-    group = NO_AVERAGE if mine.peer in names else mine.group
-    return replace(mine, done=kept, group=group, asides=tuple(Aside(a.other, held[a.other]) for a in mine.asides if a.other not in names))
+    asides = tuple(Aside(a.other, held[a.other]) for a in mine.asides if a.other not in names)
+    group, own_done = (NO_AVERAGE, 0) if mine.peer in names else (mine.group, mine.own_done)
+    return replace(mine, done=kept, group=group, own_done=own_done, asides=asides)
 
 
 def _asides(mine: PeerRecord, step: int) -> tuple[Aside, ...]:

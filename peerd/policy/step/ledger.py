@@ -225,7 +225,7 @@ def marked(mine: PeerRecord, step: int, index: int, other: PeerId | None = None)
 
 def this_dropped(mine: PeerRecord) -> PeerRecord:
     """Drop this step's ledger, so that its microbatches are missing again; the next step's ledger stays."""
-    return replace(mine, done=0, asides=(), group=NO_AVERAGE, ledger_no=_unused(mine))
+    return replace(mine, done=0, asides=(), group=NO_AVERAGE, own_done=0, ledger_no=_unused(mine))
 
 
 def ledger_dropped(mine: PeerRecord, step: int) -> PeerRecord:
@@ -240,7 +240,7 @@ def both_dropped(mine: PeerRecord) -> PeerRecord:
 
 def with_sum(mine: PeerRecord, group: AverageId, done: int) -> PeerRecord:
     """Hold the sum of a group's round in place of the own ledger, which it contains. Nothing is added to it."""
-    return replace(this_dropped(mine), done=done, group=group)
+    return replace(this_dropped(mine), done=done, group=group, own_done=mine.done)
 
 
 def at_next_step(mine: PeerRecord) -> PeerRecord:

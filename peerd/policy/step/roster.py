@@ -21,6 +21,7 @@ WHOLE = 1 << 16
 """What the shares of a roster sum to."""
 MOST_CHUNKS = 1 << 20
 MOST_EXPECTED_S = 1e6
+MOST_CREDITS = 4096
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,6 +31,14 @@ class RosterEntry:
     peer: PeerId
     incarnation: int
     ledger_no: int
+    done: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Credit:
+    """A member of a group, and the microbatches of its group's sum that it has computed."""
+
+    peer: PeerId
     done: int
 
 
@@ -50,6 +59,8 @@ class Roster:
     """The number of chunks of each slice."""
     expected_s: float = 0.0
     """How long the round takes at the rates that the leader believes, in seconds; 0: no other member takes part."""
+    credits: tuple[Credit, ...] = ()
+    """Who has computed what is in the sums of groups, by peer. It makes nothing exact, and counts as contributions."""
 
     @cached_property
     def average_id(self) -> AverageId:
@@ -58,11 +69,22 @@ class Roster:
         for entry in self.entries:
             parts += [entry.peer, entry.incarnation, entry.ledger_no, hex(entry.done)]
         parts += ["round", *self.codecs, *self.shares, self.num_chunks, self.expected_s.hex()]
+        for credit in self.credits:
+            parts += ["credit", credit.peer, hex(credit.done)]
         return AverageId(digest(*parts))
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         return tuple(entry.peer for entry in self.entries)
+
+    @property
+    def computed(self) -> dict[PeerId, int]:
+        """The microbatches by the peer that has computed them. Those of members of groups that have died since are nobody's."""
+        in_groups = 0
+        for credit in self.credits:
+            in_groups |= credit.done
+        found = {entry.peer: entry.done for entry in self.entries if not entry.done & in_groups}
+        return found | {credit.peer: credit.done for credit in self.credits}
 
     def entry_of(self, peer: PeerId) -> RosterEntry | None:
         return next((entry for entry in self.entries if entry.peer == peer), None)
@@ -170,7 +192,33 @@ def compose(
     sums = entries if len(mates) == len(members) else tuple(sorted(entry_of(holders[0]) for holders in by_sum(members)))
     if why_inexact(sums, num_microbatches) is not None:
         return None
-    return Roster(mine.stage, mine.step, attempt, mine.peer, entries)
+    return Roster(mine.stage, mine.step, attempt, mine.peer, entries, credits=_credits_of([m for holders in mates for m in holders]))
+
+
+def _credits_of(members: Sequence[PeerRecord]) -> tuple[Credit, ...]:
+    """What the members of groups say that they have computed; of two that say so of the same microbatches the first by id counts."""
+    found, told = list[Credit](), 0
+    for member in sorted(members, key=lambda m: m.peer)[:MOST_CREDITS]:
+        own = member.own_done & member.done & ~told if member.group else 0
+        if own:
+            found.append(Credit(member.peer, own))
+            told |= own
+    return tuple(found)
+
+
+def why_wrong_credits(roster: Roster, mine: PeerRecord) -> str | None:
+    """What is wrong with who is said to have computed what, as far as this peer can tell; None if nothing is."""
+    if not roster.credits:
+        return None
+    if [credit.peer for credit in roster.credits] != sorted({credit.peer for credit in roster.credits}):
+        return "its credits are not sorted by peer, or name a peer twice"
+    told, held = 0, union_of(roster.entries)
+    for credit in roster.credits:
+        if told & credit.done or credit.done & ~held:
+            return f"{credit.peer} is credited with another one's microbatches"
+        told |= credit.done
+    own = next((credit.done for credit in roster.credits if credit.peer == mine.peer), 0)
+    return None if own & ~mine.own_done == 0 else "it credits this peer with more than it has computed"
 
 
 def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int, group_size: int = 0) -> bool:
@@ -204,6 +252,8 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups
         return "its shares do not make a whole"
     if roster.codecs and len(roster.codecs) != len(roster.entries):
         return "it does not name one codec for each member"
+    if reason := why_wrong_credits(roster, mine):
+        return reason
     may_be_group = in_groups and not mine.group and len(roster.entries) > 1
     return why_unsound(roster.entries, num_microbatches) if may_be_group else why_inexact(roster.entries, num_microbatches)
 
