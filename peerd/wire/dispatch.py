@@ -19,7 +19,7 @@ from peerd.background import Tasks
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.route.admission import able_to_compute
 from peerd.policy.route.wiring import FIRST_PAUSE_S, Router, next_pause_s, own_time_s, point_of
-from peerd.policy.step.ledger import holders, work_step
+from peerd.policy.step.ledger import makers, work_step
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
@@ -101,7 +101,7 @@ class Dispatcher:
             self._check_wanted(call, live)
             asks_holders = call.asks_gradient_only and attempt == call.attempt  # on a retry any peer may compute it
             candidates = [r for r in self._candidates(call, live, refused) if self._deaf_until_s.get(r.peer, 0.0) <= time.monotonic()]
-            prefer = holders(candidates, call.step, call.index) if asks_holders else frozenset()
+            prefer = makers(candidates, call.step, call.index) if asks_holders else frozenset()
             if not prefer and call.stage in path:
                 prefer = frozenset({path[call.stage]})
             peer = router.choose(candidates, point_of(call.index, self._num_microbatches, attempt), prefer, call.step)

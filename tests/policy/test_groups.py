@@ -10,7 +10,7 @@ from peerd.policy.route.admission import able_to_compute
 from peerd.policy.step.acts import DropSums
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.groups import alone_in_rounds, by_sum, groups_of, round_mates
-from peerd.policy.step.ledger import at_next_step, full, may_accumulate, this_dropped, with_sum
+from peerd.policy.step.ledger import at_next_step, full, holders, makers, may_accumulate, this_dropped, with_sum
 from peerd.policy.step.roster import Credit, Roster, compose, turns, union_of, why_inexact, why_never, why_refuse
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
@@ -175,6 +175,13 @@ def test_nothing_is_added_to_the_sum_of_a_group_and_calls_of_before_do_not_count
     free = this_dropped(held)
     assert free.ledger_no > held.ledger_no > mine.ledger_no
     assert may_accumulate(free, view_of([free]), step=0, index=5, accept_mark=(mine.incarnation, mine.ledger_no)) is not None
+
+
+def test_of_those_that_hold_a_groups_sum_the_one_that_has_computed_a_microbatch_is_asked_for_its_gradient() -> None:
+    members = all_grouped()
+    for number, member in enumerate(members):
+        assert makers(members, 0, number) == {member.peer} <= holders(members, 0, number)
+    assert makers(members, 1, 0) == frozenset()
 
 
 def test_a_member_that_holds_a_sum_joins_no_further_group() -> None:

@@ -74,13 +74,19 @@ def _held_by(live: LiveView, stage: int, step: int, but: PeerId | None = None) -
 
 
 def holders(candidates: Iterable[PeerRecord], step: int, index: int) -> frozenset[PeerId]:
-    """The peers whose ledger has this microbatch, and which may therefore still have its gradient."""
+    """The peers whose ledger has this microbatch."""
     found = (
         record.peer
         for record in candidates
         if (record.step == step and record.done >> index & 1) or (record.step == step - 1 and record.next_done >> index & 1)
     )
     return frozenset(found)
+
+
+def makers(candidates: Sequence[PeerRecord], step: int, index: int) -> frozenset[PeerId]:
+    """The peers that have computed this microbatch, and may therefore still have its gradient: of a group one alone."""
+    others = {r.peer for r in candidates if r.step == step and r.group and not r.own_done >> index & 1}
+    return holders(candidates, step, index) - others
 
 
 def missing(live: LiveView, stage: int, step: int, num_microbatches: int) -> int:
