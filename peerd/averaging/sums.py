@@ -16,6 +16,7 @@ from peerd.policy.step.roster import Roster, is_whole
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
+from peerd.table.record import AverageId
 
 
 class RoundSums:
@@ -29,18 +30,26 @@ class RoundSums:
         self._tasks = tasks
         self.num_of_groups = 0
         """Number of sums of groups that this peer has made with others."""
+        self._step = -1
+        """The step of the last one. A commit may be done before its average is told to be applied."""
 
     def begins(self) -> None:
-        """A round begins with what the state holds now."""
-        group = self._state.record.group
+        """A round begins. Where the sum that a group's round of this step made has been given up, so are that round's errors."""
+        mine = self._state.record
+        if mine.step == self._step:
+            self._hold(mine.group)
+
+    def _hold(self, group: AverageId) -> None:
         if self._compression.allowed.is_lossy:
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self._compression.hold(group)))
 
     async def take(self, roster: Roster, total: Tensor) -> bool:
         """Give the state the sum of its round, unless the state has left it. Returns whether that is the sum of a group."""
         is_of_group = await self._executor.run(Priority.CONTROL, partial(self._take, roster, total))
-        self.num_of_groups += is_of_group
-        self.begins()
+        if is_of_group:
+            self.num_of_groups += 1
+            self._step = roster.step
+            self._hold(roster.average_id)
         return is_of_group
 
     def _take(self, roster: Roster, total: Tensor) -> bool:
