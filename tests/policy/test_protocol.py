@@ -105,13 +105,14 @@ NOTICED_BY = {
     "overlap reset": 307,
     "ledger fence": 303,
     "adopt": 303,
-    "repeats renew": 324,
+    "repeats renew": 415,
     "roster content": 307,
     "snapshot": 303,
     "bit after gradient": 300,
     "norms told": 307,
     "sums told": 306,
     "wait before lost": 306,
+    "close unnoted": 321,
 }
 """The seeds of short runs that notice it, as found by the search below; it begins with them."""
 
