@@ -341,7 +341,7 @@ class Rounds:
             self.open = None
             self.failed += 1
             self._retire()
-            LOG.debug("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
+            LOG.info("round closed", step=current.roster.step, leader=current.roster.leader, reason=reason)
             void = self.absences.count(current, judge, named, self._clock())
             self._known.cancel(average_id)
         elif self._state.round is None or self.runs(average_id):

@@ -248,12 +248,21 @@ def try_scenario(scenario: Scenario, megabytes: float, num_steps: int) -> Row:
             watched.lie()
         _fill(row, scenario, num_bytes, watched.exchanges(num_steps))
         row.rounds_failed, row.replayed = (watched.total(name) - before for name, before in counters.items())
+        if row.rounds_failed:
+            tell_why(watched.honest)
         network.change(FAST)
         row.missed = _missed(row, scenario, num_steps, AVERAGING_TIMES * averaging_s(manifest.swarm.announce_period_s))
         if scenario.liar:
             swarm.daemons[-1].kill()
         _compare(row, watched, began)
     return row
+
+
+def tell_why(daemons: Sequence[DemoDaemon]) -> None:
+    """Print what the logs tell of rounds that gave no average, and of bugs."""
+    lines = (line for daemon in daemons for line in os.pread(daemon.log.fileno(), daemon.log_bytes(), 0).decode().splitlines())
+    for line in sorted((line for line in lines if '"round closed"' in line or '"level": "error"' in line), key=lambda line: line[-40:]):
+        progress(line)
 
 
 def _fill(row: Row, scenario: Scenario, num_bytes: int, exchanges: Sequence[Exchange]) -> None:
