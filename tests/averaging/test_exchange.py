@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.exchange import Exchange, Signatures
 from peerd.averaging.layout import RoundLayout
 from peerd.config.codec import parse_averaged
 from peerd.policy.step.roster import Roster, RosterEntry
-from peerd.stage.executor import Executor
+from peerd.stage.executor import Executor, Priority
 from peerd.table.record import PeerId
 from peerd.wire.messages import Frame
 
@@ -68,3 +70,21 @@ async def test_a_part_is_not_sent_once_its_sum_is_written_although_nobody_has_be
     later = await exchange.frame(1, 0, 1, 1, is_carried=True)
     assert later is not None
     await exchange_of(2, codec, executor).check_signature(later)
+
+
+async def test_a_round_that_ends_while_a_part_is_encoded_is_no_bug() -> None:
+    executor = Executor("sums")
+    exchange = exchange_of(0, "int8", executor)
+    with capture_logs() as logs:
+        asking = asyncio.ensure_future(exchange.frame(1, 0, 0, 1))
+        blocked = threading.Event()
+        waiting = asyncio.ensure_future(executor.run(Priority.CONTROL, blocked.wait))
+        asking.cancel()
+        later = asyncio.ensure_future(exchange.frame(1, 0, 1, 1))
+        await asyncio.sleep(0)
+        exchange.is_over = True
+        later.cancel()
+        blocked.set()
+        await waiting
+        await executor.run(Priority.CONTROL, exchange.forget)
+    assert [line for line in logs if line["event"] == "internal error"] == []
