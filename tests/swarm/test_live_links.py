@@ -29,6 +29,7 @@ def test_hole_22_a_run_goes_on_where_a_peer_cannot_call_its_mate_that_can_call_i
         for daemon in swarm.daemons:
             daemon.wait_until_serving()
         deaf = mates[1]
+        swarm.wait_for_step(2)  # a mate that is still behind when its link dies doubts what the other claims (hole 32), and names no link
         deaf.request("fault", kind="one-way", peer=first.ready.peer, for_s=FOR_S)
         title = f"{deaf.ready.peer} cannot call {first.ready.peer}, which can call it"
         for daemon in (first, deaf):
