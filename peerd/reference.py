@@ -36,7 +36,7 @@ from peerd.stage.export import write_evaluations, write_export
 from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.optimizer import Optimizer, check_no_decay
 from peerd.stage.parameters import copy_parameters
-from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, run_module
+from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, run_module, set_products
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.start import StartState
 from peerd.stage.update import apply_sums
@@ -88,6 +88,7 @@ def train_reference(
     """
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
+    set_products(manifest.train)
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     ahead = copy.deepcopy(stages) if manifest.train.delayed_updates else stages
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in ahead]

@@ -54,7 +54,7 @@ def device(wanted: str) -> Iterator[Finding]:
     """Whether it is there and computes."""
     import torch
 
-    from peerd.daemon.device import choose_device, describe
+    from peerd.daemon.device import choose_device, describe, lacks
 
     try:
         chosen = choose_device(wanted)
@@ -67,7 +67,8 @@ def device(wanted: str) -> Iterator[Finding]:
         said = str(error).partition("\n")[0][:120]
         yield problem("device", f"{describe(chosen)} does not compute: {said}", "update its driver, or use --device cpu")
         return
-    yield ok("device", f"{describe(chosen)} ({chosen}) computes")
+    lack = lacks(chosen, "bfloat16")
+    yield ok("device", f"{describe(chosen)} ({chosen}) computes" + (f"; {lack}, which counts in runs of that precision" if lack else ""))
 
 
 def disk(home: Home) -> Iterator[Finding]:
@@ -256,13 +257,27 @@ def orphaned_p2pds() -> list[int]:
 
 
 def platform_line() -> Iterator[Finding]:
-    if sys.platform not in ("linux", "darwin"):
-        yield problem("platform", f"peerd does not run on {sys.platform}", "use Linux, macOS, or WSL2 on Windows")
-    elif "microsoft" in platform.release().lower():
+    return of_platform(sys.platform, f"{platform.system()} {platform.release()}", platform.machine())
+
+
+def of_platform(system: str, release: str, machine: str) -> Iterator[Finding]:
+    """What matters of an operating system; `system` is as in sys.platform. The remarks on GPUs are their makers' word, and not tried."""
+    if system not in ("linux", "darwin"):
+        yield problem("platform", f"peerd does not run on {system}", "use Linux, macOS, or WSL2 on Windows")
+        return
+    if "microsoft" in release.lower():
         remedy = "forward the port from Windows to WSL2, or set networkingMode=mirrored in .wslconfig"
         yield warning("platform", "WSL2: others reach this machine only through Windows", remedy)
-    else:
-        yield ok("platform", f"{platform.system()} {platform.release()}, {platform.machine()}")
+        yield ok("sleep", "WSL2 stands still while Windows sleeps: let Windows stay awake while you lend the machine")
+        spills = "a GPU's memory may spill into the machine's, which is slow and no error: NVIDIA's control panel can prefer no fallback"
+        yield ok("spilled memory", f"WSL2: {spills}; or keep below what is free with `peerd limits --memory`")
+        return
+    yield ok("platform", f"{release}, {machine}")
+    if system == "darwin":
+        yield ok("sleep", "a Mac sleeps by itself, and its peer then goes: `caffeinate -i peerd join ...` keeps it awake")
+        if machine == "arm64":
+            told = "operators that Apple's GPU lacks end a pass; with PYTORCH_ENABLE_MPS_FALLBACK=1 the processor computes them"
+            yield ok("operators", f"{told}, slowly; `--device cpu` does without the GPU")
 
 
 def is_apart(wanted: str) -> bool:

@@ -240,6 +240,8 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
         text += f", gradient norm {norm:.3g}" + (f" clipped to {most:g}" if 0 < most < norm else "")
     if update["loss_scale"] is not None:
         text += f", loss scale {update['loss_scale']:g}"
+    if update.get("drift") is not None:
+        text += f", parameters {update['drift']:.1e} off the mates' mean when last averaged"
     return [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
 
 
@@ -305,6 +307,10 @@ def print_peers(reply: PeersReply) -> None:
         legend.append("up/dn in Mbit/s")
     if legend:
         out.print(Text(", ".join(legend), style="dim"))
+    for stage in reply["stages"]:
+        kinds = sorted({plain(peer["device"], 40) for peer in stage["peers"] if peer["device"]})
+        if len(kinds) > 1:
+            out.print(Text(f"stage {stage['stage']} computes on unlike devices: {', '.join(kinds)}", style="dim"))
 
 
 def swarm_line(reply: PeersReply) -> str:

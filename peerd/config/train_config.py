@@ -68,10 +68,10 @@ class TrainConfig:
 
     The masks depend on seed, step, microbatch and module alone.
     """
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """ "bfloat16" or "float16" for the passes; parameters stay float32. All peers' devices should be good at it.
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    """ "tf32", "bfloat16" or "float16" for the passes; parameters stay float32. All peers' devices should be good at it.
 
-    Parameters and gradient sums keep theirs.
+    "tf32" multiplies float32 numbers of 10 binary digits after the point in place of 23, where a device can, and is float32 elsewhere.
     """
     loss_scale: Annotated[float, Between(1.0, 2.0**32)] = 65536.0
     """First scale of float16's gradients, a power of two; it is halved when they overflow.

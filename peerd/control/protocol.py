@@ -179,6 +179,7 @@ class UpdateInfo(TypedDict):
     max_gradient_norm: float  # 0: no clipping
     loss_scale: float | None  # of float16
     optimizer_bits: NotRequired[int]  # of each number of the optimizer's state; absent from older daemons
+    drift: NotRequired[float | None]  # share by which this peer's parameters were off the mates' mean when last averaged; None: never
 
 
 class ReachInfo(TypedDict):

@@ -32,7 +32,7 @@ from peerd.control.protocol import (
 from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
 from peerd.daemon.departure import Departure
-from peerd.daemon.device import memory_of
+from peerd.daemon.device import lacks, memory_of
 from peerd.daemon.export import export_run
 from peerd.daemon.link_needs import needs, why_unaveraged
 from peerd.daemon.open_files import limit, num_open
@@ -54,6 +54,7 @@ from peerd.unwritten import UNWRITTEN
 from peerd.wire.dial_back import dial_backs
 
 MORE_MEMORY = "close other programs that use the device's memory, or allow more with `peerd limits --memory`"
+OTHER_DEVICE = "use another --device, or join a run of another train.precision; its organiser chooses that"
 MAX_WAIT_S = 7 * 24 * 3600.0
 
 
@@ -169,6 +170,7 @@ class Answers:
             "max_gradient_norm": train.max_gradient_norm,
             "loss_scale": state.holdings.passes.loss_scale,
             "optimizer_bits": train.optimizer_bits,
+            "drift": state.holdings.drift,
         }
 
     def _reach(self) -> ReachInfo:
@@ -314,6 +316,7 @@ class Answers:
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
             contradictory=peer.membership.contradictory,
+            lets_drift=not peer.place.manifest.train.average_parameters_every_steps,
             why_unaveraged=partial(why_unaveraged, peer.place.manifest, live),
         )
 
@@ -339,6 +342,8 @@ class Answers:
             items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
         if told := peer.seat.service.shortage.told:
             items.append(_item("memory", told, "warning", MORE_MEMORY))
+        if lack := lacks(peer.governor.device, peer.place.manifest.train.precision):
+            items.append(_item("precision", lack, "warning", OTHER_DEVICE))
         if short := self._slow_line():
             items.append(_item("slow-line", short, "warning", TOO_SLOW))
         clocks = peer.clocks.verdict

@@ -125,6 +125,18 @@ def utilisation(device: torch.device) -> float | None:
     return None
 
 
+def lacks(device: torch.device, precision: str) -> str:
+    """Return what the device lacks for a run's `train.precision`, in words; empty if nothing is known to lack.
+
+    Cards before NVIDIA's Ampere imitate bfloat16, which is slow and needs as much memory.
+    """
+    if precision != "bfloat16" or not has_own_memory(device) or not hasattr(_module(device), "is_bf16_supported"):
+        return ""
+    with _module(device).device(device):  # torch asks the present device
+        is_able = bool(_module(device).is_bf16_supported(including_emulation=False))
+    return "" if is_able else f"{describe(device)} computes no bfloat16 by itself: torch imitates it, slowly"
+
+
 def describe(device: torch.device) -> str:
     if has_own_memory(device):
         return str(_module(device).get_device_name(device))[:64]

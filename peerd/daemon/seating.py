@@ -22,6 +22,7 @@ from peerd.policy.step.recovery import Beginning
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.executor import Executor, Priority
+from peerd.stage.precision import set_products
 from peerd.stage.shortage import is_out_of_memory
 from peerd.stage.spool import Spools
 from peerd.stage.state import StageState
@@ -83,10 +84,11 @@ async def reached_before(archive: Archive) -> int:
 
 
 def _build_state(peer: Peer, record: PeerRecord, room: Room, spools: Spools) -> StageState:
-    """Set torch's number of threads and create the stage's first weights, on the torch thread."""
+    """Set torch's number of threads and the precision of products, and create the stage's first weights, on the torch thread."""
     manifest, device = peer.place.manifest, peer.governor.device
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
+    set_products(manifest.train)
     seen = peer.membership.find(peer.membership.me)
     highest = max(seen.incarnation if seen else 0, peer.membership.word.highest_seen)
     record = replace(record, incarnation=peer.local.raise_incarnation(highest))

@@ -7,6 +7,7 @@ those `ahead`, the `optimizer` state, the last steps' `norms`, float16's `loss_s
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -20,7 +21,7 @@ from peerd.stage.delayed import DelayedUpdate
 from peerd.stage.leases import Lease, Leases
 from peerd.stage.moments import forget_tables
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.parameters import by_kind, check_parameters, checked_state, copy_parameters, set_parameters
+from peerd.stage.parameters import by_kind, check_parameters, checked_state, copy_parameters, set_mean_parameters, set_parameters
 from peerd.stage.passes import Passes
 from peerd.stage.places import Places
 from peerd.stage.precision import norm_tensors, norms_from
@@ -45,6 +46,10 @@ class Holdings:
         self.passes = Passes(manifest)
         self.tied_names = self.module.tied_names
         self._leases = Leases()
+        self.drift: float | None = None
+        """How far this peer's parameters were off their mean over its mates, as a share of its norm, at the last such average."""
+        self._change: Tensor | None = None
+        """What `drift` will be made of, on the device, until that is waited for anyway."""
         self.generation = 0
         """Raised when another peer's parameters replace this peer's."""
 
@@ -90,12 +95,22 @@ class Holdings:
         self._leases.wait()
         self.places.leave()
 
+    def average(self, flat_sum: Tensor, num_peers: int) -> None:
+        """Set the parameters to the mean over the stage's peers, of which `flat_sum` is the sum."""
+        self._change = set_mean_parameters(self.module, flat_sum, num_peers)
+
+    def fetch_drift(self) -> None:
+        if self._change is not None:
+            apart, size = self._change.tolist()
+            self.drift, self._change = math.sqrt(apart / size) if size else 0.0, None
+
     def release(self) -> None:
         """Drop all tensors, which frees their memory. An update that runs is waited for, because it holds some."""
         if self.delayed is not None:
             self.delayed.close()
         self.places.leave()
         forget_tables()
+        self._change = None
         del self.module, self.previous, self.optimizer, self.delayed
 
     def tensors(self, record: PeerRecord) -> dict[str, Tensor]:

@@ -80,7 +80,17 @@ def flat_parameters(module: StageModule, dtype: torch.dtype) -> Tensor:
     return torch.cat([parameter.detach().to("cpu", dtype).flatten() for parameter in module.parameters()])
 
 
-def set_mean_parameters(module: StageModule, flat_sum: Tensor, num_peers: int) -> None:
-    """Set the parameters to `flat_sum` / `num_peers`. A sum of equal values in double precision gives these values back."""
-    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
-    set_parameters(module, views_of(flat_sum / num_peers, shapes))
+def set_mean_parameters(module: StageModule, flat_sum: Tensor, num_peers: int) -> Tensor:
+    """Set the parameters to `flat_sum` / `num_peers`. A sum of equal values in double precision gives these values back.
+
+    Returns [2] on the device: the squared norms of their change and of the mean. The processor does not wait for it.
+    """
+    named = dict(module.named_parameters())
+    means = views_of(flat_sum / num_peers, {name: parameter.shape for name, parameter in named.items()})
+    squares = []
+    with torch.no_grad():
+        for name, parameter in named.items():
+            before = parameter.clone()
+            parameter.copy_(means[name], non_blocking=queues_copies(parameter.device))
+            squares.append(torch.stack([(parameter - before).pow_(2).sum(), parameter.pow(2).sum()]))
+    return torch.stack(squares).sum(0)

@@ -3,6 +3,8 @@
 Parameters, their gradients and the tensors between stages stay float32; only the passes use lower precision (Micikevicius et al.
 2018, arXiv 1710.03740). Each stage scales the gradient it receives and unscales the gradients it computes, so stages need not
 agree on the scale. It is a power of two: without overflow or underflow it changes no bit.
+
+In TF32 a matrix product reads float32 numbers with 10 binary digits after the point in place of 23, on NVIDIA's GPUs from Ampere on.
 """
 
 from __future__ import annotations
@@ -23,9 +25,16 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SMALLEST_LOSS_SCALE, MAX_LOSS_SCALE = 1.0, 2.0**32
 
 
+def set_products(train: TrainConfig) -> None:
+    """Set whether this process multiplies float32 matrices in TF32. Torch's default allows it for convolutions alone."""
+    is_fast = train.precision == "tf32"
+    torch.set_float32_matmul_precision("high" if is_fast else "highest")
+    torch.backends.cudnn.allow_tf32 = is_fast
+
+
 def run_module(train: TrainConfig, module: StageModule, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
     """The module's forward pass in the run's precision; its result is float32."""
-    if train.precision == "float32":
+    if train.precision not in _DTYPES:
         output: Tensor = module(inputs, labels) if labels is not None else module(inputs)
         return output
     with torch.autocast(inputs.device.type, dtype=_DTYPES[train.precision]):

@@ -30,7 +30,7 @@ from peerd.stage.accumulator import Accumulator, accumulators_of
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
-from peerd.stage.parameters import flat_parameters, set_mean_parameters
+from peerd.stage.parameters import flat_parameters
 from peerd.stage.phase_spans import PhaseSpans
 from peerd.stage.results import HeldAverage, Ticket, TiedGradients
 from peerd.stage.spool import Spools
@@ -61,8 +61,7 @@ class StageState:
         offloads: bool = False,
         spools: Spools | None = None,
     ) -> None:
-        self._manifest = manifest
-        self._live = live
+        self._manifest, self._live = manifest, live
         self.num_microbatches, self.microbatch_size = manifest.train.microbatches_per_step, manifest.train.microbatch_size
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device, offloads)
@@ -159,6 +158,7 @@ class StageState:
                 sums.merge_all()
         self.record = all_merged(self.record)
         share = self.accumulator.copied()
+        self.holdings.fetch_drift()
         if self.round_length(roster) > len(share):
             share = torch.cat([share, flat_parameters(self.holdings.module, share.dtype)])
         self.round = roster
@@ -268,7 +268,7 @@ class StageState:
 
         def update() -> None:
             if train.averages_parameters_at(roster.step):
-                set_mean_parameters(self.holdings.module, flat_sum[length:], len(roster.entries))
+                self.holdings.average(flat_sum[length:], len(roster.entries))
             sums = accumulator.sums(flat_sum[:length], tied.values if tied else None)
             apply_sums(train, optimizer, roster.step, sums, num_microbatches, norm)
 

@@ -31,7 +31,7 @@ from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Pace
 from peerd.stage.jobs import StageJobs
-from peerd.stage.precision import run_module
+from peerd.stage.precision import run_module, set_products
 from peerd.stage.results import Ticket
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
@@ -186,7 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench device", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default auto)")
-    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--precision", default="float32", choices=("float32", "tf32", "bfloat16", "float16"))
     parser.add_argument("--codec", default="none", help="of activations and their gradients (default none)")
     parser.add_argument("--millions", type=float, default=10.0, metavar="P", help="parameters of the stage (default 10)")
     parser.add_argument("--layers", type=int, default=4, help="of the stage (default 4)")
@@ -207,6 +207,7 @@ def main() -> int:
 
 def measured(manifest: Manifest, device: torch.device, rounds: int, folder: Path) -> dict[str, object]:
     before, train = memory_of(device).held, manifest.train
+    set_products(train)
     stage = Stage(manifest, device)
     plain = Plain(stage)
     stage.microbatch(0)
@@ -224,7 +225,7 @@ def measured(manifest: Manifest, device: torch.device, rounds: int, folder: Path
     parts = parts_of(stage, rounds, statistics.median(ours), statistics.median(theirs), folder)
     peak = torch.get_device_module(device).max_memory_allocated(device) if has_own_memory(device) else 0
     flops = 3 * estimate_forward_flops(manifest, STAGE) / statistics.median(theirs)
-    best = measures.flops(device, torch.float32 if train.precision == "float32" else getattr(torch, train.precision))
+    best = measures.flops(device, getattr(torch, train.precision, torch.float32))
     tokens = train.microbatch_size * train.sequence_length
     num_parameters = sum(each.numel() for each in stage.state.holdings.module.parameters())
     stage.state.release()

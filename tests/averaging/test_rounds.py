@@ -159,6 +159,8 @@ async def test_parameters_that_drifted_apart_are_averaged_and_equal_ones_keep_th
     for member, train in zip(group.members.values(), rates, strict=True):
         member.state.holdings.optimizer = Optimizer(replace(MANIFEST, train=train), dict(member.state.holdings.module.named_parameters()))
         member.state.commit()
+        member.state.holdings.fetch_drift()
+        assert 0.05 < (member.state.holdings.drift or 0.0) < 1
     assert all(torch.equal(parameter, torch.full_like(parameter, mean)) for parameter in drifted)
     assert all(torch.equal(parameter, kept) for parameter in steady)
 

@@ -40,7 +40,8 @@ def test_a_whole_self_test_tells_each_part_and_leaves_nothing_on_the_device() ->
     assert [finding for finding in findings if finding.verdict is Verdict.PROBLEM] == []
     told = {finding.code for finding in findings}
     assert {f"codec {example}" for example in EXAMPLES} <= told
-    assert {"stage float32", "stage bfloat16", "stage float16", "memory", "speed", "copies"} <= told
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert {"attention", "stage float32", "stage tf32", "stage bfloat16", "stage float16", "memory", "speed", "copies", "heat"} <= told
     gc.collect()
     assert METERS[0].allocated == before
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peerd.checkup.doctor import examine
-from peerd.checkup.here import Order
+from peerd.checkup.here import Order, of_platform
 from peerd.config import paths
 from peerd.config.paths import Home
 from peerd.policy.swarm.checkup import Finding, Verdict, worst
@@ -42,6 +42,20 @@ def the(findings: list[Finding], code: str) -> Finding:
 def visits() -> set[Path]:
     """The doctor's homes, which go with it."""
     return set(Path(tempfile.gettempdir()).glob("peerd-doctor-*"))
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "machine", "told"),
+    [
+        ("linux", "Linux 6.6.87.2-microsoft-standard-WSL2", "x86_64", {"platform": "warning", "sleep": "ok", "spilled memory": "ok"}),
+        ("linux", "Linux 6.8.0", "x86_64", {"platform": "ok"}),
+        ("darwin", "Darwin 24.1.0", "arm64", {"platform": "ok", "sleep": "ok", "operators": "ok"}),
+        ("darwin", "Darwin 22.6.0", "x86_64", {"platform": "ok", "sleep": "ok"}),
+        ("win32", "Windows 11", "AMD64", {"platform": "problem"}),
+    ],
+)
+def test_what_matters_of_an_operating_system_is_told(system: str, release: str, machine: str, told: dict[str, str]) -> None:
+    assert {finding.code: str(finding.verdict) for finding in of_platform(system, release, machine)} == told
 
 
 def test_a_sound_machine_without_an_address_is_told_how_to_go_on(home: Home) -> None:

@@ -103,7 +103,14 @@ def status_reply(**changes: Any) -> StatusReply:
         "direct": {"port": 31338, "peers": 3, "local": 1, "why": ""},
         "reach": {"state": "direct", "reason": "2 of 2 peers reached port 31337", "relays": []},
         "relay": {"volunteers": False, "off": "this peer does not volunteer", "reservations": 0, "circuits": 0, "bytes": 0},
-        "update": {"learning_rate": 0.003, "gradient_norm": 2.5, "max_gradient_norm": 1.0, "loss_scale": None, "optimizer_bits": 32},
+        "update": {
+            "learning_rate": 0.003,
+            "gradient_norm": 2.5,
+            "max_gradient_norm": 1.0,
+            "loss_scale": None,
+            "optimizer_bits": 32,
+            "drift": 2e-7,
+        },
         "links": [
             {
                 "peer": OTHER,

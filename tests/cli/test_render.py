@@ -67,9 +67,9 @@ def test_status_says_that_a_stage_averages_in_groups_once_it_does(made: int, cap
 
 
 def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str]) -> None:
-    update = UpdateInfo(learning_rate=0.003, gradient_norm=None, max_gradient_norm=0.0, loss_scale=None, optimizer_bits=8)
+    update = UpdateInfo(learning_rate=0.003, gradient_norm=None, max_gradient_norm=0.0, loss_scale=None, optimizer_bits=8, drift=2e-7)
     print_status(status_reply(update=update))
-    assert "learning rate 0.003, moments in 8 bits" in capsys.readouterr().out
+    assert "parameters 2.0e-07 off the mates' mean when last averaged, moments in 8 bits" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("offloads", [False, True])
@@ -100,6 +100,15 @@ def test_peers_shows_every_stage_and_who_is_in_doubt(capsys: pytest.CaptureFixtu
     assert max(map(len, text.splitlines())) <= 80
     for word in ("demo: step 3 of 30, loss 3.2100 (evaluation 3.4000), 5.12K tokens/s", "suspect", "leaving", "nobody", "..xxxxxx11"):
         assert word in text
+
+
+def test_peers_names_unlike_devices_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply()
+    print_peers(reply)
+    assert "unlike" not in capsys.readouterr().out
+    reply["stages"][1]["peers"][0]["device"] = "Pretend GPU 1"
+    print_peers(reply)
+    assert "stage 1 computes on unlike devices: Pretend GPU 1, cpu" in " ".join(capsys.readouterr().out.split())
 
 
 def test_peers_says_how_many_more_serve_a_stage_of_a_large_swarm(capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         dropout=0.0 if model.has_own_dropout else draw(st.floats(0, 0.99)),
         average_parameters_every_steps=draw(st.integers(0, 1 << 40)) if not (delayed or lossy or tied) else 0,
         delayed_updates=delayed,
-        precision=draw(st.sampled_from(["float32", "bfloat16"] if lossy else ["float32", "bfloat16", "float16"])),
+        precision=draw(st.sampled_from(["float32", "tf32", "bfloat16"] if lossy else ["float32", "tf32", "bfloat16", "float16"])),
         loss_scale=2.0 ** draw(st.integers(0, 32)),
         no_decay=tuple(draw(st.lists(sources, max_size=3))),
         epsilon=draw(st.floats(1e-16, 1)),

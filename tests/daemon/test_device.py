@@ -10,8 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from peerd.daemon.device import memory_of, utilisation
+from peerd.checkup.device.kernels import attention_kernel
+from peerd.config.manifest import TrainConfig
+from peerd.daemon.device import lacks, memory_of, utilisation
+from peerd.stage.precision import set_products
+from tests.pretend.life import PRETEND
 
 CPU = torch.device("cpu")
 
@@ -31,6 +36,28 @@ def test_a_cpu_tells_how_busy_it_is() -> None:
 
 def test_a_device_that_does_not_tell_is_not_idle_but_unknown() -> None:
     assert utilisation(torch.device("mps")) is None
+
+
+def test_a_card_without_bfloat16_is_told_where_a_run_computes_in_it() -> None:
+    old = torch.device("pretend", 1)
+    assert lacks(old, "bfloat16") == "Pretend GPU 1 computes no bfloat16 by itself: torch imitates it, slowly"
+    assert lacks(old, "float16") == lacks(PRETEND, "bfloat16") == lacks(CPU, "bfloat16") == ""
+
+
+def test_products_are_in_tf32_only_where_a_run_says_so() -> None:
+    try:
+        set_products(TrainConfig(precision="tf32"))
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
+    finally:
+        set_products(TrainConfig())
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
+
+
+def test_the_kernel_of_attention_is_named() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        assert attention_kernel(CPU, torch.float32) == "plain"
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert attention_kernel(CPU, torch.float32) == "flash"
 
 
 SILENT_NVML = """

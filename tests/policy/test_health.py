@@ -59,6 +59,19 @@ def test_a_run_that_goes_on_has_nothing_to_tell() -> None:
     assert health(facts_of(ME, member("a", stage=1, step=5))) == []
 
 
+def test_unlike_devices_of_a_stage_are_named_where_the_run_lets_them_drift() -> None:
+    mine, mate, other = (
+        replace(ME, device="CPU"),
+        replace(member("b", step=5), device="RTX 3060"),
+        replace(member("a", stage=1, step=5), device="M1"),
+    )
+    assert codes(facts_of(mine, mate, other, lets_drift=True)) == ["unlike-devices"]
+    assert "CPU, RTX 3060" in health(facts_of(mine, mate, other, lets_drift=True))[0].title
+    assert codes(facts_of(mine, mate, other)) == []
+    assert codes(facts_of(mine, replace(mate, device=""), other, lets_drift=True)) == []
+    assert codes(facts_of(mine, replace(mate, device="CPU"), other, lets_drift=True)) == []
+
+
 def test_an_empty_stage_is_named_and_is_not_called_a_stall_too() -> None:
     facts = facts_of(ME, still_s=1e6)
     assert codes(facts) == ["stage-empty"]

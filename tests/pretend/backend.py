@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -27,6 +29,8 @@ def _index(device: Device) -> int:
 class Module:
     """`torch.pretend`, with those functions of `torch.cuda` that peerd uses."""
 
+    _present = 0
+
     def is_available(self) -> bool:
         return True
 
@@ -40,7 +44,7 @@ class Module:
         del seed
 
     def current_device(self) -> int:
-        return 0
+        return self._present
 
     def device_count(self) -> int:
         return NUM_DEVICES
@@ -51,8 +55,17 @@ class Module:
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
 
-    def is_bf16_supported(self) -> bool:
-        return True
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        """Device 1 is an old card."""
+        return including_emulation or self._present == 0
+
+    @contextlib.contextmanager
+    def device(self, device: Device) -> Iterator[None]:
+        before, self._present = self._present, _index(device)
+        try:
+            yield
+        finally:
+            self._present = before
 
     def mem_get_info(self, device: Device = None) -> tuple[int, int]:
         meter = METERS[_index(device)]

@@ -31,6 +31,7 @@ MOST_WAITS = 2
 STEPS = 2
 OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {},
+    "tf32": {"precision": "tf32"},
     "bfloat16": {"precision": "bfloat16"},
     "float16": {"precision": "float16", "loss_scale": 2.0**10},
     "float64 sums": {"accumulate": "float64"},

@@ -8,9 +8,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend
 from torch.optim.adamw import adamw
 
 Rows = list[list[float]]
+PLAIN = "plain"
+_KERNEL_NAMES = {
+    SDPBackend.MATH: PLAIN,
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION: "cudnn",
+}
 TOLERANCE = 2e-5
 """Largest difference, as a share of the largest value, that rounding in float32 explains."""
 
@@ -118,6 +126,16 @@ def integers(device: torch.device) -> Made:
 KERNELS: tuple[Callable[[torch.device], Made], ...] = (
     matrix_product, softmax, layer_norm, gelu, embedding, attention, cross_entropy, gradient, optimizer, integers,
 )  # fmt: skip
+
+
+def attention_kernel(device: torch.device, dtype: torch.dtype) -> str:
+    """The name of the kernel that torch chooses for causal attention with heads of 64 numbers; "unknown" where it does not tell."""
+    query = torch.zeros(1, 2, 128, 64, device=device, dtype=dtype)
+    try:
+        chosen = SDPBackend(torch._fused_sdp_choice(query, query, query, is_causal=True))
+    except (RuntimeError, NotImplementedError, ValueError, AttributeError):  # a device that has no such choice, or another torch
+        return "unknown"
+    return _KERNEL_NAMES.get(chosen, "unknown")
 
 
 def fault(kernel: Callable[[torch.device], Made], device: torch.device) -> str:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Iterator
 import torch
 
 from peerd.checkup.device import codecs, kernels, life, measures
-from peerd.daemon.device import choose_device, describe, give_back_memory, has_own_memory, memory_of
+from peerd.daemon.device import choose_device, describe, give_back_memory, has_own_memory, lacks, memory_of
 from peerd.errors import PeerdError
+from peerd.owner.sensors import gpu_temperature
 from peerd.policy.swarm.checkup import Finding, ok, problem, warning
+from peerd.stage.precision import set_products
 
 REMEDY = "update the driver and torch, rule out overclocking and faulty memory; until then use another --device"
 OF_PRECISION = "join runs of another precision, or use another --device; cards before NVIDIA's Ampere compute no bfloat16"
+HOT_DEGREES = 83.0
+"""Where NVIDIA's cards for gamers begin to slow down, in degrees Celsius."""
 MUCH_S = 60.0
 """A self-test that takes longer is of a device that is too slow to be of use."""
 
@@ -27,12 +31,14 @@ def examine(wanted: str) -> Iterator[Finding]:
         yield problem("device", error.message, error.remedy)
         return
     began_s, before = time.monotonic(), memory_of(device)
-    yield ok("device", f"{describe(device)} ({device}), torch {torch.__version__}, {platform.platform(terse=True)}")
+    yield ok("device", f"{describe(device)} ({device}), torch {torch.__version__}{_rocm()}, {platform.platform(terse=True)}")
     yield from _parts("codec", codecs.all_faults, device)
     yield from _parts("kernel", kernels.all_faults, device)
+    yield from _attention(device)
     yield from _lives(device)
     yield from _memory(device, before.held)
     yield from _speed(device)
+    yield from _heat(device)
     took_s = time.monotonic() - began_s
     if took_s > MUCH_S:
         yield warning("self-test", f"took {took_s:.0f} s", "this device may be too slow to be of use, or busy with other work")
@@ -50,9 +56,21 @@ def _parts(what: str, all_faults: Callable[[torch.device], dict[str, str]], devi
         yield problem(f"{what} {name}", fault, REMEDY) if fault else ok(f"{what} {name}", "right")
 
 
+def _attention(device: torch.device) -> Iterator[Finding]:
+    """The kernel that torch chooses for attention. The plain one holds the scores of all pairs of tokens, and so takes memory and time."""
+    lack = lacks(device, "bfloat16")
+    chosen = {name: kernels.attention_kernel(device, getattr(torch, name)) for name in ("float32", "bfloat16", "float16")}
+    told = ", ".join(f"{name} {kernel}" for name, kernel in chosen.items()) + (f"; {lack}" if lack else "")
+    if device.type == "cuda" and chosen["bfloat16" if not lack else "float16"] == kernels.PLAIN:
+        yield warning("attention", told, "this card has no fast kernel for attention: long sequences take much memory and time")
+    else:
+        yield ok("attention", told)
+
+
 def _lives(device: torch.device) -> Iterator[Finding]:
     """Each precision, on the device and in float32 on the processor."""
-    expected = life.live(life.manifest_of("float32"), torch.device("cpu"), keep_graph=False)
+    exact = life.manifest_of("float32")
+    expected = life.live(exact, torch.device("cpu"), keep_graph=False)
     for precision in life.TOLERANCES:
         code = f"stage {precision}"
         try:
@@ -60,6 +78,8 @@ def _lives(device: torch.device) -> Iterator[Finding]:
         except Exception as error:
             yield problem(code, f"fails: {_said(error)}", OF_PRECISION)
             continue
+        finally:
+            set_products(exact.train)
         fault = life.fault(found, expected, precision)
         last = f"loss {found.losses[-1]:.4f}, on the processor {expected.losses[-1]:.4f}, in {found.took_s:.1f} s"
         yield problem(code, fault, REMEDY) if fault else ok(code, last)
@@ -92,6 +112,22 @@ def _speed(device: torch.device) -> Iterator[Finding]:
         yield ok("copies", f"{there / 1e9:.3g} GB/s to the device, {back / 1e9:.3g} GB/s from it")
     except Exception as error:
         yield problem("speed", f"could not be measured: {_said(error)}", REMEDY)
+
+
+def _heat(device: torch.device) -> Iterator[Finding]:
+    degrees = gpu_temperature(device)
+    if degrees is None:
+        yield ok("heat", "this device does not tell its temperature")
+    elif degrees < HOT_DEGREES:
+        yield ok("heat", f"{degrees:.0f} degrees Celsius after this test")
+    else:
+        remedy = "`peerd limits --max-temperature` pauses a peer above a temperature, `--power` and `--duty` keep it below"
+        yield warning("heat", f"{degrees:.0f} degrees Celsius after this short test: it may slow itself down", remedy)
+
+
+def _rocm() -> str:
+    """AMD's GPUs have the names of NVIDIA's in torch; its version says which build it is."""
+    return f" for ROCm {torch.version.hip}" if torch.version.hip else ""
 
 
 def _said(error: Exception) -> str:

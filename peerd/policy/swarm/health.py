@@ -99,6 +99,8 @@ class Facts:
     has_met_others: bool = False
     """Whether there was another peer that has not said that it leaves."""
     complete: bool = False
+    lets_drift: bool = False
+    """Whether the run never averages parameters, so that what unlike devices round differently stays."""
     contradictory: frozenset[PeerId] = frozenset()
     """Peers that signed two different records under one version."""
     why_unaveraged: Callable[[PeerRecord], str] = _not_told
@@ -140,7 +142,7 @@ def _lacking(live: LiveView, num_stages: int) -> list[int]:
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
-    stage = [_dead_links(facts), _sidelined(facts), _contradictory(facts), _inexact(facts), _joining(facts)]
+    stage = [_dead_links(facts), _sidelined(facts), _contradictory(facts), _inexact(facts), _joining(facts), _unlike(facts)]
     found = [item for item in (*swarm, *stage, *_unaveraged(facts)) if item]
     return sorted(found, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
@@ -284,6 +286,18 @@ def _contradictory(facts: Facts) -> HealthNote | None:
     title = f"{found[0]}{more} signed two different records under one version, and counts for nothing for a while"
     remedy = "its home may have been copied and run twice; or its software is broken, or it lies"
     return HealthNote("contradictory", title, "warning", remedy)
+
+
+def _unlike(facts: Facts) -> HealthNote | None:
+    """Mates on unlike devices, whose parameters drift apart by rounding. A device without a name is unknown."""
+    kinds = sorted({record.device for record in facts.live.serving(facts.mine.stage) if record.device})
+    if len(kinds) < 2 or not facts.lets_drift:
+        return None
+    more = f" and {len(kinds) - MOST_TOLD} more" if len(kinds) > MOST_TOLD else ""
+    title = (
+        f"stage {facts.mine.stage} computes on unlike devices ({', '.join(kinds[:MOST_TOLD])}{more}), so its peers drift apart by rounding"
+    )
+    return HealthNote("unlike-devices", title, "info", "in a run with train.average_parameters_every_steps, averages take the drift back")
 
 
 def _inexact(facts: Facts) -> HealthNote | None:
