@@ -2,9 +2,10 @@
 
 `python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines
 on standard input are orders: `{"links": {...}}` changes the links, `{"address": NEW, "of": OLD}` gives a device one more address, and
-`{"rebind": ADDRESS}` makes the router at that address forget all flows. Packets wait for their uplink as in a modem, whose buffer takes a
-second; those that find it full are lost. Other packets are lost on ways that lose some, and at routers. Kernels pass up to 64 KB of TCP at
-once (segmentation offload), which keeps this cheap; such a packet is charged for the headers of all its segments, and lost as a whole.
+`{"rebind": ADDRESS}` makes the router at that address forget all flows. Packets wait for their uplink as in a modem, and for their downlink
+as in the one before it. Such a buffer takes a second, and packets that find it full are lost. Others are lost on ways that lose some, or at
+routers. Kernels pass up to 64 KB of TCP at once (segmentation offload), which keeps this cheap; such a packet is charged for the headers of
+all its segments, and lost as a whole.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ VNET_HEADER = struct.Struct("=BBHHHH")
 """virtio_net_hdr: flags, kind of segmentation, bytes of headers, bytes of a segment's payload, and two checksum fields."""
 IP_ADDRESSES, IP_DESTINATION = (slice(VNET_HEADER.size + begin, VNET_HEADER.size + 20) for begin in (12, 16))
 MAX_PACKET_BYTES = 70_000
-MODEM_S = 1.0
-"""The buffer of a modem before its uplink, in seconds of the uplink's rate: deep ones hold about as much."""
+BUFFER_S = 1.0
+"""The buffers before an uplink, in the modem, and before a downlink, in seconds of its rate: deep ones hold about as much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ class Switch:
             if receiver.nat is not None and not receiver.nat.inward(changed, VNET_HEADER.size):
                 return
             packet = bytes(changed)
-        if sender.rates.up and sender.up_until_s - now_s > MODEM_S:
+        if sender.rates.up and sender.up_until_s - now_s > BUFFER_S:
             return
         size = wire_bytes(packet)
         sender.up_until_s = max(sender.up_until_s, now_s) + wire_s(size, sender.rates.up)
@@ -188,6 +189,8 @@ class Switch:
         found = []
         while self.on_their_way and self.on_their_way[0][0] <= now_s:
             when_s, _, receiver, size, packet = heapq.heappop(self.on_their_way)
+            if size and receiver.down_until_s - when_s > BUFFER_S:
+                continue  # lost: a buffer without end would hold up all else for as long as senders like
             if size:  # store and forward does not slow a single flow
                 receiver.down_until_s = max(receiver.down_until_s + wire_s(size, receiver.rates.down), when_s)
                 if receiver.down_until_s > when_s:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.benchmarks._namespaces import Network
-from scripts.benchmarks._switch import MODEM_S, VNET_HEADER, Links, Port, Rates, Switch, Way, wire_s
+from scripts.benchmarks._switch import BUFFER_S, VNET_HEADER, Links, Port, Rates, Switch, Way, wire_s
 
 HOSTS = ("10.99.0.1", "10.99.0.2", "10.99.0.3")
 ONE, TWO, THREE = HOSTS
@@ -71,7 +71,7 @@ def test_a_connection_sends_at_one_rate_and_receives_at_another() -> None:
 
 def test_a_full_modem_loses_packets_and_takes_some_again_once_it_has_sent_some() -> None:
     switch = switch_of(Links(mbit_per_s=1, round_trip_ms=0))
-    fits = int(MODEM_S / wire_s(KILOBYTE, 1)) + 1
+    fits = int(BUFFER_S / wire_s(KILOBYTE, 1)) + 1
     for number in range(2 * fits):
         send(switch, ONE, TWO, number)
     assert len(switch.on_their_way) == fits
@@ -81,6 +81,16 @@ def test_a_full_modem_loses_packets_and_takes_some_again_once_it_has_sent_some()
     for number in range(2 * fits):
         send(fast, ONE, TWO, number)
     assert len(fast.on_their_way) == 2 * fits
+
+
+def test_a_full_downlink_loses_packets_so_that_none_waits_for_much_longer_than_a_second() -> None:
+    switch = switch_of(Links(mbit_per_s=0, round_trip_ms=0, rates={TWO: Rates(up=1, down=1)}))
+    fits = int(BUFFER_S / wire_s(KILOBYTE, 1)) + 1
+    for number in range(2 * fits):
+        send(switch, ONE, TWO, number)
+    came = times_s(switch)
+    assert len(came) == pytest.approx(fits, abs=1)
+    assert came[-1] == pytest.approx(BUFFER_S + wire_s(KILOBYTE, 1), abs=wire_s(KILOBYTE, 1))
 
 
 def test_two_senders_share_the_downlink_of_a_third() -> None:
