@@ -18,9 +18,10 @@ def main(arguments: list[str]) -> int:
 
     A pass that is under way then may take minutes, and nothing but the end of the process can end it. Nobody needs its result.
     """
+    others = set(threading.enumerate())
     code = exit_code_of(lambda: _run(arguments))
     until_s = time.monotonic() + LAST_JOBS_S
-    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread() and not thread.daemon]
+    threads = [thread for thread in threading.enumerate() if thread not in others and not thread.daemon]
     for thread in threads:
         thread.join(max(0.0, until_s - time.monotonic()))
     if any(thread.is_alive() for thread in threads):

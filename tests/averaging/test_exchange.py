@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 
 import pytest
 import torch
@@ -46,9 +47,16 @@ async def sum_of(reducer: int, number: int, codec: str, executor: Executor) -> F
     return found
 
 
-@pytest.mark.parametrize("codec", ["none", "int8"])
-async def test_a_part_for_a_mate_stays_as_it_was_signed_while_its_sum_is_written_over_it(codec: str) -> None:
+@pytest.fixture
+async def executor() -> AsyncIterator[Executor]:
     executor = Executor("sums")
+    yield executor
+    executor.close()
+    await executor.ended()
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+async def test_a_part_for_a_mate_stays_as_it_was_signed_while_its_sum_is_written_over_it(executor: Executor, codec: str) -> None:
     exchange = exchange_of(0, codec, executor)
     carried = await exchange.frame(1, 0, 0, 1, is_carried=True)
     assert carried is not None
@@ -57,9 +65,8 @@ async def test_a_part_for_a_mate_stays_as_it_was_signed_while_its_sum_is_written
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])
-async def test_a_part_is_not_sent_once_its_sum_is_written_although_nobody_has_been_told_yet(codec: str) -> None:
+async def test_a_part_is_not_sent_once_its_sum_is_written_although_nobody_has_been_told_yet(executor: Executor, codec: str) -> None:
     """The executor writes the sum between the choice of the chunk and its encoding; the event loop hears of that later."""
-    executor = Executor("sums")
     exchange, told = exchange_of(0, codec, executor), await sum_of(1, 0, codec, executor)
     writing = asyncio.ensure_future(exchange.take(told))
     await asyncio.sleep(0)
@@ -72,8 +79,7 @@ async def test_a_part_is_not_sent_once_its_sum_is_written_although_nobody_has_be
     await exchange_of(2, codec, executor).check_signature(later)
 
 
-async def test_a_round_that_ends_while_a_part_is_encoded_is_no_bug() -> None:
-    executor = Executor("sums")
+async def test_a_round_that_ends_while_a_part_is_encoded_is_no_bug(executor: Executor) -> None:
     exchange = exchange_of(0, "int8", executor)
     with capture_logs() as logs:
         asking = asyncio.ensure_future(exchange.frame(1, 0, 0, 1))
