@@ -129,11 +129,10 @@ class Exchange:
         """
         self._check_open()
         bare = Frame(slice_number, author, number, to)
-        if author == slice_number:
+        if bare.is_sum:
             frame = replace(bare, chunks=self._sum_chunk(slice_number, number))
-            signature = self._signed.get((slice_number, author, number))
-            if signature is not None or self.layout.num_members < 3:
-                return replace(frame, signature=signature or b"")
+            if self.layout.num_members < 3 or (slice_number, author, number) in self._signed:
+                return self._with_signature(frame)
             return await self._executor.run(Priority.CONTROL, lambda: self._with_signature(frame))
         if self.layout.num_members < 3 and not self._compression.allowed.is_lossy:
             return replace(bare, chunks=self._part_for(slice_number, number))
@@ -150,7 +149,7 @@ class Exchange:
     def _part_frame(self, bare: Frame, is_carried: bool) -> Frame | None:
         """Fill in a chunk of this member's part, as it is sent. Run by the executor, as are the writes of sums.
 
-        It raises nothing where the round has ended meanwhile: nobody waits for the result then, so an error would count as a bug.
+        None also where the round has ended meanwhile: its tensors may be gone.
         """
         if self.is_over or bare.number < self._written[bare.slice]:
             return None
@@ -164,7 +163,7 @@ class Exchange:
         return self._with_signature(replace(bare, chunks=chunks))
 
     def _with_signature(self, frame: Frame) -> Frame:
-        """Sign a chunk of this member, where a mate could carry it."""
+        """Add its author's signature to a chunk, where a mate could carry it."""
         if self.layout.num_members < 3:
             return frame
         place = frame.slice, frame.author, frame.number

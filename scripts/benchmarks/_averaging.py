@@ -261,7 +261,8 @@ def try_scenario(scenario: Scenario, megabytes: float, num_steps: int) -> Row:
 def tell_why(daemons: Sequence[DemoDaemon]) -> None:
     """Print what the logs tell of rounds that gave no average, and of bugs."""
     lines = (line for daemon in daemons for line in os.pread(daemon.log.fileno(), daemon.log_bytes(), 0).decode().splitlines())
-    for line in sorted((line for line in lines if '"round closed"' in line or '"level": "error"' in line), key=lambda line: line[-40:]):
+    told = [line for line in lines if '"round closed"' in line or '"level": "error"' in line]
+    for line in sorted(told, key=lambda line: str(json.loads(line)["timestamp"])):
         progress(line)
 
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,18 @@ def test_a_damaged_state_file_is_told(home: Home, refuse: Refuse, content: str) 
 def test_a_damaged_identity_is_told(home: Home, refuse: Refuse, content: bytes) -> None:
     home.identity.write_bytes(content)
     refuse(joining(home), ExitCode.SIGNATURE, "is not an identity key; move it away")
+
+
+def test_a_refusal_ends_no_process_for_a_thread_that_was_there_before(home: Home, refuse: Refuse) -> None:
+    ends = threading.Event()
+    other = threading.Thread(target=ends.wait)
+    other.start()
+    try:
+        home.state.write_text("{")
+        refuse(joining(home), ExitCode.DISK, "is damaged; delete it")
+    finally:
+        ends.set()
+        other.join()
 
 
 @pytest.mark.parametrize("device", ["cuda:77", "tpu", "meta", "mps:3"])

@@ -163,9 +163,10 @@ def stages_missing(live: LiveView, num_stages: int, step: int, num_microbatches:
 
 
 def _is_in_round(members: Collection[PeerRecord]) -> bool:
-    """Whether most members of a stage are in a round. Its roster has every microbatch, also of a member that is out of sight.
+    """Whether most members of a stage are in rounds. Their rosters have what members that are out of sight hold, too.
 
-    The word of one member is not enough: it would keep its stage from all that is missing for as long as it likes.
+    In a stage of groups, what a group lacks whose round broke waits for the rounds of the others. The word of one member is not enough: it
+    would keep its stage from all that is missing for as long as it likes.
     """
     return 2 * sum(record.phase is Phase.AVERAGING for record in members) > len(members)
 
