@@ -19,12 +19,12 @@ from peerd.policy.step.roster import (
     RosterEntry,
     compose,
     cut_links,
-    dead_links,
     entry_of,
     leader_of,
     lineage_after,
     lineage_skipped,
     turns,
+    unreached_mates,
     whom_to_void,
     why_inexact,
     why_never,
@@ -197,7 +197,7 @@ def test_hole_22_a_member_that_can_call_all_others_leads_and_dead_links_are_know
         assert roster.leader == leader
         assert roster.peers == tuple(names), "all of them reduce, whoever calls whom"
     one, other = member("p1", unreached=(PeerId("p2"),)), member("p2", unreached=(PeerId("p1"),))
-    assert dead_links(view_of(one, other), 0) == (("p1", "p2"), ("p2", "p1"))
+    assert unreached_mates(view_of(one, other), 0) == {"p1": {"p2": None}, "p2": {"p1": None}}
     assert cut_links(view_of(one, other), 0) == (("p1", "p2"), ("p2", "p1"))
     assert cut_links(view_of(one, replace(other, unreached=())), 0) == (), "one end alone proves nothing"
 

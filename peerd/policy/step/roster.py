@@ -148,17 +148,17 @@ def leader_of(members: Sequence[PeerRecord]) -> PeerId | None:
     return next(iter(turns(members)), None)
 
 
-def dead_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
-    """Pairs of live peers of a stage, of which the first cannot call the second."""
-    stage_records = live.of_stage(stage)
-    names = {record.peer for record in stage_records}
-    return tuple([(m.peer, peer) for m in stage_records for peer in m.unreached if peer in names and peer != m.peer])
+def unreached_mates(live: LiveView, stage: int) -> dict[PeerId, dict[PeerId, None]]:
+    """By live peer of a stage: the other live ones of it that it cannot call, in the order of its record."""
+    records = live.of_stage(stage)
+    names = {record.peer for record in records}
+    return {m.peer: dict.fromkeys([peer for peer in m.unreached if peer in names and peer != m.peer]) for m in records if m.unreached}
 
 
 def cut_links(live: LiveView, stage: int) -> tuple[tuple[PeerId, PeerId], ...]:
     """Pairs of live peers of a stage of which neither can call the other, as both say, in both orders."""
-    dead = dict.fromkeys(dead_links(live, stage))
-    return tuple(pair for pair in dead if pair[::-1] in dead)
+    away = unreached_mates(live, stage)
+    return tuple([(one, other) for one, others in away.items() for other in others if one in away.get(other, ())])
 
 
 def compose(

@@ -9,7 +9,7 @@ from peerd.errors import PeerdError
 from peerd.policy.step.contributions import UNAVERAGED_STEPS
 from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
 from peerd.policy.step.ledger import full, held, stage_step
-from peerd.policy.step.roster import dead_links
+from peerd.policy.step.roster import unreached_mates
 from peerd.policy.swarm.checkup import files_needed, too_few_files
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -229,9 +229,9 @@ def _what_lacks(facts: Facts) -> str:
 
 def _dead_links(facts: Facts) -> HealthNote | None:
     """Mates of this peer's stage that live and of which one cannot call the other: hole 22 (one way to a mate)."""
-    links = dict.fromkeys(dead_links(facts.live, facts.mine.stage))
-    one_way = [link for link in links if link[::-1] not in links]
-    both = [link for link in links if link[0] < link[1] and link[::-1] in links] if len(one_way) < len(links) else []
+    away = unreached_mates(facts.live, facts.mine.stage)
+    both = [(one, other) for one, others in away.items() for other in others if one < other and one in away.get(other, ())]
+    one_way = [(one, other) for one, others in away.items() for other in others if one not in away.get(other, ())]
     told = [f"{one} and {other} cannot call each other" for one, other in both[:MOST_LINKS_TOLD]]
     told += [f"{one} cannot call {other}, which can call it" for one, other in one_way[:MOST_LINKS_TOLD]]
     if not told:
