@@ -379,8 +379,10 @@ async def take(callee: Callee, average_id: AverageId, *, caller: str) -> Any:
 async def open_round(callee: Callee) -> Roster:
     """The callee joins; nobody ever answers its own calls."""
     roster = await whole_roster(callee)
-    joined, reason, *_ = await AveragingClient(callee.links(), RUN).propose(callee.caller.peer, roster, PATIENCE_S)
-    assert joined, reason
+    client = AveragingClient(callee.links(), RUN)
+    while (answer := await client.propose(callee.caller.peer, roster, PATIENCE_S)).preparing:
+        pass  # as leaders do
+    assert answer.joined, answer.reason
     return roster
 
 
