@@ -257,6 +257,14 @@ def line_of(peer: PeerInfo) -> str:
     return f"{mbit(up)}/{mbit(down)}" if up or down else ""
 
 
+def round_trip_of(peer: PeerInfo) -> str:
+    """The round trip to a peer in milliseconds, in three characters, from a second on in seconds; empty if nothing is known."""
+    milliseconds = 1e3 * (peer.get("round_trip_s") or 0.0)  # absent from older daemons
+    if milliseconds >= 999.5:
+        return f"{milliseconds / 1e3:.0f}s"
+    return f"{milliseconds:.1f}" if 0 < milliseconds < 9.95 else f"{milliseconds:.0f}" if milliseconds else ""
+
+
 def _line_row(peer: PeerInfo) -> list[tuple[str, str]]:
     return [("line", f"{line_of(peer)} Mbit/s up/down, as measured while tensors passed")] if line_of(peer) else []
 
@@ -305,6 +313,8 @@ def print_peers(reply: PeersReply) -> None:
     legend = [text for mark, text in _MARKS.items() if any(_mark(peer) == mark for stage in reply["stages"] for peer in stage["peers"])]
     if any(line_of(peer) for stage in reply["stages"] for peer in stage["peers"]):
         legend.append("up/dn in Mbit/s")
+    if any(round_trip_of(peer) for stage in reply["stages"] for peer in stage["peers"]):
+        legend.append("ms: round trip from here")
     if legend:
         out.print(Text(", ".join(legend), style="dim"))
     for stage in reply["stages"]:
@@ -329,14 +339,16 @@ def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> T
     """A table of stages and their peers. `labels` are short names of peers, by id."""
     shows_path = any("path" in peer for stage in reply["stages"] for peer in stage["peers"])  # a visitor sends no tensors, so it has none
     shows_line = any(line_of(peer) for stage in reply["stages"] for peer in stage["peers"])
-    table = empty_table(0 if shows_path or shows_line else 1)
-    more = [*["path"] * shows_path, "up/dn" if shows_line else "device"]  # 80 columns have room for one of the two
+    shows_ms = any(round_trip_of(peer) for stage in reply["stages"] for peer in stage["peers"])
+    table = empty_table(0 if shows_path or shows_line or shows_ms else 1)
+    more = [*["ms"] * shows_ms, *["path"] * shows_path, "up/dn" if shows_line else "device"]  # 80 columns have room for one of the two
     speed = "smpl/s" if shows_path and shows_line else "samples/s"
-    for heading in ("stage", "missing", "peer", "step", "phase", "holds", "queue", speed, *more):
+    missing = "miss" if shows_ms and shows_path and shows_line else "missing"
+    for heading in ("stage", missing, "peer", "step", "phase", "holds", "queue", speed, *more):
         justify: Literal["left", "right"] = "left" if heading in ("peer", "phase", "device", "path") else "right"
         table.add_column(heading, justify=justify, no_wrap=True, min_width={"step": 5, "phase": 12}.get(heading))
     for stage in reply["stages"]:
-        _add_stage(table, stage, labels or {}, shows_path=shows_path, shows_line=shows_line)
+        _add_stage(table, stage, labels or {}, shows=(shows_ms, shows_path, shows_line))
     return table
 
 
@@ -352,7 +364,9 @@ def _mark(peer: PeerInfo) -> str:
     return {"relayed": "~", "client": "!"}.get(peer.get("reach", ""), "")
 
 
-def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str], *, shows_path: bool, shows_line: bool) -> None:
+def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str], shows: tuple[bool, bool, bool]) -> None:
+    """`shows`: whether there are columns for round trip, path and line."""
+    shows_ms, shows_path, shows_line = shows
     number, missing = str(stage["stage"]), str(stage["missing"])
     if not stage["peers"]:
         table.add_row(number, missing, Text("nobody", style="red"))
@@ -366,6 +380,7 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str], *, sho
             held_by(peer),
             str(peer["queue"]),
             amount(peer["throughput"]),
+            *[round_trip_of(peer)] * shows_ms,
             *[plain(peer.get("path", ""), 6)] * shows_path,
             line_of(peer) if shows_line else plain(peer["device"], 6),
         )

@@ -84,9 +84,11 @@ class PeerInfo(TypedDict):
     unaveraged: int  # steps in a row in which it had work and its gradients were in no average
     up: int  # bytes per second of its uplink, measured by itself while tensors passed; 0: unknown
     down: int  # the same of its downlink
+    coordinate: NotRequired[list[float] | None]  # x, y and height in seconds of round trip, and the share that they are off; None: unknown
     age_s: float  # since its last new record
     still_s: NotRequired[float]  # since its step, phase or ledger last changed, as this daemon has seen it; 0 for a visitor
     microbatch_s: NotRequired[float]  # computing time of a microbatch; 0: not known yet
+    round_trip_s: NotRequired[float | None]  # from this daemon, as measured or else by both coordinates; None: not known; absent for itself
     path: NotRequired[str]  # how this daemon sends it tensors: local, direct, tunnel or relay; absent for the daemon itself
 
 

@@ -67,7 +67,13 @@ class Answers:
         self._governor = peer.governor
         self._started_s = time.monotonic()
         self._dashboard_address = dashboard_address
-        self._table = TableReport(peer.place.signed, peer.membership, peer.network.path_to, lambda other: peer.notes.still_s(other))
+        self._table = TableReport(
+            peer.place.signed,
+            peer.membership,
+            peer.network.path_to,
+            lambda other: peer.notes.still_s(other),
+            peer.gossip.position.round_trip_s,
+        )
 
     def verbs(self) -> dict[str, Verb]:
         return {

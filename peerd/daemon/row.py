@@ -58,6 +58,7 @@ class Row(OwnRow):
             unaveraged=seat.unaveraged,
             up=up,
             down=down,
+            coordinate=peer.gossip.position.coordinate,
         )
 
     def fenced(self, reason: str) -> None:

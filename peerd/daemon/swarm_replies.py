@@ -9,6 +9,7 @@ from peerd.control.protocol import SCHEMA, EvaluationInfo, LineInfo, PeerInfo, R
 from peerd.link.traffic import Traffic
 from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
+from peerd.policy.swarm.coordinates import seconds_of
 from peerd.policy.swarm.health import unaveraged_for
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -16,7 +17,7 @@ from peerd.swarm.signed import SignedManifest
 from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
-ROW = [name for name in PeerInfo.__annotations__ if name != "path"]
+ROW = [name for name in PeerInfo.__annotations__ if name not in ("path", "round_trip_s")]
 """The fields told of a peer: those of its record with these names, and values derived from the record and the view."""
 
 
@@ -38,6 +39,10 @@ def path_unknown(_peer: PeerId) -> str:
     return ""
 
 
+def never_asked(_record: PeerRecord) -> None:
+    return None
+
+
 def not_watched(_peer: PeerId) -> float:
     return 0.0
 
@@ -51,12 +56,14 @@ class TableReport:
         membership: Membership,
         path_to: Callable[[PeerId], str] = path_unknown,
         still_s: Callable[[PeerId], float] = not_watched,
+        round_trip_s: Callable[[PeerRecord], float | None] = never_asked,
     ) -> None:
         """`path_to` returns how tensors travel to a peer, `still_s` for how long its work has looked the same, s."""
         self._signed = signed
         self._membership = membership
         self._path_to = path_to
         self._still_s = still_s
+        self._round_trip_s = round_trip_s
 
     def run(self) -> RunInfo:
         manifest = self._signed.manifest
@@ -104,14 +111,17 @@ class TableReport:
             "next_done": record.next_done.bit_count(),
             "inexact": record.lineage.inexact,
             "addresses": list(record.addresses),
+            "coordinate": seconds_of(record.coordinate) if record.coordinate is not None else None,
             "reach": record.reach.name.lower(),
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
             "still_s": self._still_s(record.peer),
             "microbatch_s": self._signed.manifest.train.microbatch_size / record.throughput if record.throughput > 0 else 0.0,
         }
         row = {name: derived[name] if name in derived else getattr(record, name) for name in ROW}
-        path = self._path_to(record.peer) if record.peer != self._membership.me else ""
-        return cast("PeerInfo", row | {"path": path} if path else row)
+        if record.peer != self._membership.me:
+            row |= {"round_trip_s": self._round_trip_s(record)}
+            row |= {"path": path} if (path := self._path_to(record.peer)) else {}
+        return cast("PeerInfo", row)
 
     def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:
         """Return a stage with its live and suspected peers. `missing` is 0 unless the stage works on the step."""

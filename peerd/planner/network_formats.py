@@ -16,6 +16,7 @@ from typing import Any
 
 from peerd.planner.dtfm import StudySizes
 from peerd.planner.network import TYPICAL_FLOPS, PeerSpec, Topology
+from peerd.policy.swarm.coordinates import coordinate_of, predicted_s
 
 BYTES_PER_MBIT, BYTES_PER_GBIT = 125e3, 125e6
 ACCESS_DELAY_S = 0.005
@@ -48,7 +49,10 @@ def read_network(text: str) -> tuple[Topology, StudySizes]:
 
 
 def swarm_network(reply: Mapping[str, Any], microbatch_size: int) -> Topology:
-    """The peers of a running swarm, as `peerd peers --json` lists them: lines that nobody measured count as unlimited."""
+    """The peers of a running swarm, as `peerd peers --json` lists them: lines that nobody measured count as unlimited.
+
+    Delays follow from the coordinates, within the round trips that the asked daemon has measured.
+    """
     found = [peer for stage in reply["stages"] for peer in stage["peers"] if not peer["leaving"]]
     peers = tuple(
         PeerSpec(
@@ -61,8 +65,16 @@ def swarm_network(reply: Mapping[str, Any], microbatch_size: int) -> Topology:
         )
         for peer in found
     )
-    count = range(len(peers))
-    return Topology(peers, tuple(tuple(UNKNOWN_DELAY_S * (a != b) for b in count) for a in count), ((math.inf,) * len(peers),) * len(peers))
+    delays = tuple(tuple(0.0 if a is b else _foretold_delay_s(a, b) for b in found) for a in found)
+    return Topology(peers, delays, ((math.inf,) * len(peers),) * len(peers))
+
+
+def _foretold_delay_s(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """One way between two peers of a swarm."""
+    if not one.get("coordinate") or not other.get("coordinate"):
+        return UNKNOWN_DELAY_S
+    here, there = (coordinate_of(peer["coordinate"]) for peer in (one, other))
+    return predicted_s(here, there, one.get("round_trip_s", 0.0), other.get("round_trip_s", 0.0)) / 2
 
 
 def _from_matrices(document: Mapping[str, Any]) -> tuple[Topology, StudySizes]:

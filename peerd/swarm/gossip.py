@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Collection, Sequence
 
 from peerd.background import keep, start
 from peerd.errors import BadMessageError, RemoteError
 from peerd.link.links import with_time_for
 from peerd.policy.step.roster import leader_of
+from peerd.policy.swarm.coordinates import NetworkPosition
 from peerd.policy.swarm.reaching import cut_off
 from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
@@ -69,6 +71,8 @@ class Gossip:
         self._liveness = liveness
         self._period_s = period_s
         self._stages = range(num_stages)
+        self.position = NetworkPosition(membership.me)
+        """Where this peer is in the network, by the answers to its news and questions."""
         self._partners: list[PeerId] = []
         self._announced_s = float("-inf")
         self._stored_s = float("-inf")
@@ -236,8 +240,10 @@ class Gossip:
         if peer is None:
             return
         try:
-            known = self._membership.news.tags(clock_s())
-            await self._membership.absorb_quietly(await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S), peer)
+            asked_s, known = time.monotonic(), self._membership.news.tags(clock_s())
+            news = await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S)
+            self._answered(peer, asked_s)
+            await self._membership.absorb_quietly(news, peer)
             self._membership.reached(peer)
         except BadMessageError:
             return
@@ -333,15 +339,23 @@ class Gossip:
             self._send_to(peer, MOST_ON_THEIR_WAY)
 
     async def _send(self, peer: PeerId) -> None:
-        own = self._membership.raws.get(self._membership.me)
+        own, asked_s = self._membership.raws.get(self._membership.me), time.monotonic()
         try:
-            self._membership.absorb(await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S), peer)
+            told = await self._client.tell(peer, [own.raw] if own is not None else [], PUSH_TIMEOUT_S)
+            self._answered(peer, asked_s)
+            self._membership.absorb(told, peer)
             self._membership.reached(peer)
         except BadMessageError:
             return  # counted where it was refused; the peer's next message may be sound
         except RemoteError:
             self._stale.discard(peer)
             self._liveness.report_failure(peer)
+
+    def _answered(self, peer: PeerId, asked_s: float) -> None:
+        """Count the round trip of a question that has just been answered."""
+        record = self._membership.find(peer)
+        if record is not None:
+            self.position.answered(peer, time.monotonic() - asked_s, record.coordinate)
 
     async def _tell(self, peer: PeerId, raws: Sequence[RawRecord]) -> None:
         with contextlib.suppress(RemoteError):  # others tell it as well

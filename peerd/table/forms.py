@@ -39,6 +39,17 @@ def count(most: int = MAX_COUNT, least: int = 0) -> Form:
     return Form(read_raised if least else read)
 
 
+def whole(most: int) -> Form:
+    """A number between -`most` and `most`."""
+
+    def read(value: Any) -> int:
+        if type(value) is not int or not -most <= value <= most:
+            raise ValueError(f"not a number between {-most} and {most}")
+        return value
+
+    return Form(read)
+
+
 def real(most: float) -> Form:
     """A finite number between 0 and `most`."""
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, Any, NewType
 
-from peerd.table.forms import FLAG, LEDGER, NORM, count, many, one_of, optional, raw, real, row, text
+from peerd.table.forms import FLAG, LEDGER, NORM, count, many, one_of, optional, raw, real, row, text, whole
 
 MAX_PEERS = 1 << 20
 MAX_STAGES = 4096
@@ -18,6 +18,8 @@ MAX_THROUGHPUT = 1e9
 """Samples per second of one peer."""
 MAX_RATE = 1 << 40
 """Bytes per second of a line."""
+MAX_OFFSET, MAX_HEIGHT, MAX_ERROR = (1 << 15) - 1, (1 << 16) - 1, 2000
+"""Of a coordinate, in its units."""
 MAX_LOSS = 1e30
 """Nats per token. A run that diverges may come near it."""
 MAX_ASIDES = 3
@@ -156,6 +158,22 @@ class TiedSum:
 TIED_SUM = row(TiedSum, STEP, AVERAGE)
 
 
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """Where a peer is in the network: the round trip between two peers is the distance of their points plus both heights.
+
+    `x`, `y` and `height` are in tenths of a millisecond; the height is what the access line adds. `error` is in thousandths.
+    """
+
+    x: int
+    y: int
+    height: int
+    error: int
+
+
+COORDINATE = row(Coordinate, whole(MAX_OFFSET), whole(MAX_OFFSET), count(MAX_HEIGHT), count(MAX_ERROR))
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Evaluation:
     """The mean loss, nats per token, on the evaluation tokens with the parameters that `step` updates lie behind."""
@@ -225,6 +243,8 @@ class Vitals:
     """The same of its downlink."""
     unaveraged: Annotated[int, 38, count(MAX_STEP)] = 0
     """In how many steps in a row it had work, and its gradients were in no average (policy/step/contributions.py)."""
+    coordinate: Annotated[Coordinate | None, 40, optional(COORDINATE)] = None
+    """Where the peer is in the network, by the round trips that it has measured (policy/swarm/coordinates.py). None: not known yet."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

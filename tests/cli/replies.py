@@ -59,6 +59,7 @@ def peer_info(**changes: Any) -> PeerInfo:
         "unaveraged": 0,
         "up": 0,
         "down": 0,
+        "coordinate": None,
         "age_s": 0.4,
     }
     return cast("PeerInfo", {**fields, **changes})

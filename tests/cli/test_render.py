@@ -160,6 +160,20 @@ def test_peers_and_status_show_what_lines_carry_where_that_is_known(capsys: pyte
     assert "20/88 Mbit/s up/down" in capsys.readouterr().out
 
 
+def test_peers_shows_round_trips_where_they_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=4)
+    for peer, took_s in zip(reply["stages"][0]["peers"], (None, 0.0004, 0.0123, 9.9), strict=True):
+        peer["round_trip_s"] = took_s
+        peer["up"], peer["down"], peer["path"], peer["done"], peer["throughput"] = 1 << 40, 1 << 40, "tunnel", 8192, 99999.0
+    print_peers(reply)
+    lines = lines_of(capsys)
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "up/dn in Mbit/s, ms: round trip from here"
+    assert [line.split()[-3] for line in lines[-4:-1]] == ["0.4", "12", "10s"]
+    print_peers(peers_reply(num_stages=1, peers_per_stage=1))
+    assert " ms" not in capsys.readouterr().out
+
+
 def test_status_says_how_others_reach_this_machine_and_what_it_relays(capsys: pytest.CaptureFixture[str]) -> None:
     print_status(status_reply())
     out = capsys.readouterr().out

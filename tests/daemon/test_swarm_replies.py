@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from typing import get_type_hints
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.control.protocol import PeerInfo
@@ -14,7 +15,7 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_manifest
-from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary, Suspicion
+from peerd.table.record import Coordinate, PeerId, PeerRecord, Phase, StageSummary, Suspicion
 from tests.tiny_run import tiny_manifest
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
@@ -35,9 +36,11 @@ def record(name: str, stage: int, **fields: object) -> PeerRecord:
 
 
 def test_a_row_has_a_value_of_the_declared_type_for_each_of_its_names() -> None:
-    row = report_of().peer(record("a", 0, last_loss=1.5, throughput=2.5))
+    row = report_of().peer(record("a", 0, last_loss=1.5, throughput=2.5, coordinate=Coordinate(100, -200, 30, 50)))
     for name, kind in get_type_hints(PeerInfo).items():
-        if name != "path":
+        if name == "coordinate":
+            assert row["coordinate"] == pytest.approx([0.01, -0.02, 0.003, 0.05])
+        elif name not in ("path", "round_trip_s"):
             assert isinstance(row[name], list if name == "addresses" else kind), name  # type: ignore[literal-required]
 
 

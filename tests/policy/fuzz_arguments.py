@@ -22,6 +22,7 @@ from peerd.policy.step.sidelining import Sidelining
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.swarm.checkup import Dialled
 from peerd.policy.swarm.clocks import ClockOffset
+from peerd.policy.swarm.coordinates import NetworkPosition
 from peerd.policy.swarm.health import Facts, advance
 from peerd.policy.swarm.pace import still_since
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
@@ -145,6 +146,13 @@ def _router(world: World) -> Router:
     return router
 
 
+def _position(world: World) -> NetworkPosition:
+    position = NetworkPosition(world.live.me)
+    for _ in range(world.random.randrange(80)):
+        position.answered(world.some_peer(), world.random.choice((5e-324, 1e-3, 0.1, 10.0)), world.maybe(world.coordinate))
+    return position
+
+
 def _report(world: World) -> Report:
     rows = world.many(lambda: Tally(peer=world.peer(), steps=world.count(), microbatches=world.count(), tokens=world.count()))
     first, last, steps = world.count(), world.count(), world.count()
@@ -177,6 +185,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Situation: _situation,
     Reload: lambda w: Reload("", w.peer(), w.some_step()),
     Router: _router,
+    NetworkPosition: _position,
     News: _news,
     Followers: _followers,
     Takeover: _takeover,
@@ -296,6 +305,9 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "offsets": lambda w: [ClockOffset(w.peer(), w.real(1e300) - w.real(1e300), w.real(10.0)) for _ in range(w.random.randint(1, 5))],
     "answers": lambda w: [Dialled(w.peer(), w.random.choice(("", "1.2.3.4")), w.random.choice((None, True, False))) for _ in range(5)],
     "port": lambda w: w.random.randrange(65536),
+    "round_trip_s": lambda w: w.random.choice((-1.0, 0.0, 5e-324, 0.1, 1e308, math.inf, math.nan)),
+    **dict.fromkeys(("coordinate", "one"), lambda w: w.maybe(w.coordinate)),
+    ("one", "PeerRecord"): lambda w: w.random.choice(w.records),
     "limits": lambda _w: Limits(),
     **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
     **dict.fromkeys(("in_group", "in_groups"), lambda w: w.random.random() < 0.5),

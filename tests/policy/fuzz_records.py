@@ -16,8 +16,11 @@ from peerd.policy.step.ledger import full
 from peerd.table.forms import MAX_COUNT, MAX_LIST, MAX_MICROBATCHES_PER_STEP
 from peerd.table.record import (
     MAX_ASIDES,
+    MAX_ERROR,
+    MAX_HEIGHT,
     MAX_KEPT_STEPS,
     MAX_LOSS,
+    MAX_OFFSET,
     MAX_PEERS,
     MAX_PERIODS,
     MAX_RATE,
@@ -27,6 +30,7 @@ from peerd.table.record import (
     MAX_THROUGHPUT,
     Aside,
     AverageId,
+    Coordinate,
     Evaluation,
     Lineage,
     PeerId,
@@ -175,6 +179,10 @@ class World:
             next_held=self.ledger(),
         )
 
+    def coordinate(self) -> Coordinate:
+        x, y = (self.random.choice((-MAX_OFFSET, 0, self.random.randint(-MAX_OFFSET, MAX_OFFSET), MAX_OFFSET)) for _ in range(2))
+        return Coordinate(x, y, self.count(MAX_HEIGHT), self.count(MAX_ERROR))
+
     def _honest(self, peer: PeerId) -> PeerRecord:
         """A peer of an orderly run: at this step or beside it, with a part of its microbatches."""
         random = self.random
@@ -257,5 +265,6 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "unaveraged": lambda w: w.told_step(),
     "up": lambda w: w.count(MAX_RATE),
     "down": lambda w: w.count(MAX_RATE),
+    "coordinate": lambda w: w.maybe(w.coordinate),
 }
 """By field of a record: any value that its form lets through."""

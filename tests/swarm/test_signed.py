@@ -30,11 +30,13 @@ from peerd.swarm.signed import (
     unpack_record,
 )
 from peerd.table.record import (
+    MAX_OFFSET,
     MAX_RATE,
     MAX_STAGES,
     MAX_STEP,
     Aside,
     AverageId,
+    Coordinate,
     Evaluation,
     Lineage,
     PeerId,
@@ -94,6 +96,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "unaveraged": steps,
     "up": st.integers(0, MAX_RATE),
     "down": st.integers(0, MAX_RATE),
+    "coordinate": st.none() | st.builds(Coordinate, *[st.integers(-MAX_OFFSET, MAX_OFFSET)] * 2, *[st.integers(0, 2000)] * 2),
     "gives_start": st.booleans(),
     "periods": st.integers(1, 256),
     "summary": st.none()
@@ -327,6 +330,7 @@ READERS: tuple[Callable[[bytes], object], ...] = (
         {"throughput": -1.0},
         {"up": MAX_RATE + 1},
         {"down": 2.5},
+        {"coordinate": Coordinate(MAX_OFFSET + 1, 0, 0, 0)},
         {"last_loss": float("inf")},
         {"last_loss": -1.0},
         {"evaluation": Evaluation(1, -1000.0)},
