@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from peerd.config.device_homes import every_home, owner_home_of
 from peerd.config.limits import load_wishes
 from peerd.config.paths import Home, cache_folder
 from peerd.errors import PeerdError
@@ -144,13 +145,14 @@ def owners_limits(home: Home, status: Mapping[str, Any] | None) -> tuple[Limits,
     from peerd.owner.usage import Usage
 
     try:
-        wishes = load_wishes(home)
+        wishes = load_wishes(owner_home_of(home))
     except PeerdError as error:
         return Limits(), [problem("limits", error.message, error.remedy)]
     if status is not None:
         owner = status["owner"]
         return wishes.limits, of_limits(wishes.limits, Pause(owner["paused"], owner["until"]) if owner["paused"] else None)
-    usage, now = Usage(home), time.localtime()
+    others = [each for each in every_home(owner_home_of(home)) if each != home]
+    usage, now = Usage(home, others), time.localtime()
     readings = Readings(minute=60 * now.tm_hour + now.tm_min, today=usage.today, this_month=usage.this_month)
     asked = wishes.pause if not wishes.paused_until_s or time.time() < wishes.paused_until_s else None
     return wishes.limits, of_limits(wishes.limits, asked or why_pause(wishes.limits, readings))

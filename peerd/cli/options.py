@@ -104,7 +104,9 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
     port = click.IntRange(0, 65535)
     options = (
         click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]"),
-        click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps."),
+        click.option(
+            "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps; all, or cuda:0,cuda:1: a daemon for each."
+        ),
         click.option("--data", metavar="SOURCE", help=data),
         click.option("--host", default=host, show_default=bool(host), help=host_help),
         click.option("--port", type=port, default=0, show_default=True, help="TCP port to listen on; 0: any free one."),
@@ -206,10 +208,10 @@ def chosen_home(context: click.Context) -> Home:
 
 
 def daemon_of(context: click.Context) -> ControlClient:
-    """A client of the chosen home's daemon."""
-    from peerd.control.client import ControlClient
+    """A client of the chosen home's daemon; of the first that runs if it has one for each of several devices."""
+    from peerd.cli.devices import running_client
 
-    return ControlClient(chosen_home(context))
+    return running_client(chosen_home(context))
 
 
 def ask(context: click.Context, verb: str, **arguments: Any) -> Any:

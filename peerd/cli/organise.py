@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from peerd import SCHEMA
+from peerd.cli.devices import ask_each, check_devices, first_of, plan_devices
 from peerd.cli.options import (
     OUTPUT_FOLDER,
     STEPS,
@@ -24,9 +25,13 @@ from peerd.cli.options import (
     reply_options,
     told_settings,
 )
-from peerd.errors import ManifestError, UsageError
+from peerd.errors import ExitCode, ManifestError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerd.cli.launch import Ready
+    from peerd.config.device_homes import DeviceHomes
     from peerd.config.settings import Settings
 
 EXPORT_SILENCE_S = 600.0
@@ -43,7 +48,7 @@ _SAME_SETTINGS = ("port", "direct_port", "device", "compute_stand_in_ms", "slow_
     detach="Return once others can join; the daemon goes on in the background.",
 )
 @click.pass_context
-def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool, **flags: Any) -> None:
+def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool, **flags: Any) -> int:
     """Start a run's first peer and print the line that others paste to join.
 
     RUN.toml is what `peerd new DIR` wrote (DIR alone will do); organiser.key must lie beside it. Runs in the foreground
@@ -65,7 +70,7 @@ def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool,
     settings = settings_of(context, flags, run_file=str(path))
     if detach:  # tokenizing may take hours, and a daemon in the background shows no progress
         _prepare(path, settings.data)
-    launch(context, settings, detach=detach, as_json=as_json)
+    return launch(context, settings, detach=detach, as_json=as_json)
 
 
 @click.command()
@@ -114,8 +119,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
     """The daemon's settings from the flags of `start` or `join`."""
     from peerd.config.settings import Settings
 
-    if not _is_device(flags["device"]):
-        raise UsageError(f"--device {flags['device']}: unknown", "name auto, cpu, cuda, cuda:N or mps")
+    check_devices(flags["device"])
     same = {name: flags[name] for name in _SAME_SETTINGS}
     same |= {name: not flags[f"no_{name}"] for name in ("port_mapping", "direct", "local", "dashboard")}
     try:
@@ -143,10 +147,6 @@ def _source_of(data: str | None, *, joins: bool) -> str:
     return existing_source(data, "--data") if data else ""
 
 
-def _is_device(name: str) -> bool:
-    return name in ("auto", "cpu", "cuda", "mps") or (name.startswith("cuda:") and name[5:].isascii() and name[5:].isdigit())
-
-
 def ipv4(host: str) -> str:
     """The value of --host for the daemon. UsageError if it is not an IPv4 address."""
     return _address("--host", host, "IPv4") if host else ""
@@ -162,20 +162,58 @@ def _address(flag: str, host: str, kind: Literal["IPv4", "IP"]) -> str:
         raise UsageError(f"{flag} {host}: not an {kind} address", "name one of this machine's, or 0.0.0.0 for all") from None
 
 
-def launch(context: click.Context, settings: Settings, *, detach: bool, as_json: bool) -> None:
-    """Run the daemon in place of this process, or detached and print its address."""
+def launch(context: click.Context, settings: Settings, *, detach: bool, as_json: bool) -> int:
+    """Run the daemon in place of this process, or detached and print its address. With several devices this process minds their daemons."""
     from peerd.cli.launch import run_detached, run_in_foreground
 
+    homes, each = plan_devices(settings, chosen_home(context))
+    if homes.are_several:
+        return _launch_each(homes, each, detach=detach, as_json=as_json)
     if not detach:
-        run_in_foreground(settings, as_json=as_json)
-    home = chosen_home(context)
-    ready = run_detached(settings, home)
+        run_in_foreground(each[0], as_json=as_json)
+    ready = run_detached(each[0], homes.root)
     if is_printed({"schema": SCHEMA, **dataclasses.asdict(ready)}, as_json):
-        return
+        return ExitCode.OK
     click.echo(f"peerd join {ready.join}")
-    click.echo(f"the daemon goes on in the background (process {ready.pid}); its log: {home.log}", err=True)
+    click.echo(f"the daemon goes on in the background (process {ready.pid}); its log: {homes.root.log}", err=True)
+    _tell_more(homes)
+    return ExitCode.OK
+
+
+def _launch_each(homes: DeviceHomes, each: Sequence[Settings], *, detach: bool, as_json: bool) -> int:
+    """Start a daemon for each device, and print where others join and which devices take part."""
+    from peerd.cli.supervise import Foreground, detach_each
+
+    begun: list[dict[str, Any]] = []
+
+    def tell(device: str, ready: Ready) -> None:
+        begun.append({"device": device, **dataclasses.asdict(ready)})
+        if not as_json:
+            if len(begun) == 1:
+                click.echo(f"peerd join {ready.join}")
+            home = homes.homes[homes.devices.index(device)]
+            log = f"; its log: {home.log}" if detach else ""
+            click.echo(f"{device}: peer {ready.peer}, process {ready.pid}{log}", err=True)
+
+    def tell_all() -> None:
+        is_printed({"schema": SCHEMA, **{name: value for name, value in begun[0].items() if name != "device"}, "devices": begun}, as_json)
+        if not as_json:
+            _tell_more(homes)
+
+    if not detach:
+        return Foreground(each, tell).run(tell_all)
+    try:
+        detach_each(each, homes.homes, tell)
+    finally:
+        if begun:
+            tell_all()
+    return ExitCode.OK
+
+
+def _tell_more(homes: DeviceHomes) -> None:
+    """Say what to do next, and whether the line is too slow for the run."""
     click.echo("others join with the line above; watch with `peerd status`, end with `peerd leave`", err=True)
-    for item in ask(context, "status")["health"]:
+    for item in first_of(ask_each(homes.root, "status"))["health"]:
         if item["code"] == "slow-line":
             click.echo(f"peerd: warning: {item['title']}; {item['remedy']}", err=True)
 

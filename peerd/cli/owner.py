@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from peerd.cli.devices import ask_each, first_of
 from peerd.cli.options import chosen_home, daemon_command, is_printed
 from peerd.errors import NoDaemonError, UsageError
 
@@ -25,7 +26,7 @@ _RUN_OR_PAUSE = click.Choice(["run", "pause"])
 )
 @daemon_command
 def pause(context: click.Context, for_text: str, as_json: bool) -> None:
-    """Let this home's daemon pause: it hands on what it holds, leaves its stage and gives the memory back.
+    """Let this home's daemon, or those of all its devices, pause: each hands on what it holds, leaves its stage and gives the memory back.
 
     The daemon goes on running and answers `peerd status`; no work is lost. A pause outlives a restart of the daemon.
 
@@ -85,19 +86,21 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
 
 
 def _tell(home: Home, verb: str, silence_s: float, **arguments: Any) -> Mapping[str, Any]:
-    """The daemon's answer. If no daemon runs, the change is saved in the home for the next one."""
+    """The answer of the daemons of all devices. If none runs, the change is saved in the home for the next ones."""
+    from peerd.config.device_homes import owner_home_of
     from peerd.config.limits import load_wishes, owner_info, save_wishes
-    from peerd.control.client import ControlClient
     from peerd.control.protocol import SCHEMA
 
+    home = owner_home_of(home)
     try:
-        return ControlClient(home).request(verb, silence_s=silence_s, **arguments)
+        answers = ask_each(home, verb, silence_s=silence_s, **arguments)
     except NoDaemonError:
         wishes = load_wishes(home)
         wanted = wishes.after(verb, arguments)
         if wanted != wishes:
             save_wishes(home, wanted)
         return {"schema": SCHEMA, **owner_info(wanted.limits, wanted.pause)}
+    return {**first_of(answers), "resting": all(answer.reply["resting"] for answer in answers if answer.reply is not None)}
 
 
 def _change(given: Mapping[str, str | None]) -> dict[str, Any]:

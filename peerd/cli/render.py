@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peerd.control.protocol import PeerInfo, PeersReply, StageInfo, StatusReply
+from peerd.control.protocol import HealthItem, PeerInfo, PeersReply, StageInfo, StatusReply
 
 WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -101,11 +101,17 @@ def print_status(reply: StatusReply) -> None:
     """Print the status of this daemon."""
     out = console()
     print_rows(out, _status_rows(reply))
-    for item in reply["health"]:
-        remedy = f"; {plain(item['remedy'])}" if item["remedy"] else ""
-        out.print(Text(f"{plain(item['severity'])}: {plain(item['title'])}{remedy}", style=_SEVERITY_STYLE.get(item["severity"], "")))
+    print_health(out, reply["health"])
     # One line without breaks, so that it can be copied.
     out.print(Text(f"others join with: peerd join {plain(reply['join'], 400)}"), soft_wrap=True)
+
+
+def print_health(out: Console, items: Sequence[HealthItem], before: str = "") -> None:
+    """Print a line for each condition, with `before` in front."""
+    for item in items:
+        remedy = f"; {plain(item['remedy'])}" if item["remedy"] else ""
+        text = f"{before}{plain(item['severity'])}: {plain(item['title'])}{remedy}"
+        out.print(Text(text, style=_SEVERITY_STYLE.get(item["severity"], "")))
 
 
 def print_rows(out: Console, rows: list[tuple[str, str]]) -> None:

@@ -187,11 +187,21 @@ def _check_home_is_free(context: click.Context, manager: str) -> None:
         process = ask(context, "status")["pid"]
     except PeerdError:
         return
-    if manager == "systemd" and _path(manager).exists() and _systemd_state(_path(manager).name)["pid"] == process:
+    if manager == "systemd" and _path(manager).exists() and _systemd_state(_path(manager).name)["pid"] in (process, _parent_of(process)):
         return
     if manager == "launchd" and _path(manager).exists():
         return
     raise IdentityInUseError(f"a daemon runs from this home already (process {process})", "end it first: peerd leave")
+
+
+def _parent_of(process: int) -> int:
+    """The process that minds the daemons of several devices, if this daemon is one of those; 0 if it has ended."""
+    import psutil
+
+    try:
+        return psutil.Process(process).ppid()
+    except psutil.Error:
+        return 0
 
 
 def _systemd_state(unit: str) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import ask, chosen_home, daemon_command, daemon_options, is_printed
+from peerd.cli.devices import ask_each, first_of
+from peerd.cli.options import chosen_home, daemon_command, daemon_options, is_printed
 from peerd.cli.organise import launch, settings_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ LEAVE_SILENCE_S = 120.0
     detach="Return once the daemon can be reached; it goes on in the background.",
 )
 @click.pass_context
-def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as_json: bool, **flags: Any) -> None:
+def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as_json: bool, **flags: Any) -> int:
     """Join a run: ADDRESS is the line its organiser gave you, or that of any peer; of several the first that answers counts.
 
     The daemon checks the organiser's signature, measures this machine, takes the stage that needs help most and
@@ -37,15 +38,18 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
     Who launches work needs the run's text: --data names it where you have it, and --data swarm fetches it from a peer that
     does. Without it your machine serves its stage all the same.
 
+    With --device all a daemon for each GPU takes part, with one set of limits; the other verbs are told to all of them.
+
     \b
     Examples:
       peerd join
       peerd join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...#9f2c...
+      peerd join ADDRESS --device all
     """
     join = " ".join(addresses).strip()
     if not join:
         check_was_in_a_run(chosen_home(context))
-    launch(context, settings_of(context, flags, join=join), detach=detach, as_json=as_json)
+    return launch(context, settings_of(context, flags, join=join), detach=detach, as_json=as_json)
 
 
 def check_was_in_a_run(home: Home) -> None:
@@ -66,12 +70,12 @@ def check_was_in_a_run(home: Home) -> None:
 @click.option("--now", is_flag=True, help="Do not finish what is queued.")
 @daemon_command
 def leave(context: click.Context, now: bool, as_json: bool) -> None:
-    """Let this home's daemon leave the swarm and end.
+    """Let this home's daemon, or those of all its devices, leave the swarm and end.
 
     It finishes what it holds and hands on its share of the step first; with --now it goes at once, and the others do
     its share again.
     """
     shown = (lambda text: click.echo(text, err=True)) if sys.stderr.isatty() else None
-    reply = ask(context, "leave", now=now, silence_s=LEAVE_SILENCE_S, on_progress=shown)
+    reply = first_of(ask_each(chosen_home(context), "leave", shown, now=now, silence_s=LEAVE_SILENCE_S))
     if not is_printed(reply, as_json):
         click.echo(f"the daemon of {chosen_home(context).folder} left the swarm")

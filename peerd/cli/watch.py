@@ -6,12 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from peerd.cli.options import STEPS, TIMEOUT_S, ask, daemon_command, daemon_of, home_option, is_printed
+from peerd.cli.devices import all_clients, ask_each, further_clients, status_of_all
+from peerd.cli.options import STEPS, TIMEOUT_S, ask, chosen_home, daemon_command, daemon_of, home_option, is_printed
 from peerd.errors import NoDaemonError, UsageError
+
+if TYPE_CHECKING:
+    from peerd.control.client import ControlClient
 
 VISIT_SILENCE_S = 90.0
 DAEMON_APPEARS_WITHIN_S = 15.0
@@ -21,19 +25,23 @@ _RETRY_S = 0.2
 @click.command()
 @daemon_command
 def status(context: click.Context, as_json: bool) -> None:
-    """Show what this home's daemon does.
+    """Show what this home's daemon does, or those of all its devices.
 
     \b
     Examples:
       peerd status
       peerd status --json | jq .peer.step
     """
-    reply = ask(context, "status")
+    reply: Any = status_of_all(ask_each(chosen_home(context), "status"))
     if is_printed(reply, as_json):
         return
     from peerd.cli.render import print_status
+    from peerd.cli.render_devices import print_devices
 
-    print_status(reply)
+    if "devices" in reply:
+        print_devices(reply)
+    else:
+        print_status(reply)
 
 
 @click.command()
@@ -83,7 +91,7 @@ def top(context: click.Context) -> int:
     from peerd.cli.top.app import run
     from peerd.cli.top.feed import Feed
 
-    return run(Feed(client))
+    return run(Feed(client, further_clients(chosen_home(context), client)))
 
 
 @click.command()
@@ -119,7 +127,7 @@ def is_on_a_desktop(platform: str, environment: Mapping[str, str]) -> bool:
 
 
 @click.command()
-@click.option("--serving", is_flag=True, help="Until this daemon serves a stage.")
+@click.option("--serving", is_flag=True, help="Until this daemon, or each device's, serves a stage.")
 @click.option("--step", type=STEPS, help="Until this daemon has reached step N.", metavar="N")
 @click.option("--timeout", "timeout_s", type=TIMEOUT_S, default=60.0, show_default=True, metavar="S", help="Seconds to wait at most.")
 @daemon_command
@@ -140,8 +148,14 @@ def wait(context: click.Context, serving: bool, step: int | None, timeout_s: flo
 
 
 def _wait(context: click.Context, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    client = daemon_of(context)
     began = time.monotonic()
+    reply: dict[str, Any] = {}
+    for client in all_clients(chosen_home(context)):
+        reply = _wait_for(client, arguments, began, timeout_s)
+    return reply
+
+
+def _wait_for(client: ControlClient, arguments: dict[str, Any], began: float, timeout_s: float) -> dict[str, Any]:
     while True:
         left_s = max(0.0, timeout_s - (time.monotonic() - began))
         try:

@@ -176,3 +176,12 @@ def save_wishes(home: Home, wishes: Wishes) -> None:
         home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     document = {"limits": to_fields(wishes.limits), "paused": wishes.paused, "paused_until_s": wishes.paused_until_s}
     replace_file(home.limits, json.dumps(document))
+
+
+def stamp_of(home: Home) -> tuple[int, int, int]:
+    """A value that changes whenever the home's file of limits is replaced; the same as long as there is none."""
+    try:
+        there = home.limits.stat()
+    except OSError:
+        return 0, 0, 0
+    return there.st_ino, there.st_mtime_ns, there.st_size

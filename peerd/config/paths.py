@@ -49,6 +49,12 @@ class Home:
     """Copies of states on their way, in files without names; nothing outlasts the daemon."""
     dashboard = _Inside("dashboard.json")
     """The dashboard's last port and its token; readable by this user only."""
+    devices = _Inside("devices.json")
+    """The devices for which this home has a daemon each, if there are several."""
+
+    def of_device(self, number: int) -> Home:
+        """Return the home of the daemon for the device with this number: this one for the first, else a folder in it."""
+        return Home(self.folder / "devices" / str(number)) if number else self
 
     @property
     def full_logs(self) -> tuple[Path, ...]:

@@ -13,6 +13,10 @@ class Settings:
 
     home: str
     """Folder of identity, state and control socket."""
+    owner_home: str = ""
+    """Folder of the owner's limits, if daemons of several devices share them; empty: home."""
+    sharers: int = 1
+    """Number of daemons among which limits of the whole machine are divided."""
     run_file: str = ""
     """Path of a run.toml to start as its organiser; empty when joining."""
     join: str = ""
@@ -86,6 +90,8 @@ class Settings:
                 raise ValueError(f"{name} is {port}; it must be between 0 and 65535")
         if self.relay_rate < 0 or self.relay_daily < 0:
             raise ValueError("relay_rate and relay_daily must not be negative")
+        if self.sharers < 1:
+            raise ValueError("sharers must be at least 1")
         if self.compute_stand_in_ms < 0:
             raise ValueError("compute_stand_in_ms must not be negative")
         if self.slow_factor < 1:

@@ -91,7 +91,8 @@ def run_daemon(settings: Settings) -> int:
 
 async def _live(settings: Settings, home: Home) -> int:
     """Enter the swarm once, and serve one stage after another, with rests while the owner pauses it, until this daemon leaves."""
-    governor = Governor(home, choose_device(settings.device))
+    owner_home = Home(Path(settings.owner_home)) if settings.owner_home else home
+    governor = Governor(home, choose_device(settings.device), owner_home, settings.sharers)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(_running(governor.run()))
         entering = asyncio.ensure_future(enter(settings, home, stack, governor))

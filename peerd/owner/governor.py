@@ -1,6 +1,7 @@
 """The owner's say in the daemon: keeps the limits, reads the sensors, and tells when this peer pauses and when it goes on.
 
-It outlives stages and pauses. What may be done when is decided in policy/owner/governor.py.
+It outlives stages and pauses. What may be done when is decided in policy/owner/governor.py. Daemons of several devices share the limits
+file: each notices within one look what the owner told another one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 import structlog
 import torch
 
-from peerd.config.limits import Wishes, load_wishes, owner_info, save_wishes
+from peerd.config.device_homes import every_home
+from peerd.config.limits import Wishes, load_wishes, owner_info, save_wishes, stamp_of
 from peerd.config.paths import Home
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
+from peerd.errors import PeerdError
 from peerd.link.throttle import Throttles
 from peerd.owner.sensors import Sensors
 from peerd.owner.usage import Usage
@@ -35,12 +38,15 @@ LOG = structlog.get_logger()
 class Governor:
     """One daemon's."""
 
-    def __init__(self, home: Home, device: torch.device) -> None:
-        self._home = home
-        self._wishes = load_wishes(home)
+    def __init__(self, home: Home, device: torch.device, owner_home: Home | None = None, sharers: int = 1) -> None:
+        """`owner_home` holds the limits, which are divided among `sharers` daemons; None: this daemon's home does."""
+        self._home = owner_home or home
+        self._seen = stamp_of(self._home)
+        self._wishes = load_wishes(self._home)
+        self._sharers = sharers
         self.device = device
-        self._sensors = Sensors(device)
-        self._usage = Usage(home)
+        self._sensors = Sensors(device, has_neighbours=sharers > 1)
+        self._usage = Usage(home, [each for each in every_home(self._home) if each != home])
         self._counted = 0
         self._verdict = PauseVerdict()
         self._changed = asyncio.Event()
@@ -52,7 +58,8 @@ class Governor:
 
     @property
     def limits(self) -> Limits:
-        return self._wishes.limits
+        """This daemon's part of what the owner allows."""
+        return self._wishes.limits.shared(self._sharers)
 
     @property
     def in_force(self) -> Limits:
@@ -85,6 +92,7 @@ class Governor:
 
     async def look(self) -> None:
         """Read the sensors and judge anew."""
+        self._read_wishes()
         moved = self.throttles.upload.total + self.throttles.download.total
         self._usage.add(moved - self._counted)
         self._counted = moved
@@ -140,6 +148,7 @@ class Governor:
 
     async def obey(self, verb: str, request: Mapping[str, Any], say: Say | None = None) -> Mapping[str, Any]:
         """Answer a verb of the control socket. `pause` returns once the daemon has handed on what it held, unless `wait` is false."""
+        self._read_wishes()
         self._keep(self._wishes.after(verb, request))
         await self.look()
         if verb == "pause" and request.get("wait", True):
@@ -150,23 +159,39 @@ class Governor:
     def fields(self) -> dict[str, Any]:
         """For replies: the limits, what was used of the quotas, and why this peer pauses."""
         usage = self._usage
-        return owner_info(self.limits, self.pause, today=usage.today, this_month=usage.this_month, resting=self._resting)
+        return owner_info(self._wishes.limits, self.pause, today=usage.today, this_month=usage.this_month, resting=self._resting)
 
     def _keep(self, wishes: Wishes) -> None:
         if wishes != self._wishes:
-            before, self._wishes = self._wishes, wishes
+            self._take(wishes)
             self._save_wishes()
-            if wishes.limits != before.limits:
-                self._apply()
+
+    def _take(self, wishes: Wishes) -> None:
+        before, self._wishes = self._wishes, wishes
+        if wishes.limits != before.limits:
+            self._apply()
+
+    def _read_wishes(self) -> None:
+        """Take over what another process has written. A file that cannot be understood changes nothing."""
+        seen = stamp_of(self._home)
+        if seen == self._seen or LIMITS in UNWRITTEN:
+            return
+        self._seen = seen
+        try:
+            self._take(load_wishes(self._home))
+        except PeerdError as error:
+            LOG.warning("the owner's limits cannot be read; those known hold", error=error.message)
 
     def _save(self) -> None:
         self._usage.save()
+        self._usage.read_others()
         if LIMITS in UNWRITTEN:
             self._save_wishes()
 
     def _save_wishes(self) -> None:
         with UNWRITTEN.trying(LIMITS, self._home.limits):  # the owner's word holds all the same
             save_wishes(self._home, self._wishes)
+        self._seen = stamp_of(self._home)
 
     def _apply(self) -> None:
         self.throttles.upload.rate = self.limits.upload

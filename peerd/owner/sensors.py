@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -29,6 +29,8 @@ ASK_TIMEOUT_S = 2.0
 SLOW_PERIOD_S = 30.0
 """Between questions that start a process."""
 IDLE_AFTER_S = 300.0
+DAEMON_MODULE = "peerd.daemon"
+"""What a daemon's command line names."""
 _METERED = ("1", "3")
 """NetworkManager's NM_METERED_YES and NM_METERED_GUESS_YES."""
 LOG = structlog.get_logger()
@@ -40,8 +42,10 @@ class Sensors:
     """Reads what the limits need, and no more. Not for the event loop: some questions start a process."""
 
     device: torch.device
-    _shares: tuple[float, float, float] | None = None
-    """Clock, busy seconds of all cores, of which mine."""
+    has_neighbours: bool = False
+    """Daemons of this machine's other devices are not other programs."""
+    _shares: tuple[float, float, dict[int, float]] | None = None
+    """Clock, busy seconds of all cores, of which mine by process."""
     _others: float | None = None
     _power: float | None = None
     _gpu_seen_us: int = 0
@@ -93,22 +97,23 @@ class Sensors:
         before, self._shares = self._shares, (now_s, busy, mine)
         if before is None or now_s - before[0] < 0.5:
             return self._others
-        spent = (busy - before[1]) - (mine - before[2])
+        spent = (busy - before[1]) - sum(spent_s - before[2].get(process, spent_s) for process, spent_s in mine.items())
         share = min(1.0, max(0.0, spent / ((now_s - before[0]) * (psutil.cpu_count() or 1))))
         self._others = share if self._others is None else SMOOTHING * share + (1 - SMOOTHING) * self._others
         return self._others
 
-    def _own_cpu_s(self) -> float:
-        """CPU seconds of this daemon and its children. The list of children is renewed if one is gone, and now and then."""
+    def _own_cpu_s(self) -> dict[int, float]:
+        """CPU seconds of this daemon, its children and its neighbours, by process. The list is renewed if one is gone, and now and then."""
         known = self._children and all(child.is_running() for child in self._children)
         if not known or time.monotonic() - self._looked_s >= SLOW_PERIOD_S:
-            self._looked_s, self._children = time.monotonic(), psutil.Process().children(recursive=True)
-        total = 0.0
+            daemons = [psutil.Process(), *(_neighbours() if self.has_neighbours else ())]
+            self._looked_s, self._children = time.monotonic(), [*daemons[1:], *_children_of(daemons)]
+        found = {}
         for process in (psutil.Process(), *self._children):
             with contextlib.suppress(psutil.Error):
                 spent = process.cpu_times()
-                total += spent.user + spent.system
-        return total
+                found[process.pid] = spent.user + spent.system
+        return found
 
     def _gpu_shared(self) -> bool | None:
         """True if other programs use the GPU. NVML tells, which the extra `gpu` brings."""
@@ -148,6 +153,21 @@ class Sensors:
             told = self._sensed(name, ask)
             self._slow[name] = (time.monotonic(), told)
         return told
+
+
+def _neighbours() -> Iterator[psutil.Process]:
+    """This user's other daemons."""
+    user = os.getuid()
+    for process in psutil.process_iter(["cmdline", "uids"]):
+        command, users = process.info["cmdline"] or (), process.info["uids"]
+        if DAEMON_MODULE in command[:5] and users is not None and users.real == user and process.pid != os.getpid():
+            yield process
+
+
+def _children_of(daemons: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
+    for daemon in daemons:
+        with contextlib.suppress(psutil.Error):  # a neighbour may end meanwhile
+            yield from daemon.children(recursive=True)
 
 
 def _on_battery() -> bool | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peerd.cli import demo_daemons, launch
+from peerd.cli import demo_daemons, launch, supervise
 from peerd.cli.main import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +60,7 @@ def paper(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         return [sys.executable, str(PAPER_DAEMON), *arguments] if module == "peerd.daemon" else real(module, *arguments)
 
     monkeypatch.setattr(launch, "module_command", command)
-    monkeypatch.setattr(demo_daemons, "module_command", command)
+    for module in (demo_daemons, supervise):
+        monkeypatch.setattr(module, "module_command", command)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return lambda mood: monkeypatch.setenv("PAPER_DAEMON", mood)

@@ -2,8 +2,9 @@
 
 It is started as `python paper_daemon.py SETTINGS_JSON`, in place of `python -m peerd.daemon`. The variable PAPER_DAEMON chooses a
 misbehaviour: `fail` ends with an error before it is ready, `die` ends in step 2 if it serves stage 1, `deaf` never becomes ready, `slow`
-logs what it does for three seconds before, `late`
-joins stage 1 only in step 4, `stubborn` ignores every request to end. `saves` has a checkpoint, whose file tells how many daemons had it.
+logs what it does for three seconds before, `late` joins stage 1 only in step 4, `stubborn` ignores every request to end. `saves` has a
+checkpoint, whose file tells how many daemons had it. `fail on DEVICE` fails only there, and `crash once on DEVICE` ends there once before
+it is ready.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def main() -> None:
         if not settings.join:
             sys.exit(130)
     daemon = PaperDaemon(settings, mood)
-    if mood == "fail":
+    if mood in ("fail", f"fail on {settings.device}"):
         print("2026-01-01 starting\npeerd: error: port 31337 is taken; choose another --port", file=sys.stderr)
         sys.exit(7)
     if mood == "deaf":
@@ -138,9 +139,14 @@ def main() -> None:
         time.sleep(0.2)
     if mood == "saves":
         save_checkpoint(settings)
-    serve(daemon)
+    marker = Path(settings.home) / "crashed"
+    if mood == f"crash once on {settings.device}" and not marker.exists():
+        marker.parent.mkdir(parents=True)
+        marker.touch()
+        os._exit(10)
     for kind in (signal.SIGTERM, signal.SIGINT):
         signal.signal(kind, signal.SIG_IGN if mood == "stubborn" else lambda _number, _frame: daemon.end())
+    serve(daemon)
     ready = {"schema": 1, "join": daemon.join, "peer": daemon.peer, "run": "9f2c" * 8, "pid": os.getpid(), "organiser": "ab" * 32}
     print(json.dumps(ready), flush=True)
     if mood == "die" and settings.stage == 1:

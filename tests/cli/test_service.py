@@ -118,6 +118,13 @@ def test_launchds_agent_runs_the_same_command_and_waits_as_long_for_the_drain() 
 # The verbs
 
 
+def test_a_service_may_have_a_daemon_for_each_device(peerd: Command, systemctl: Systemctl) -> None:
+    done = peerd("service", "install", "--print", ADDRESS, "--device", "all")
+    assert done.code == 0, done.err
+    assert '"--device" "all"' in done.out
+    assert peerd("service", "install", "--print", ADDRESS, "--device", "cuda:0,cuda:0").code == 2
+
+
 def test_print_shows_the_unit_and_installs_nothing(peerd: Command, systemctl: Systemctl, short_home: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("x")

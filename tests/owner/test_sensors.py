@@ -41,7 +41,7 @@ def test_children_are_looked_for_where_none_is_known_and_where_one_is_gone(monke
     sensors = Sensors(torch.device("cpu"))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         for _ in range(3):
-            assert sensors._own_cpu_s() > 0
+            assert sum(sensors._own_cpu_s().values()) > 0
         assert looked == 1
         assert [each.pid for each in sensors._children] == [child.pid]
         child.kill()
@@ -60,7 +60,7 @@ def test_a_sensor_that_fails_tells_nothing_and_costs_no_other(monkeypatch: pytes
     limits = Limits(on_battery=False, max_temperature=80.0, while_used=False, daily=10**9)
     sensors = Sensors(torch.device("cpu"))
     sensors.read(limits, 10**9, 0)
-    sensors._shares = (0.0, 0.0, 0.0)  # the last look was long ago
+    sensors._shares = (0.0, 0.0, {})  # the last look was long ago
     readings = sensors.read(limits, 10**9, 0)
     assert (readings.on_battery, readings.temperature, readings.today) == (None, None, 10**9)
     assert readings.others_share is not None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from peerd.cli.top.picture import Picture, picture_of
 from peerd.cli.top.recall import KEPT_STEPS, Poll, Recall
 from peerd.control.client import ControlClient
 from peerd.control.protocol import EventInfo, HistoryReply, PeersReply, StatusReply, StepInfo
-from peerd.errors import PeerdError
+from peerd.errors import NoDaemonError, PeerdError
 
 PERIOD_S = 1.0
 LONGEST_PAUSE_S = 3.0
@@ -23,10 +24,12 @@ LEAVE_SILENCE_S = 120.0
 
 
 class Feed:
-    """A series of pictures of one daemon."""
+    """A series of pictures of one daemon, and of the daemons beside it on other devices. What the user orders goes to all of them."""
 
-    def __init__(self, client: ControlClient) -> None:
+    def __init__(self, client: ControlClient, further: Mapping[str, ControlClient] | None = None) -> None:
+        """`further`: clients of the daemons of this home's other devices, by device."""
         self._client = client
+        self._further = further or {}
         self._recall = Recall(began_s=time.time())
         self._stopped = threading.Event()
         self._told: tuple[object, ...] = ()
@@ -63,12 +66,9 @@ class Feed:
 
     def _order(self, verb: str, tell: Callable[[PeerdError | None], object], **arguments: Any) -> None:
         def request() -> None:
-            try:
-                self._client.request(verb, **arguments)
-            except PeerdError as error:
-                tell(error)
-            else:
-                tell(None)
+            errors = list(filter(None, [_refusal(client, verb, arguments) for client in (self._client, *self._further.values())]))
+            others = [error for error in errors if not isinstance(error, NoDaemonError)]
+            tell(others[0] if others else errors[0] if len(errors) > len(self._further) else None)
 
         threading.Thread(target=request, name=f"top-{verb}", daemon=True).start()
 
@@ -89,7 +89,15 @@ class Feed:
         status = cast("StatusReply", self._client.request("status", silence_s=SILENCE_S))
         peers = cast("PeersReply", self._client.request("peers", silence_s=SILENCE_S))
         steps, events = self._news(status, peers)
-        return Poll(at_s=time.monotonic(), status=status, peers=peers, steps=steps, events=events)
+        return Poll(at_s=time.monotonic(), status=status, further=self._others(), peers=peers, steps=steps, events=events)
+
+    def _others(self) -> dict[str, StatusReply | None]:
+        """The status of the other devices' daemons; None for one that does not answer."""
+        found: dict[str, StatusReply | None] = dict.fromkeys(self._further)
+        for device, client in self._further.items():
+            with contextlib.suppress(PeerdError):
+                found[device] = cast("StatusReply", client.request("status", silence_s=SILENCE_S))
+        return found
 
     def _news(self, status: StatusReply, peers: PeersReply) -> tuple[tuple[StepInfo, ...], tuple[EventInfo, ...]]:
         """Steps and events since the last request. The daemon reads them from disk, so they are requested less often than the rest."""
@@ -102,3 +110,12 @@ class Feed:
         reply = cast("HistoryReply", asked)
         self._told, self._asked_s = told, time.monotonic()
         return tuple(reply["steps"]), tuple(reply["events"])
+
+
+def _refusal(client: ControlClient, verb: str, arguments: Mapping[str, Any]) -> PeerdError | None:
+    """Tell a daemon what to do. Returns the reason why it does not."""
+    try:
+        client.request(verb, **arguments)
+    except PeerdError as error:
+        return error
+    return None

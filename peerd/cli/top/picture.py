@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from peerd.cli.render import AT_WORK_FROM_S, computing_row, exactness, held_by, joining_row, line_of, phase_of, plain, short_id
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
-from peerd.control.protocol import HealthItem, PeerInfo, StageInfo, StatusReply
+from peerd.control.protocol import HealthItem, PeerInfo, StageInfo
 
 UNFOLDED_UP_TO = 60
 """Number of peers; in larger swarms only this daemon's stage is unfolded at first."""
@@ -97,8 +97,8 @@ class Picture:
 
 def picture_of(poll: Poll, recall: Recall) -> Picture:
     status, peers, run = poll.status, poll.peers, poll.peers["run"]
-    me = status["peer"]["id"]
-    stages = tuple(_part(stage, run["microbatches_per_step"], me) for stage in peers["stages"])
+    mine = frozenset(each["peer"]["id"] for each in poll.own)
+    stages = tuple(_part(stage, run["microbatches_per_step"], mine) for stage in peers["stages"])
     step = peers["work_step"] if peers["work_step"] is not None else status["peer"]["step"] or None
     losses = tuple(recall.losses.values())
     return Picture(
@@ -116,7 +116,7 @@ def picture_of(poll: Poll, recall: Recall) -> Picture:
         stages=stages,
         greatest_queue=max((row.peer["queue"] for part in stages for row in part.peers), default=0),
         own=tuple(_own(poll, recall)),
-        health=tuple(_health(status)),
+        health=tuple(_health(poll)),
         events=recall.events,
         uptime=duration(status["uptime_s"]),
         my_stage=status["peer"]["stage"],
@@ -137,8 +137,8 @@ def _evaluated(poll: Poll) -> str:
     return f"evaluation {fixed(evaluation['loss'])} at {evaluation['step']}" if evaluation else ""
 
 
-def _part(stage: StageInfo, num_microbatches: int, me: str) -> StagePart:
-    peers = [PeerRow(peer=peer, name=short_id(peer["id"]), phase=phase_of(peer), mine=peer["id"] == me) for peer in stage["peers"]]
+def _part(stage: StageInfo, num_microbatches: int, mine: frozenset[str]) -> StagePart:
+    peers = [PeerRow(peer=peer, name=short_id(peer["id"]), phase=phase_of(peer), mine=peer["id"] in mine) for peer in stage["peers"]]
     peers.sort(key=lambda row: not row.mine)
     row = StageRow(
         stage=stage["stage"],
@@ -164,28 +164,38 @@ def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
     status = poll.status
     peer, counters, rates = status["peer"], status["counters"], recall.bytes_per_second()
     moves = {0: "", 1: ", moved once"}.get(status["moves"], f", moved {status['moves']} times")
-    yield "you", f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}{moves}"
+    yield "you", _place(peer) + moves
+    for device, other in poll.further.items():
+        yield plain(device, 9), "does not answer" if other is None else _place(other["peer"])
     yield from computing_row(status)
     yield from joining_row(status)
-    given = f"{amount(peer['tokens'])} tokens{_share(poll)}"
+    given = f"{amount(math.fsum(each['peer']['tokens'] for each in poll.own))} tokens{_share(poll)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"
     yield "exact", f"{exactness(counters)}; relaunched {counters['replayed_microbatches']}, faults {counters['faults_seen']}"
     yield "decision", plain(status["decision"])
     yield "rebalance", plain(status["rebalancing"])
 
 
+def _place(peer: PeerInfo) -> str:
+    return f"{short_id(peer['id'])}, stage {peer['stage']}, {phase_of(peer)} at step {peer['step']}"
+
+
 def _share(poll: Poll) -> str:
-    """This daemon's share of the tokens of all present peers, in words."""
+    """The share of this machine's daemons in the tokens of all present peers, in words."""
     tokens = [peer["tokens"] for stage in poll.peers["stages"] for peer in stage["peers"]]
     total = math.fsum(tokens)
-    mine = poll.status["peer"]["tokens"]
+    mine = math.fsum(each["peer"]["tokens"] for each in poll.own)
     share = min(1.0, mine / total) if total > 0 else 0.0
     return f" ({share:.0%} of those here)" if share >= 0.1 else f" ({share:.1%} of those here)"
 
 
-def _health(status: StatusReply) -> Iterator[HealthItem]:
-    for item in status["health"]:
-        yield HealthItem(code=item["code"], title=plain(item["title"]), severity=plain(item["severity"], 12), remedy=plain(item["remedy"]))
+def _health(poll: Poll) -> Iterator[HealthItem]:
+    """What is to be known of each own daemon; those of further devices with the device's name."""
+    for device, status in (("", poll.status), *poll.further.items()):
+        before = f"{plain(device, 9)}: " if device else ""
+        for item in status["health"] if status is not None else ():
+            title, severity = f"{before}{plain(item['title'])}", plain(item["severity"], 12)
+            yield HealthItem(code=item["code"], title=title, severity=severity, remedy=plain(item["remedy"]))
 
 
 def _takes(peer: PeerInfo) -> str:

@@ -41,6 +41,13 @@ class Poll:
     peers: PeersReply
     steps: tuple[StepInfo, ...]
     events: tuple[EventInfo, ...] = ()
+    further: Mapping[str, StatusReply | None] = field(default_factory=dict)
+    """The status of the daemons of this home's other devices, by device; None for one that does not answer."""
+
+    @property
+    def own(self) -> tuple[StatusReply, ...]:
+        """The status of each own daemon that answers."""
+        return (self.status, *filter(None, self.further.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +98,8 @@ class Recall:
         return replace(known, last_event=last, events=(*known.events, *shown)[-KEPT_EVENTS:])._measured(poll)
 
     def _measured(self, poll: Poll) -> Recall:
-        counters = poll.status["counters"]
-        latest = ByteCount(poll.at_s, counters["bytes_sent"], counters["bytes_received"])
+        counters = [status["counters"] for status in poll.own]
+        latest = ByteCount(poll.at_s, sum(each["bytes_sent"] for each in counters), sum(each["bytes_received"] for each in counters))
         traffic = tuple(entry for entry in self.traffic if poll.at_s - entry.at_s < TRAFFIC_WINDOW_S)
         by_step = {entry["step"]: entry for entry in (*self.steps, *poll.steps)}
         steps = tuple(by_step[step] for step in sorted(by_step)[-KEPT_STEPS:])

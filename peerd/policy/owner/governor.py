@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MINUTES_A_DAY = 24 * 60
 BUSY_SHARE = 0.25
@@ -68,6 +68,19 @@ class Limits:
                 raise ValueError(f"{name} must not be negative")
         if not LEAST_DUTY <= self.duty <= 1.0:
             raise ValueError("duty must be between 1% and 100%")
+
+    def shared(self, sharers: int) -> Limits:
+        """What one of several daemons of a machine may take: an equal part of the rates, the power and the disk.
+
+        Memory and duty are those of each device. Quotas are compared with what all daemons have moved.
+        """
+        return replace(
+            self,
+            upload=self.upload / sharers,
+            download=self.download / sharers,
+            power=self.power / sharers,
+            disk=-(-self.disk // sharers),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

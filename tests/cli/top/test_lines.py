@@ -213,3 +213,17 @@ def test_only_the_own_stage_of_a_large_swarm_is_unfolded_at_first() -> None:
     picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=peer_info(stage=2), run=run_info(num_stages=4))))
     assert picture.folded_at_first() == {0, 1, 3}
     assert len(table_rows.rows_of(picture, picture.folded_at_first())) == 104
+
+
+def test_the_peers_of_several_devices_are_all_mine_and_count_together() -> None:
+    reply = peers_reply(num_stages=2, peers_per_stage=2)
+    one, other = reply["stages"][0]["peers"][0], reply["stages"][1]["peers"][1]
+    beside = status_reply(peer=other, health=[{"code": "x", "title": "too hot", "severity": "problem", "remedy": "open the window"}])
+    poll = Poll(at_s=1.0, status=status_reply(peer=one), peers=reply, steps=(), further={"cuda:1": beside, "cuda:2": None})
+    picture = picture_of(poll, Recall().after(poll))
+    assert [row.peer["id"] for part in picture.stages for row in part.peers if row.mine] == [one["id"], other["id"]]
+    own = dict(picture.own)
+    assert "stage 1" in own["cuda:1"]
+    assert own["cuda:2"] == "does not answer"
+    assert "81.9K tokens (50% of those here)" in own["gave"]
+    assert [item["title"] for item in picture.health if item["code"] == "x"] == ["cuda:1: too hot"]

@@ -171,6 +171,22 @@ def test_the_history_is_asked_for_only_where_it_may_have_grown(home: Home, daemo
     assert feed.ask().losses == (5.0, 4.0, 3.0, 2.0)
 
 
+async def test_with_several_devices_one_key_pauses_and_ends_all_of_them(home: Home, daemon: Daemon) -> None:
+    second, absent = Daemon(), ControlClient(home.of_device(2))
+    with serving(home.of_device(1), second.answer):
+        feed = Feed(ControlClient(home), {"cuda:1": ControlClient(home.of_device(1)), "cuda:2": absent})
+        app = TopApp(feed, feed.ask())
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, app, shows("cuda:1", "cuda:2", "does not answer"))
+            for keys, verb in ((["p"], "pause"), (["l", "y"], "leave")):
+                await pilot.press(*keys)
+                await until(pilot, app, lambda _text, verb=verb: all(verb in verbs_of(each) for each in (daemon, second)))  # type: ignore[misc]
+
+
+def verbs_of(daemon: Daemon) -> list[str]:
+    return [request["verb"] for request in daemon.asked]
+
+
 async def test_a_daemon_that_ends_is_told_and_shown_again_when_it_comes_back(home: Home) -> None:
     daemon = Daemon()
     with serving(home, daemon.answer):
