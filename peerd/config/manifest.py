@@ -102,6 +102,8 @@ class SwarmConfig:
     """How often a peer announces itself; three missed periods and it counts as gone."""
     rebalance_period_s: Annotated[float, Between(0.0, 86400.0)] = 60.0
     """How often peers consider moving to a weaker stage; 0: never."""
+    rebalance: Literal["queues", "improved", "none"] = "improved"
+    """By what peers move: SWARM's algorithm 2, from the queues in the table; the weakest stage, from rates; or not at all."""
     checkpoint_every_steps: NumSteps = 5
     """Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never."""
     group_size: Annotated[int, Between(0, 1024)] = 0

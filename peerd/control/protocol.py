@@ -69,7 +69,9 @@ class PeerInfo(TypedDict):
     in_flight: int
     done: int  # microbatches of this step in its accumulator
     next_done: int  # microbatches of the next step; with delayed updates they are computed while this step is averaged
-    throughput: float  # samples per second, moving average
+    throughput: float  # samples per second: what it computes, or less where its line is known to carry less
+    computes: NotRequired[float]  # what it would do on any line; 0: its line is not known well enough
+    backlog: NotRequired[float]  # microbatches that waited for its processor or uplink, mean over the last rebalancing period
     tokens: int  # contributed so far
     last_loss: float | None
     device: str

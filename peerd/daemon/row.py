@@ -8,8 +8,9 @@ import structlog
 
 from peerd import __version__
 from peerd.daemon.device import describe
+from peerd.policy.swarm.rates import carried
 from peerd.swarm.own_row import OwnRow
-from peerd.table.record import MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
+from peerd.table.record import MAX_BACKLOG, MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -35,7 +36,11 @@ class Row(OwnRow):
         if seat is None:
             return Vitals()
         peer, counters, history, trainer = seat.peer, seat.service.counters, seat.state.history, seat.trainer
-        up, down = peer.network.links.traffic.line.claims(peer.governor.limits)
+        line = peer.network.links.traffic.line
+        up, down = line.claims(peer.governor.limits)
+        throughput, computes = min(seat.service.throughput, MAX_THROUGHPUT), 0.0
+        if line.is_sound and seat.demands:
+            computes, throughput = throughput, min(throughput, carried(up, down, seat.demands[seat.stage]))
         return Vitals(
             addresses=peer.reachability.addresses,
             reach=peer.reachability.reach,
@@ -45,7 +50,9 @@ class Row(OwnRow):
             trains_from=seat.training.trains_from,
             queue=seat.service.queue,
             in_flight=trainer.in_flight if trainer else 0,
-            throughput=min(seat.service.throughput, MAX_THROUGHPUT),
+            throughput=throughput,
+            computes=computes,
+            backlog=min(round(seat.backlog.mean, 2), MAX_BACKLOG),
             tokens=counters.tokens,
             last_loss=believable_loss(history[-1].loss) if history else None,
             evaluation=seat.training.evaluation,

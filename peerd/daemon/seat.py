@@ -31,6 +31,8 @@ from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, cut_links
 from peerd.policy.swarm.pace import way_s
+from peerd.policy.swarm.queues import MeanQueue
+from peerd.policy.swarm.rates import SampleDemand
 from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.calls import StageService
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
 
 MOST_UNTAKEN_S = 600.0
 """A microbatch that no peer of the next stage takes for so long is given up here: peers of that stage may come back meanwhile."""
+OVER_S = 60.0
+"""Time over which queues are averaged in a run whose peers never move."""
 LOG = structlog.get_logger()
 
 
@@ -93,19 +97,19 @@ class Seat:
         watcher: Watcher,
     ) -> None:
         place, membership, links, settings = peer.place, peer.membership, peer.network.links, peer.settings
-        manifest, run = place.manifest, place.signed.run
-        train = manifest.train
+        manifest, run, train = place.manifest, place.signed.run, place.manifest.train
         self.peer, self.executor, self.state, self.store, self.room = peer, executor, state, store, room
         self.stage = state.record.stage
         self._watcher = watcher
-        self.leaving = False
-        self.is_left = False
+        self.leaving = self.is_left = False
         """True once its tensors may be gone; the counts and the last record can still be read."""
         self.trained_enough = False
         """True while leaving, once nothing is left to launch."""
         self.rebalance_reason = "not considered yet"
         self.rebalance_moves: tuple[Move, ...] = ()
         """The moves of all peers in the last plan."""
+        self.demands: tuple[SampleDemand, ...] = ()
+        self.backlog = MeanQueue(manifest.swarm.rebalance_period_s or OVER_S)
         self._chosen_s = clock_s()
         self.join_took_s = 0.0
         """Measured time from the choice of the stage to serving it."""
@@ -267,6 +271,11 @@ class Seat:
         every = manifest.swarm.checkpoint_every_steps
         due = every > 0 and (step % every == 0 or step == manifest.train.steps)
         return due and (self._saving is None or self._saving.done())
+
+    @property
+    def num_waiting(self) -> int:
+        """Microbatches and gradients that wait for the executor or for the uplink."""
+        return self.service.num_waiting + self.peer.network.links.traffic.waiting.count
 
     def cannot_compute(self) -> None:
         self.has_no_memory.set()

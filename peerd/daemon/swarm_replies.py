@@ -115,7 +115,9 @@ class TableReport:
             "reach": record.reach.name.lower(),
             "age_s": max(0.0, now_s - seen.risen_at_s) if seen else 0.0,
             "still_s": self._still_s(record.peer),
-            "microbatch_s": self._signed.manifest.train.microbatch_size / record.throughput if record.throughput > 0 else 0.0,
+            "microbatch_s": self._signed.manifest.train.microbatch_size / computed
+            if (computed := record.computes or record.throughput) > 0
+            else 0.0,
         }
         row = {name: derived[name] if name in derived else getattr(record, name) for name in ROW}
         if record.peer != self._membership.me:

@@ -22,14 +22,22 @@ class _Lane:
     users: int = 0
 
 
+@dataclass(slots=True)
+class Waiting:
+    """Counts the transfers that wait for their turn, in any lanes that share it."""
+
+    count: int = 0
+
+
 class Lanes:
     """One lane for each end of a link. Any hashable value may name an end."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Waiting | None = None) -> None:
         self._lanes: dict[object, _Lane] = {}
+        self._waiting = waiting or Waiting()
 
     def turn(self, end: object) -> Turn:
-        return Turn(self._lanes, end)
+        return Turn(self._lanes, end, self._waiting)
 
     def __len__(self) -> int:
         """Number of lanes in which a turn is in progress or waits."""
@@ -39,9 +47,10 @@ class Lanes:
 class Turn:
     """The right to send to one end, from `begin` to `end`. As a context manager it ends with the context at the latest."""
 
-    def __init__(self, lanes: dict[object, _Lane], end: object) -> None:
+    def __init__(self, lanes: dict[object, _Lane], end: object, waiting: Waiting) -> None:
         self._lanes = lanes
         self._end = end
+        self._waiting = waiting
         self._lane: _Lane | None = None
 
     async def begin(self) -> None:
@@ -49,11 +58,14 @@ class Turn:
         lane = self._lanes.setdefault(self._end, _Lane())
         lane.users += 1
         breaks = lane.breaks
+        self._waiting.count += 1
         try:
             await lane.lock.acquire()
         except BaseException:
             self._leave(lane)
             raise
+        finally:
+            self._waiting.count -= 1
         self._lane = lane
         if lane.breaks != breaks:
             self.end()

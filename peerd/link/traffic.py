@@ -14,6 +14,7 @@ from typing import TypeVar
 from google.protobuf.message import Message as ProtoMessage
 
 from peerd.config.codec import NONE, Codec
+from peerd.link.lanes import Waiting
 from peerd.link.line import OwnLine
 from peerd.policy.route.compressing import RateMeter
 from peerd.table.record import PeerId
@@ -66,6 +67,8 @@ class Traffic:
     """When bytes last came from each peer (`time.monotonic`), by whichever way."""
     line: OwnLine = field(default_factory=OwnLine)
     """The rates of the line that all links of this peer share."""
+    waiting: Waiting = field(default_factory=Waiting)
+    """Microbatches and gradients that wait until others to the same peer have left."""
     taken: dict[PeerId, Way] = field(default_factory=dict)
     """The way that the last microbatch to each peer took."""
 

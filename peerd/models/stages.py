@@ -23,6 +23,7 @@ from peerd.planner.load import FLOAT32_BYTES, Load
 from peerd.planner.memory import EASY_SHARE, Memory, Placing, Room, optimizer_bytes, placing_in, stage_memory
 from peerd.planner.workload import ModelLoads
 from peerd.policy.round.needs import StageTraffic
+from peerd.policy.swarm.rates import SampleDemand
 
 MOST_SLOTS_FACTOR = 4
 """Upper bound of the slots for long links, as a multiple of the usual number, which fills a pipeline of short links."""
@@ -145,6 +146,15 @@ def largest_state_bytes(manifest: Manifest) -> int:
 def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
     """Floating-point operations of one microbatch's forward pass, matrix products only. The backward pass takes twice as many."""
     return _on_meta(manifest, stage).forward_flops(manifest.train.microbatch_size, manifest.train.sequence_length)
+
+
+def stage_demands(manifest: Manifest, *, are_alike: bool) -> tuple[SampleDemand, ...]:
+    """What a sample asks of a peer of each stage, in the smallest codecs. `are_alike`: all stages compute for equally long."""
+    size, found = manifest.train.microbatch_size, []
+    for stage, traffic in enumerate(stage_traffics(manifest)):
+        work = 1.0 if are_alike else max(1.0, float(estimate_forward_flops(manifest, stage)))
+        found.append(SampleDemand(work=work, sends=traffic.boundary_up / size, receives=traffic.boundary_down / size))
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=256)

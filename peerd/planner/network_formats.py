@@ -61,7 +61,7 @@ def swarm_network(reply: Mapping[str, Any], microbatch_size: int) -> Topology:
             up=peer["up"] or math.inf,
             down=peer["down"] or math.inf,
             stage=peer["stage"],
-            microbatches_per_s=peer["throughput"] / microbatch_size if peer["throughput"] > 0 else None,
+            microbatches_per_s=(peer.get("computes") or peer["throughput"]) / microbatch_size or None,
         )
         for peer in found
     )

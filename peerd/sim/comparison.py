@@ -15,7 +15,7 @@ from peerd.sim.trace import PEERS_PER_STAGE, ChangeFile, Trace, generate
 
 UNLIKE_SPREAD = 8.0
 PAPER_STAGES = (4, 8, 16, 32)
-CONTENDERS = ((Rule.NONE, 0.0), (Rule.ALGORITHM_2, 300.0), (Rule.ALGORITHM_2, 60.0), (Rule.IMPROVED, 60.0))
+CONTENDERS = ((Rule.NONE, 0.0), (Rule.QUEUES, 300.0), (Rule.QUEUES, 60.0), (Rule.IMPROVED, 60.0))
 """Rule and period. Joiners take a random stage, as in the paper; under the improved rule they take the weakest."""
 
 

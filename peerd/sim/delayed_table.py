@@ -80,7 +80,7 @@ class DelayedTable:
         for record in self._records.values():
             if record.phase is not Phase.JOINING:
                 serving[record.stage].append(record)
-            if record.queue:
+            if record.backlog:
                 self._records[record.peer] = _revised(record, record.throughput, 0)
         strengths = [math.fsum(record.throughput for record in found) for found in serving]
         offered = LOAD * min(strengths)
@@ -88,15 +88,15 @@ class DelayedTable:
         for found, strength in zip(serving, strengths, strict=True):
             if found:
                 load = offered / strength
-                self._records[found[0].peer] = _revised(found[0], found[0].throughput, round(mean_peers * load / (1 - load)))
+                self._records[found[0].peer] = _revised(found[0], found[0].throughput, mean_peers * load / (1 - load))
 
     def _measured(self, record: PeerRecord) -> PeerRecord:
-        return _revised(record, record.throughput * self._off(), round(record.queue * self._off()))
+        return _revised(record, record.throughput * self._off(), record.backlog * self._off())
 
     def _off(self) -> float:
         return math.exp(self._noise * self._chance.gauss(0, 1))
 
 
-def _revised(record: PeerRecord, throughput: float, queue: int) -> PeerRecord:
+def _revised(record: PeerRecord, throughput: float, backlog: float) -> PeerRecord:
     """Like dataclasses.replace, in a third of the time."""
-    return PeerRecord(peer=record.peer, stage=record.stage, phase=record.phase, throughput=throughput, queue=queue)
+    return PeerRecord(peer=record.peer, stage=record.stage, phase=record.phase, throughput=throughput, backlog=backlog)

@@ -152,7 +152,7 @@ class _Simulation:
 
     def _rebalance(self) -> None:
         params = self._scenario.params
-        view = self._table.view(with_queues=params.rule is Rule.ALGORITHM_2)
+        view = self._table.view(with_queues=params.rule is Rule.QUEUES)
         for move in plan(view, self._scenario.num_stages, seed_at(self._now_s, params), params).moves:
             peer = self._swarm.peers.get(move.peer)
             if peer is None or peer.stage != move.from_stage or not peer.serving:

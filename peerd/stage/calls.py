@@ -123,6 +123,11 @@ class StageService:
         return len(self._held)
 
     @property
+    def num_waiting(self) -> int:
+        """Microbatches that wait for the executor."""
+        return sum(ticket.waits for ticket in self._held.values())
+
+    @property
     def throughput(self) -> float:
         """Samples per second of computing time, so that waiting does not make this peer look slow. 0: not known yet."""
         microbatch_s = self.computing.microbatch_s(time.monotonic())
@@ -267,9 +272,10 @@ class StageService:
 
     async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result], step: int | None = None) -> Result:
         """Run a job on the executor and note how long it waited and worked; an evaluation counts as the current step's."""
-        asked_s = time.monotonic()
+        asked_s, ticket.waits = time.monotonic(), True
 
         def timed() -> Result:
+            ticket.waits = False
             if self.handing_back and priority is Priority.FORWARD:
                 raise WrongStateError("this peer is leaving")
             began_s = time.monotonic()
@@ -285,6 +291,7 @@ class StageService:
         try:
             return await self._executor.run(priority, timed, ticket.step if step is None else step)
         finally:
+            ticket.waits = False
             if self.shortage.is_hopeless:
                 self._host.cannot_compute()
 

@@ -29,6 +29,8 @@ class Ticket:
     cancelled: bool = False
     again: bool = False
     """Another peer may have added it, too."""
+    waits: bool = False
+    """Whether it waits for the executor."""
     queued_s: float = 0.0
     """The time that it has waited for the executor."""
     computed_s: float = 0.0

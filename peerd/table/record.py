@@ -22,6 +22,7 @@ MAX_OFFSET, MAX_HEIGHT, MAX_ERROR = (1 << 15) - 1, (1 << 16) - 1, 2000
 """Of a coordinate, in its units."""
 MAX_LOSS = 1e30
 """Nats per token. A run that diverges may come near it."""
+MAX_BACKLOG = float(1 << 20)
 MAX_ASIDES = 3
 """A peer has memory for so many: that of a round, which it does not need meanwhile."""
 MAX_SIDELINED = 8
@@ -222,7 +223,7 @@ class Vitals:
     queue: Annotated[int, 18, count(1 << 20)] = 0
     in_flight: Annotated[int, 19, count(1 << 20)] = 0
     throughput: Annotated[float, 20, real(MAX_THROUGHPUT)] = 0.0
-    """Samples per second, moving average."""
+    """Samples per second, moving average: what it computes, or less where its line is known to carry less."""
     tokens: Annotated[int, 21, count()] = 0
     last_loss: Annotated[float | None, 22, optional(real(MAX_LOSS))] = None
     """Mean loss of the step before `step`."""
@@ -245,6 +246,10 @@ class Vitals:
     """In how many steps in a row it had work, and its gradients were in no average (policy/step/contributions.py)."""
     coordinate: Annotated[Coordinate | None, 40, optional(COORDINATE)] = None
     """Where the peer is in the network, by the round trips that it has measured (policy/swarm/coordinates.py). None: not known yet."""
+    computes: Annotated[float, 41, real(MAX_THROUGHPUT)] = 0.0
+    """Samples per second that it would do on any line. 0: its line is not known well enough, and `throughput` says what it computes."""
+    backlog: Annotated[float, 42, real(MAX_BACKLOG)] = 0.0
+    """Microbatches that waited for its processor or its uplink, on average over the last rebalancing period."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

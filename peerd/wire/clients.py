@@ -64,7 +64,7 @@ class StageClient(Client):
 
     def __init__(self, links: Links, run: RunId, spans: SpanRing | None = None) -> None:
         super().__init__(links, run)
-        self._lanes = Lanes()
+        self._lanes = Lanes(links.traffic.waiting)
         self._spans = spans or SpanRing(0)
 
     async def backpropagate(

@@ -147,7 +147,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
 
     def __init__(self, door: Door, handler: StageHandler) -> None:
         super().__init__(door, handler)
-        self._lanes = Lanes()
+        self._lanes = Lanes(door.traffic.waiting)
         self._arriving = FewEach(door.knows)
 
     async def Backpropagate(self, messages: AsyncIterator[stage_pb2.CallMessage | Headed | Chunk], context: Any) -> AsyncIterator[Any]:

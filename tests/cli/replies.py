@@ -60,6 +60,8 @@ def peer_info(**changes: Any) -> PeerInfo:
         "up": 0,
         "down": 0,
         "coordinate": None,
+        "computes": 0.0,
+        "backlog": 0.0,
         "age_s": 0.4,
     }
     return cast("PeerInfo", {**fields, **changes})

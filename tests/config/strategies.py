@@ -107,5 +107,9 @@ def manifests(draw: st.DrawFn) -> Manifest:
         wire=WireConfig(
             activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(averaged_codecs) if lossy else "none"
         ),
-        swarm=SwarmConfig(announce_period_s=draw(st.floats(0.2, 300)), group_size=draw(st.just(0) | st.integers(2, 1024))),
+        swarm=SwarmConfig(
+            announce_period_s=draw(st.floats(0.2, 300)),
+            group_size=draw(st.just(0) | st.integers(2, 1024)),
+            rebalance=draw(st.sampled_from(["queues", "improved", "none"])),
+        ),
     )

@@ -103,6 +103,7 @@ def test_any_value_of_any_field_is_taken_or_refused_and_nothing_else(path: tuple
         ("model", "kind", "transformer"),
         ("compute", "threads", -1),
         ("swarm", "announce_period_s", 0.0),
+        ("swarm", "rebalance", "sometimes"),
         ("swarm", "group_size", 1),
         ("swarm", "group_size", 1025),
         ("data", "tokenizer", "words"),

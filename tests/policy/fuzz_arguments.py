@@ -25,10 +25,12 @@ from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.coordinates import NetworkPosition
 from peerd.policy.swarm.health import Facts, advance
 from peerd.policy.swarm.pace import still_since
+from peerd.policy.swarm.queues import QueueReadings
+from peerd.policy.swarm.rates import SampleDemand
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
 from peerd.policy.swarm.spreading import DirectoryReading, News
-from peerd.table.record import NO_RECORD, PeerRecord, Phase, RawRecord
+from peerd.table.record import MAX_STAGES, NO_RECORD, PeerRecord, Phase, RawRecord
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
@@ -104,9 +106,14 @@ def _facts(world: World) -> Facts:
     )
 
 
+def _demand(world: World) -> SampleDemand:
+    random = world.random
+    return SampleDemand(work=random.uniform(0.5, 2.0), sends=random.choice((0.0, 1.0, 1e9)), receives=random.choice((0.0, 5e-324, 1e9)))
+
+
 def _rebalancing(world: World) -> Rebalancing:
-    work = tuple(world.random.uniform(0.5, 2.0) for _ in range(world.num_stages))
-    return Rebalancing(rule=world.random.choice(list(Rule)), stage_work=world.random.choice(((), work)))
+    demands = tuple(_demand(world) for _ in range(world.num_stages))
+    return Rebalancing(rule=world.random.choice(list(Rule)), demands=world.random.choice(((), demands)))
 
 
 def _news(world: World) -> News:
@@ -193,6 +200,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     DirectoryReading: lambda w: DirectoryReading(w.random.choice((w.live, LiveView(me=w.live.me, records=()))), w.random.randint(1, 12)),
     Roster: _roster,
     Sidelining: _sidelining,
+    QueueReadings: lambda _w: QueueReadings(),
     StepClocks: lambda _w: StepClocks(),
 }
 """By class: an object whose methods are called."""
@@ -264,6 +272,9 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "tied_sum": lambda w: w.raw(16),
     "norm": lambda w: w.maybe(w.norm),
     "seed": World.count,
+    "speed": lambda w: w.random.choice((0.0, 5e-324, 1.0, 1e9)),
+    "demand": _demand,
+    "demands": lambda w: w.maybe(lambda: [_demand(w)] * MAX_STAGES) or (),
     "samples": lambda w: w.random.randint(1, 512),
     "samples_per_step": lambda w: w.random.randint(1, 1 << 20),
     "slowness": lambda w: w.random.choice((0.0, 1e-9, 0.5, 1.0, 1e9)),

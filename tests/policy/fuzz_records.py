@@ -16,6 +16,7 @@ from peerd.policy.step.ledger import full
 from peerd.table.forms import MAX_COUNT, MAX_LIST, MAX_MICROBATCHES_PER_STEP
 from peerd.table.record import (
     MAX_ASIDES,
+    MAX_BACKLOG,
     MAX_ERROR,
     MAX_HEIGHT,
     MAX_KEPT_STEPS,
@@ -265,6 +266,8 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "unaveraged": lambda w: w.told_step(),
     "up": lambda w: w.count(MAX_RATE),
     "down": lambda w: w.count(MAX_RATE),
+    "computes": lambda w: w.real(MAX_THROUGHPUT),
+    "backlog": lambda w: w.real(MAX_BACKLOG),
     "coordinate": lambda w: w.maybe(w.coordinate),
 }
 """By field of a record: any value that its form lets through."""

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from peerd.policy.swarm.rates import SampleDemand
 from peerd.policy.swarm.rebalance import Move, Plan, Rebalancing, Rule, move_of, plan
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import member
 
 IMPROVED = Rebalancing()
-ALGORITHM_2 = Rebalancing(rule=Rule.ALGORITHM_2)
+ALGORITHM_2 = Rebalancing(rule=Rule.QUEUES)
 
 rules = st.sampled_from([*(Rebalancing(rule=rule) for rule in Rule), Rebalancing(download_s=240, noise=0.0), Rebalancing(noise=0.3)])
 throughputs = st.sampled_from([0.0, 0.3, 1.0, 2.5, 8.0])
@@ -32,7 +33,7 @@ def swarms(draw: st.DrawFn, num_stages: int = 3, throughput: st.SearchStrategy[f
             stage=draw(st.integers(0, num_stages - 1)),
             phase=draw(st.sampled_from([Phase.JOINING, Phase.ACCUMULATING, Phase.AVERAGED])),
             leaving=draw(st.integers(0, 9)) == 0,
-            queue=draw(st.integers(0, 5)),
+            backlog=draw(st.integers(0, 5)) / 1.0,
             throughput=draw(throughput),
         )
         for number in range(draw(st.integers(1, 14)))
@@ -128,14 +129,14 @@ def test_who_has_moved_or_still_downloads_or_leaves_ignores_the_plan() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"period_s": 0}, {"horizon_s": float("inf")}, {"download_s": -1}, {"slack": 1.5}, {"noise": float("nan")}, {"stage_work": (1.0, 0.0)}],
+    [{"period_s": 0}, {"horizon_s": float("inf")}, {"download_s": -1}, {"slack": 1.5}, {"noise": float("nan")}],
 )
 def test_a_broken_parameter_is_named(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Rebalancing(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("field", ["stage_work", "needed_bytes"])
+@pytest.mark.parametrize("field", ["demands", "needed_bytes"])
 def test_figures_per_stage_must_be_there_for_every_stage(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         plan(swarm_of(1, 1), 2, 0, Rebalancing(**{field: (1, 1, 1)}))  # type: ignore[arg-type]
@@ -145,8 +146,8 @@ def test_figures_per_stage_must_be_there_for_every_stage(field: str) -> None:
 
 
 def test_algorithm_2_takes_the_least_loaded_peer_of_the_least_loaded_stage_to_the_most_loaded() -> None:
-    idle = [member("a", queue=2), member("b", queue=1), member("c", queue=2)]
-    others = [member("d", stage=1, queue=7), member("e", stage=2, queue=9)]
+    idle = [member("a", backlog=2), member("b", backlog=1), member("c", backlog=2)]
+    others = [member("d", stage=1, backlog=7), member("e", stage=2, backlog=9)]
     (move,) = plan(LiveView(me=PeerId("a"), records=(*idle, *others)), 3, 0, ALGORITHM_2).moves
     assert (move.peer, move.from_stage, move.to_stage) == ("b", 0, 2)
     assert "stage 0 has 5 queued and stage 2 has 9" in move.reason
@@ -154,7 +155,7 @@ def test_algorithm_2_takes_the_least_loaded_peer_of_the_least_loaded_stage_to_th
 
 def test_algorithm_2_moves_nobody_between_equal_loads_nor_the_last_of_a_stage() -> None:
     assert plan(swarm_of(2, 2), 2, 0, ALGORITHM_2).moves == ()
-    alone = LiveView(me=PeerId("a"), records=(member("a", queue=0), member("b", stage=1, queue=5)))
+    alone = LiveView(me=PeerId("a"), records=(member("a", backlog=0), member("b", stage=1, backlog=5)))
     found = plan(alone, 2, 0, ALGORITHM_2)
     assert found.moves == ()
     assert "empty" in found.reason
@@ -227,7 +228,7 @@ def test_a_lack_of_less_than_one_peer_is_made_good_where_one_move_raises_the_who
 @given(st.lists(st.integers(0, 50), min_size=9, max_size=9))
 def test_queues_however_noisy_do_not_change_the_improved_plan(queues: list[int]) -> None:
     live = swarm_of(6, 3)
-    noisy = replace(live, records=tuple(replace(r, queue=q) for r, q in zip(live.records, queues, strict=True)))
+    noisy = replace(live, records=tuple(replace(r, backlog=q) for r, q in zip(live.records, queues, strict=True)))
     assert plan(noisy, 2, 0, IMPROVED) == plan(live, 2, 0, IMPROVED)
 
 
@@ -311,7 +312,7 @@ def test_planners_with_other_downloads_name_the_same_peer_or_nobody() -> None:
 def test_a_stage_with_twice_the_work_gets_twice_the_peers() -> None:
     """Throughput is measured at the present stage: at the heavy one the same machine does half as many samples."""
     live = swarm_of(6, 6)
-    params = Rebalancing(stage_work=(1.0, 2.0))
+    params = Rebalancing(demands=(SampleDemand(work=1.0), SampleDemand(work=2.0)))
     for period in range(4):
         live = replace(live, records=tuple(replace(r, throughput=1.0 / (1 + r.stage)) for r in live.records))
         live = carried_out(live, plan(live, 2, period, params))

@@ -11,8 +11,8 @@ from peerd.sim.rebalance import Scenario, simulate
 from peerd.sim.trace import generate
 
 NONE = Rebalancing(rule=Rule.NONE)
-EVERY_300_S = Rebalancing(rule=Rule.ALGORITHM_2, period_s=300)
-EVERY_60_S = Rebalancing(rule=Rule.ALGORITHM_2, period_s=60)
+EVERY_300_S = Rebalancing(rule=Rule.QUEUES, period_s=300)
+EVERY_60_S = Rebalancing(rule=Rule.QUEUES, period_s=60)
 IMPROVED = Rebalancing()
 
 

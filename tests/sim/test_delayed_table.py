@@ -56,13 +56,13 @@ def test_a_stage_that_everybody_left_comes_first() -> None:
 def test_the_weaker_a_stage_the_more_is_queued_there() -> None:
     peers = [peer_of(n, stage=0 if n < 12 else 1) for n in range(20)]
     records = table_of(*peers).view(with_queues=True).records
-    strong, weak = (sum(record.queue for record in records if record.stage == stage) for stage in (0, 1))
+    strong, weak = (sum(record.backlog for record in records if record.stage == stage) for stage in (0, 1))
     assert 0 < strong < weak
 
 
 def test_nothing_is_queued_at_who_still_downloads() -> None:
     records = table_of(peer_of(1, 0), peer_of(2, 1), peer_of(3, 0, serving=False)).view(with_queues=True).records
-    assert [record.queue > 0 for record in records] == [True, True, False]
+    assert [record.backlog > 0 for record in records] == [True, True, False]
 
 
 def test_measured_values_are_off_by_the_noise() -> None:

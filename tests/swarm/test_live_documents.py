@@ -125,7 +125,7 @@ def test_the_simulations_that_are_shown_run(place: Swarm) -> None:
     assert "improved" in engineer.types("peerd simulate rebalance")
     assert "improved" in engineer.types("peerd simulate rebalance --trace churn.csv --stages 4")
     told = json.loads(engineer.types("peerd simulate rebalance --trace my-churn.csv --peers 60 --json"))
-    assert {"none", "algorithm-2", "improved"} <= {row["rule"] for row in told["rows"]}
+    assert {"none", "queues", "improved"} <= {row["rule"] for row in told["rows"]}
     pytest.importorskip("matplotlib")
     engineer.types("peerd simulate rebalance --stages 4 --download 240 --plot moves.png")
     assert (engineer.folder / "moves.png").stat().st_size > 10_000

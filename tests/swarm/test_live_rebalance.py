@@ -42,6 +42,28 @@ def test_seven_and_one_become_four_and_four_and_recover_from_the_loss_of_three()
         swarm.assert_exact()
 
 
+def test_by_queues_a_peer_moves_to_where_microbatches_wait_and_says_so() -> None:
+    period_s = 9.0
+    manifest = swarm_manifest(num_stages=2, steps=100_000, microbatches_per_step=MICROBATCHES, microbatch_size=1)
+    with Swarm(replace(manifest, swarm=replace(manifest.swarm, rebalance_period_s=period_s, rebalance="queues"))) as swarm:
+        first = swarm.start(stage=1, stay=True, compute_stand_in_ms=STAND_IN_MS)
+        others = [swarm.join(0, compute_stand_in_ms=STAND_IN_MS) for _ in range(3)]
+        for daemon in others:
+            daemon.wait_until_serving(timeout_s=120)
+        until(lambda: backlogs(first)[1] > 2, timeout_s=120)
+        before = backlogs(first)[1]
+        until(lambda: serving(first) == [2, 2], timeout_s=6 * period_s + LAST_MOVE_S)
+        assert sum(daemon.status["moves"] for daemon in others) == 1
+        until(lambda: backlogs(first)[1] <= before / 2, timeout_s=6 * period_s)
+        assert any("queued" in each.status["rebalancing"] for each in swarm.daemons)
+        swarm.assert_exact()
+
+
+def backlogs(daemon: Daemon) -> list[float]:
+    """What waits in each stage, by the peers' records."""
+    return [sum(row["backlog"] for row in stage["peers"]) for stage in daemon.table["stages"]]
+
+
 def serving(daemon: Daemon) -> list[int]:
     """Peers per stage that serve, as one daemon sees it."""
     stages = daemon.table["stages"]

@@ -88,6 +88,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
     "voids": st.lists(st.builds(Void, peers, counts, steps), max_size=8).map(tuple),
     "throughput": reals.filter(lambda rate: rate <= 1e9),
+    "computes": reals.filter(lambda rate: rate <= 1e9),
+    "backlog": reals.filter(lambda waiting: waiting <= 1 << 20),
     "tokens": counts,
     "last_loss": st.none() | reals,
     "software": texts,

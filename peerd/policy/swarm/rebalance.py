@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from peerd.policy.hashing import digest
+from peerd.policy.swarm.rates import SampleDemand, demand_of, rate_at, speed_of
 from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 from peerd.table.view import LiveView
 
@@ -28,6 +29,8 @@ SLACK_OF_MANY_STAGES = 0.03
 ROUNDING = 1e-9
 """Relative; differences below it are the arithmetic's."""
 PERIODS_PER_SEED = 10
+LEAST_LONGER = 1.0
+"""Microbatches by which the longest queue must exceed the shortest."""
 ERRORS = 2.0
 """A peer moves only for a difference larger than this many standard deviations of the measuring error."""
 NEAR = 0.9
@@ -38,8 +41,8 @@ MOST_TIMES_TYPICAL = 100.0
 
 class Rule(enum.StrEnum):
     NONE = "none"
-    ALGORITHM_2 = "algorithm-2"
-    """The paper's: the least loaded peer of the stage with the least queued moves to the stage with the most."""
+    QUEUES = "queues"
+    """The paper's algorithm 2: the least loaded peer of the stage with the least queued moves to the stage with the most."""
     IMPROVED = "improved"
     """The bottleneck rule: while the weakest stage has less than its fair share, one peer moves to it."""
 
@@ -59,8 +62,8 @@ class Rebalancing:
     """How long a gain is expected to last before churn undoes it or would have brought it anyway."""
     noise: float = 0.02
     """Relative error of one peer's measured throughput; a difference within it moves nobody (hysteresis)."""
-    stage_work: tuple[float, ...] = ()
-    """Compute per sample of each stage, in any unit. Empty: all stages take the same."""
+    demands: tuple[SampleDemand, ...] = ()
+    """What a sample asks of a peer of each stage. Empty: all stages take the same, and no line binds."""
     needed_bytes: tuple[int, ...] = ()
     """Memory that a peer of each stage needs. Empty: every peer fits every stage."""
 
@@ -75,8 +78,6 @@ class Rebalancing:
                 raise ValueError(f"{name} must lie in [0, 1), not {value}")
         if not 0 <= self.download_s < math.inf:
             raise ValueError(f"download_s must be finite and not negative, not {self.download_s}")
-        if not all(0 < work < math.inf for work in self.stage_work):
-            raise ValueError("stage_work must be positive and finite")
 
     def slack_at(self, num_stages: int) -> float:
         """With many stages one of them lacks something at any moment, and chasing it moves peers without end."""
@@ -84,8 +85,8 @@ class Rebalancing:
             return self.slack
         return SLACK_OF_MANY_STAGES if num_stages >= MANY_STAGES else SLACK
 
-    def work_at(self, stage: int) -> float:
-        return self.stage_work[stage] if self.stage_work else 1.0
+    def demand_at(self, stage: int) -> SampleDemand:
+        return demand_of(self.demands, stage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +112,8 @@ def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) 
 
     `seed` is what all planners of one period share (see `seed_at`).
     """
-    if params.stage_work and len(params.stage_work) != num_stages:
-        raise ValueError(f"stage_work names {len(params.stage_work)} stages of {num_stages}")
+    if params.demands and len(params.demands) != num_stages:
+        raise ValueError(f"demands names {len(params.demands)} stages of {num_stages}")
     if params.needed_bytes and len(params.needed_bytes) != num_stages:
         raise ValueError(f"needed_bytes names {len(params.needed_bytes)} stages of {num_stages}")
     if num_stages < 2:
@@ -123,8 +124,8 @@ def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) 
     match params.rule:
         case Rule.NONE:
             return Plan((), "rebalancing is off")
-        case Rule.ALGORITHM_2:
-            return _algorithm_2(records, num_stages, seed)
+        case Rule.QUEUES:
+            return _algorithm_2(records, [stage for stage in range(num_stages) if live.summary(stage)], num_stages, seed)
         case Rule.IMPROVED:
             return _Improvement(records, [live.summary(stage) for stage in range(num_stages)], num_stages, seed, params).plan()
 
@@ -145,22 +146,28 @@ def move_of(found: Plan, mine: PeerRecord) -> Move | None:
     return next((move for move in found.moves if move.peer == mine.peer and move.from_stage == mine.stage), None)
 
 
-def _algorithm_2(records: Iterable[PeerRecord], num_stages: int, seed: int | str) -> Plan:
-    """Appendix D, algorithm 2, lines 5-30. Ours: hashes settle ties, and the last peer of a stage stays."""
+def _algorithm_2(records: Iterable[PeerRecord], told_of: Collection[int], num_stages: int, seed: int | str) -> Plan:
+    """Appendix D, algorithm 2, lines 5-30. Ours: queues that differ by less than a microbatch are equal, hashes settle ties, so that a view
+    too old to show a move names the same peer again, and the last peer of a stage stays.
+
+    In a swarm too large for everybody to know everybody it compares the stages whose peers are known.
+    """
     peers: list[list[PeerRecord]] = [[] for _ in range(num_stages)]
     for record in records:
         if record.phase is not Phase.JOINING:
             peers[record.stage].append(record)
-    loads = [sum(record.queue for record in found) for found in peers]
+    loads = [math.fsum(record.backlog for record in found) for found in peers]
     ties = [_rank(seed, stage) for stage in range(num_stages)]
-    least = min((stage for stage in range(num_stages) if peers[stage]), key=lambda stage: (loads[stage], ties[stage]), default=0)
-    most = max(range(num_stages), key=lambda stage: (loads[stage], ties[stage]))
-    told = f"stage {least} has {loads[least]} queued and stage {most} has {loads[most]}"
-    if loads[least] == loads[most]:
-        return Plan((), f"all stages have {loads[most]} queued")
+    known = [stage for stage in range(num_stages) if stage not in told_of]
+    least = min((stage for stage in known if peers[stage]), key=lambda stage: (loads[stage], ties[stage]), default=known[0])
+    most = max(known, key=lambda stage: (loads[stage], ties[stage]))
+    told = f"stage {least} has {loads[least]:.3g} queued and stage {most} has {loads[most]:.3g}"
+    if loads[most] - loads[least] < LEAST_LONGER:
+        return Plan((), f"all stages have about {loads[most]:.3g} queued")
     if len(peers[least]) < 2:
         return Plan((), f"{told}, but stage {least} would be left empty")
-    mover = min(peers[least], key=lambda record: (record.queue, _rank(seed, record.peer)))
+    idle = min(record.backlog for record in peers[least]) + LEAST_LONGER
+    mover = min((record for record in peers[least] if record.backlog < idle), key=lambda record: _rank(seed, record.peer))
     move = Move(peer=mover.peer, from_stage=least, to_stage=most, reason=f"{told}: its least loaded peer moves")
     return Plan((move,), move.reason)
 
@@ -181,8 +188,8 @@ class _Candidate:
 class _Improvement:
     """The bottleneck rule on one view (see `Rule.IMPROVED`), with throughputs in place of counts of peers.
 
-    It reads no queues: they are snapshots, and noisy. A peer's speed is its throughput times its stage's work, so that
-    it can be foretold what it would do elsewhere. A stage's strength is the sum of its members' rates, those still
+    It reads no queues: they are snapshots, and noisy. A peer's speed is what it computes times its stage's work, so that
+    it can be foretold what it would do elsewhere, on its line. A stage's strength is the sum of its members' rates, those still
     downloading included; sums are exact, so that the order of the records does not matter.
     """
 
@@ -190,25 +197,35 @@ class _Improvement:
         self, records: list[PeerRecord], summaries: Sequence[StageSummary | None], num_stages: int, seed: int | str, params: Rebalancing
     ) -> None:
         self._records, self._seed, self._params = records, seed, params
-        self._work = [params.work_at(stage) for stage in range(num_stages)]
+        self._demands = [params.demand_at(stage) for stage in range(num_stages)]
         self._speeds = self._believed_speeds()
         self._rates: list[list[float]] = [[] for _ in range(num_stages)]
         for record, speed in zip(records, self._speeds, strict=True):
-            self._rates[record.stage].append(speed / self._work[record.stage])
+            self._rates[record.stage].append(rate_at(record, speed, self._demands[record.stage]))
         unseen = [0.0 if told is None else max(0.0, told.throughput - math.fsum(self._rates[s])) for s, told in enumerate(summaries)]
         self._strengths = [math.fsum([*rates, rest]) for rates, rest in zip(self._rates, unseen, strict=True)]
-        unseen_speeds = [rest * work for rest, work in zip(unseen, self._work, strict=True)]
-        self._fair = math.fsum([*self._speeds, *unseen_speeds]) / sum(self._work)
-        """What every stage would have if speed could be cut up at will: no partition does better."""
+        self._fair = self._fair_share(unseen)
         least = min(self._strengths)
         equals = [stage for stage in range(num_stages) if self._strengths[stage] == least]
         self._weakest = min(equals, key=lambda stage: _rank(seed, stage))
 
+    def _fair_share(self, unseen: Sequence[float]) -> float:
+        """What every stage would have if each peer could divide its time among all stages.
+
+        `unseen`: samples/s of peers that are not known, by stage; their lines are taken not to bind.
+        """
+        free = [rest * demand.work for rest, demand in zip(unseen, self._demands, strict=True)]
+        divided = list[float]()
+        for record, speed in zip(self._records, self._speeds, strict=True):
+            if record.computes <= 0:
+                free.append(speed)
+            elif rates := [rate for demand in self._demands if (rate := rate_at(record, speed, demand)) > 0]:
+                divided.append(1 / math.fsum(1 / rate for rate in rates))
+        return math.fsum([math.fsum(free) / sum(demand.work for demand in self._demands), *divided])
+
     def _believed_speeds(self) -> list[float]:
         """Speed of each peer; one not yet measured counts as the mean."""
-        speeds = [record.throughput for record in self._records]
-        if self._params.stage_work:
-            speeds = [speed * self._work[record.stage] for speed, record in zip(speeds, self._records, strict=True)]
+        speeds = [speed_of(record, self._params.demands) for record in self._records]
         measured = [speed for speed in speeds if speed > 0]
         if not measured:
             return [1.0] * len(speeds)
@@ -219,7 +236,7 @@ class _Improvement:
         return [min(speed, most) if speed > 0 else mean for speed in speeds]
 
     def plan(self) -> Plan:
-        weakest, strength, slack = self._weakest, self._strengths[self._weakest], self._params.slack_at(len(self._work))
+        weakest, strength, slack = self._weakest, self._strengths[self._weakest], self._params.slack_at(len(self._demands))
         told = f"stage {weakest} is the weakest, at {strength:.4g} of a fair {self._fair:.4g} samples/s"
         lack = self._fair - strength
         if lack <= slack * self._fair:
@@ -228,7 +245,8 @@ class _Improvement:
         if self._rates[weakest] and not serving[weakest]:
             return Plan((), f"{told}: a peer is on its way and nobody else has the stage's state")
         best = self._choose(serving)
-        lacks_a_peer = lack * self._work[weakest] >= min(self._speeds) * (1 - ERRORS * self._params.noise - ROUNDING)
+        least = min(rate_at(record, speed, self._demands[weakest]) for record, speed in zip(self._records, self._speeds, strict=True))
+        lacks_a_peer = lack >= least * (1 - ERRORS * self._params.noise - ROUNDING)
         if not lacks_a_peer and (best is None or not self._others_are_stronger(best.record.stage)):
             return Plan((), f"{told}: it lacks less than one peer")
         if best is None:
@@ -237,7 +255,7 @@ class _Improvement:
 
     def _serving(self) -> list[list[tuple[PeerRecord, float]]]:
         """Per stage the peers that have its state, with their speeds; only these can move."""
-        found: list[list[tuple[PeerRecord, float]]] = [[] for _ in self._work]
+        found: list[list[tuple[PeerRecord, float]]] = [[] for _ in self._demands]
         for record, speed in zip(self._records, self._speeds, strict=True):
             if record.phase is not Phase.JOINING:
                 found[record.stage].append((record, speed))
@@ -255,7 +273,7 @@ class _Improvement:
 
     def _others_are_stronger(self, source: int) -> bool:
         """True if a move from `source` raises the whole: every third stage is stronger than the weakest, measuring error aside."""
-        others = (stage for stage in range(len(self._work)) if stage not in (source, self._weakest))
+        others = (stage for stage in range(len(self._demands)) if stage not in (source, self._weakest))
         return all(self._strengths[stage] > self._bar(stage) for stage in others)
 
     def _bar(self, stage: int) -> float:
@@ -269,10 +287,11 @@ class _Improvement:
         floor, bar = self._strengths[weakest], self._bar(source)
         needed = self._params.needed_bytes[weakest] if self._params.needed_bytes else 0
         for record, speed in peers:
-            left = strength - speed / self._work[source]
+            rate = rate_at(record, speed, self._demands[source])
+            left = strength - rate
             if left > bar and source != weakest and not 0 < record.memory_bytes < needed:
-                gain = min(left, floor + speed / self._work[weakest], self._fair) - floor
-                yield _Candidate(record, speed / self._work[source], gain)
+                gain = min(left, floor + rate_at(record, speed, self._demands[weakest]), self._fair) - floor
+                yield _Candidate(record, rate, gain)
 
     def _if_it_pays(self, best: _Candidate, told: str) -> Plan:
         """The move, unless the samples lost while downloading outweigh those gained over the horizon."""
