@@ -93,6 +93,8 @@ class SwarmView:
         peer, known = record.peer, self._sightings.get(record.peer)
         if (known is not None and record.pair <= known.record.pair) or self.is_condemned(peer, now_s):
             return False
+        if record.group and known is not None and peer != self.me:
+            record = _credible(record, known.record)
         num_known = len(self._fresh) + (len(self.strangers) if self._words_needed(now_s) < WORDS_FOR_PROOF else 0)
         self._see(peer, Sighting(record, now_s, self._accused_by(record), LEAST_BELIEVED + num_known // KNOWN_PER_BELIEVED))
         if peer == self.me:
@@ -344,3 +346,9 @@ def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:
     if (record.done, record.phase, record.step, record.next_done) != (known.done, known.phase, known.step, known.next_done):
         return False
     return replace(record, version=known.version) == known
+
+
+def _credible(record: PeerRecord, known: PeerRecord) -> PeerRecord:
+    """The record of a peer that holds its group's sum: it has computed no more of that than its records of this step have shown before."""
+    shown = known.own_done if known.group else known.done
+    return replace(record, own_done=record.own_done & (shown if known.step == record.step else 0))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.table.record import PeerId, PeerRecord, Phase, Suspicion, Void
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, Suspicion, Void
 from peerd.table.swarm_view import CONDEMNED_LIVES, SwarmView, accusers_needed
 from tests.strategies import member, records, view_of
 
@@ -309,3 +309,21 @@ def test_hole_32_a_claim_that_is_found_to_be_unproven_again_is_doubted_for_longe
     view.clear()
     view.merge(replace(liar, version=liar.version + 1), now_s)
     assert view.live(now_s).suspected == ()
+
+
+def test_a_member_of_a_group_counts_as_having_computed_no_more_than_its_records_have_shown() -> None:
+    view, mine = (
+        SwarmView(me=PeerId("p0"), ttl_s=3.0),
+        PeerRecord(peer=PeerId("p1"), step=4, phase=Phase.ACCUMULATING, done=0b11, version=1),
+    )
+    claimed = replace(mine, version=2, done=0b1111, group=AverageId(bytes(16)), own_done=0b0111)
+
+    def seen(*records: PeerRecord) -> int:
+        for number, record in enumerate(records):
+            view.merge(record, float(number))
+        return view.sightings[PeerId("p1")].record.own_done
+
+    assert seen(mine, claimed) == 0b11
+    assert seen(replace(claimed, version=3, own_done=0b1111)) == 0b11
+    assert seen(replace(claimed, version=4, step=5, own_done=0b1)) == 0
+    assert seen(replace(claimed, version=5, step=6, group=AverageId(b""), own_done=0, done=0b1), replace(claimed, version=6, step=6)) == 0b1
