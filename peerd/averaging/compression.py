@@ -113,13 +113,12 @@ class Residual:
         kept = self.pending.pop(group, None)
         self.group, self.before = group, self._take(kept) if kept is not None else None
 
-    def applied(self, average_id: AverageId, group: AverageId) -> None:
+    def applied(self, rounds: Sequence[AverageId], group: AverageId) -> None:
         self.hold(group)
         self.group, self.before = NO_AVERAGE, None
-        kept = self.pending.pop(average_id, None)
-        self.pending.clear()  # entries of this step's failed rounds
-        if kept is not None:
+        for kept in [self.pending[average_id] for average_id in rounds if average_id in self.pending]:
             self._take(kept)
+        self.pending.clear()  # with those of this step's failed rounds
 
     def _take(self, kept: Rest) -> Before:
         before = Before(self.left_out, self.bases, [])
@@ -242,10 +241,10 @@ class Compression:
         self.parts.hold(group)
         self.sums.hold(group)
 
-    def applied(self, average_id: AverageId, group: AverageId = NO_AVERAGE) -> None:
-        """Keep the error of the round whose average was applied, to be made up for; drop the errors of all other rounds.
+    def applied(self, rounds: Sequence[AverageId], group: AverageId = NO_AVERAGE) -> None:
+        """Keep the errors of the rounds whose average was applied, to be made up for; drop the errors of all other rounds.
 
         `group`: that whose sum this peer held, if it is in the average.
         """
-        self.parts.applied(average_id, group)
-        self.sums.applied(average_id, group)
+        self.parts.applied(rounds, group)
+        self.sums.applied(rounds, group)

@@ -6,9 +6,10 @@ import time
 
 from torch import Tensor
 
-from peerd.averaging.handover import finite, unpacked
+from peerd.averaging.handover import finite, unpacked, unpacked_section
 from peerd.errors import WrongStateError
-from peerd.policy.step.roster import why_not_adopt
+from peerd.policy.step.groups import section_bounds
+from peerd.policy.step.roster import Roster, why_not_adopt
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
@@ -40,6 +41,19 @@ class AverageFetcher:
         if reason is not None:
             raise WrongStateError(reason)
         return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))
+
+    async def fetch_section(self, peer: PeerId, step: int, section: int) -> tuple[Roster, Tensor]:
+        """Fetch and check one section of a mate's average. Returns its round's roster and its elements.
+
+        Raises WrongStateError if this peer cannot adopt it.
+        """
+        state = self._state
+        start, end = section_bounds(state.accumulator.flat.numel(), section, state.num_sections)
+        sizes = 2 * ((end - start) * state.accumulator.flat.itemsize,)
+        received = await self._client.get_average(peer, state.record.stage, step, sizes, 2 * self._averaging_s, section)
+        if reason := why_not_adopt(state.record, step, received[0].lineage):
+            raise WrongStateError(reason)
+        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked_section(received, state, step, section))
 
     async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
         """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU."""

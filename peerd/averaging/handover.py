@@ -40,11 +40,37 @@ def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState
     return HeldAverage(average.roster, average.lineage, whole[:length], tied, average.norm)
 
 
+def packed_section(state: StageState, step: int, section: int) -> tuple[Average, Sequence[Bytes]] | None:
+    """The header and the chunks of a section of the average of the step under way; None if it is not here."""
+    held = state.sections
+    roster = held.rosters.get(section) if held is not None else None
+    if held is None or roster is None or roster.step != step:
+        return None
+    values = held.values_of(section)
+    return Average(roster, held.lineage, values.nbytes), views_of_flat(values)
+
+
+def unpacked_section(received: tuple[Average, bytes, Sequence[bytes]], state: StageState, step: int, section: int) -> tuple[Roster, Tensor]:
+    """Decode and check a section. Raises BadMessageError unless it is this one, of an exact average of this stage at `step`."""
+    average, checksum, chunks = received
+    roster = average.roster
+    if (roster.stage, roster.step, roster.section, roster.num_sections) != (state.record.stage, step, section, state.num_sections):
+        raise BadMessageError("a section of another average than was asked for")
+    if (reason := why_inexact(roster.entries, state.num_microbatches)) is not None:
+        raise BadMessageError(f"a section of an average is refused: {reason}")
+    if digest_of(chunks) != checksum:
+        raise BadMessageError("a section of an average does not match its hash")
+    values = decode_flat(chunks, state.accumulator.flat.dtype)
+    if not all_finite([values]):
+        raise BadMessageError("a section of an average that is not finite")
+    return roster, values
+
+
 def check_average(roster: Roster, flat_sum: Tensor, state: StageState, step: int) -> None:
     """Raises BadMessageError unless this is an exact average of the state's stage at `step`."""
     reason = why_inexact(roster.entries, state.num_microbatches)
-    if (roster.stage, roster.step) != (state.record.stage, step):
-        reason = "it is of another stage or step"
+    if (roster.stage, roster.step, roster.num_sections) != (state.record.stage, step, 1):
+        reason = "it is of another stage or step, or a section"
     if flat_sum.shape != (state.average_length(step),) or flat_sum.dtype != state.accumulator.flat.dtype:
         reason = "it has another length than the stage's parameters"
     elif not all_finite([flat_sum]):

@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from peerd.averaging.handover import packed
+from peerd.averaging.handover import packed, packed_section
 from peerd.averaging.host import RoundHost
 from peerd.averaging.log import AverageLog
 from peerd.errors import WrongStateError
@@ -45,10 +45,16 @@ class KeptAverages:
         held = {*self._log.steps, *self._unlogged} | ({applied.roster.step} if applied is not None else set())
         return next(number for number in range(step + 1) if step - 1 - number not in held)
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
-        """Serve the average of a step to a mate that missed it, from memory or from the log. Raises WrongStateError if there is none."""
+    async def get_average(self, stage: int, step: int, section: int | None = None) -> tuple[Average, bytes, Sequence[Bytes]]:
+        """Serve the average of a step to a mate that missed it, from memory or from the log, or one section of it.
+
+        Raises WrongStateError if there is none.
+        """
 
         def find() -> tuple[Average, bytes, Sequence[Bytes]] | None:
+            if section is not None:
+                part = packed_section(self._state, step, section)
+                return None if part is None else (part[0], self._digest_of(*part), part[1])
             is_finished, found = step < self._state.record.step, next(self._in_memory(step), None)
             stored = self._log.stored(step) if found is None and is_finished else None
             found = found or (self._log.get(step) if stored is None else None)

@@ -1,4 +1,4 @@
-"""Which elements of the accumulator each chunk of a round is: slices by the members' shares, and each cut into as many chunks."""
+"""Which elements of the accumulator each chunk of a round is: slices of its section by the members' shares, cut into as many chunks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cached_property
 
 from peerd.averaging.compression import Compression, Elements
 from peerd.config.codec import Codec
+from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import WHOLE, Roster
 
 
@@ -21,7 +22,8 @@ class RoundLayout:
         self.codecs = tuple(codecs)
         self._length = length
         self._compression = compression
-        bounds = _bounds(length, roster.shares or (1,) * self.num_members)
+        first, last = section_bounds(length, roster.section, roster.num_sections)
+        bounds = [(first + start, first + end) for start, end in _bounds(last - first, roster.shares or (1,) * self.num_members)]
         borders = compression.borders if any(codec.rank for codec in codecs) else ()
         self._cuts = [_cuts(start, end, roster.num_chunks, borders) for start, end in bounds]
 

@@ -19,6 +19,7 @@ from peerd.policy.round.chunks import num_chunks
 from peerd.policy.round.leads import KnownLine, SentRate, believed_ups, is_as_expected, line_after
 from peerd.policy.round.proposing import filled, fit
 from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate
+from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster
 from peerd.table.record import PeerId
 
@@ -57,7 +58,8 @@ class Proposing:
             return roster
         up, down = self._believed(roster.peers)
         codecs = self._allowed.codecs
-        sizes = [compression.num_bytes(compression.piece(length, 0, length, codec)) for codec in codecs]
+        start, end = section_bounds(length, roster.section, roster.num_sections)
+        sizes = [compression.num_bytes(compression.piece(length, start, end, codec)) for codec in codecs]
         within_s = AVERAGING_SHARE * max(now_s - self._begun_s, 0.0) if self._allowed.is_auto else math.inf
         fitted = fit(up, down, sizes, within_s)
         chosen = [codec if codec >= 0 else len(codecs) - 1 for codec in fitted.codecs]

@@ -28,7 +28,7 @@ from peerd.averaging.layout import RoundLayout
 from peerd.averaging.log import AverageLog
 from peerd.averaging.open_round import BEATS, OpenRound, Surroundings
 from peerd.averaging.proposing import Proposing
-from peerd.averaging.sums import RoundSums
+from peerd.averaging.sums import RoundSums, SumOf
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, RemoteError, WrongStateError
@@ -173,7 +173,7 @@ class Rounds:
         if joining is None:
             if self._known.is_dead(average_id) or self.runs(average_id):
                 return ProposalAnswer(False, "this round is closed", self._host.own_record())  # or was proposed before
-            if reason := why_never(self._state.record, roster, self._state.num_microbatches, self._state.in_groups):
+            if reason := why_never(self._state.record, roster, *self._state.averages_by):
                 return ProposalAnswer(False, reason, self._host.own_record())
             # The task outlives this call: if the leader ends the call, the round that the state has opened still gets its end (hole 21).
             joining = self._opening[average_id] = self._known.start(roster, self._join_for(caller, roster))
@@ -238,7 +238,7 @@ class Rounds:
                 return
             self.open = None
             self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
-            if await self.sums.take(current.roster, current.exchange.accumulator):
+            if await self.sums.take(current.roster, current.exchange.accumulator) is not SumOf.STAGE:
                 self.absences.sidelining.came_together(current.roster)  # no average names all members of a group
             self._host.announce()
         except Exception as error:  # a bug

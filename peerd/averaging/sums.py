@@ -1,4 +1,4 @@
-"""What a member does with the sum of a round that is done: it is the average of the step, or the sum of this member's group.
+"""What a member does with the sum of a round that is done: it is the step's average, a section of that, or the sum of this member's group.
 
 The errors of lossy codecs go along: those of a group's round are made up for in the next round of the same step, and count as not made
 where the sum is given up.
@@ -6,17 +6,27 @@ where the sum is given up.
 
 from __future__ import annotations
 
+import enum
 from functools import partial
 
 from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.background import Tasks
+from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import Roster, is_whole
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId
+
+
+class SumOf(enum.Enum):
+    """What a round has summed."""
+
+    GROUP = "a group"
+    SECTION = "a section of the stage's average"
+    STAGE = "a stage"
 
 
 class RoundSums:
@@ -30,6 +40,8 @@ class RoundSums:
         self._tasks = tasks
         self.num_of_groups = 0
         """Number of sums of groups that this peer has made with others."""
+        self.num_of_sections = 0
+        """Number of sections of averages that it has made with others."""
         self._step = -1
         """The step of the last one. A commit may be done before its average is told to be applied."""
 
@@ -43,26 +55,33 @@ class RoundSums:
         if self._compression.allowed.is_lossy:
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self._compression.hold(group)))
 
-    async def take(self, roster: Roster, total: Tensor) -> bool:
-        """Give the state the sum of its round, unless the state has left it. Returns whether that is the sum of a group."""
-        is_of_group = await self._executor.run(Priority.CONTROL, partial(self._take, roster, total))
-        if is_of_group:
+    async def take(self, roster: Roster, total: Tensor) -> SumOf | None:
+        """Give the state the sum of its round, unless the state has left it. Returns what that is the sum of."""
+        found = await self._executor.run(Priority.CONTROL, partial(self._take, roster, total))
+        if found is SumOf.GROUP:
             self.num_of_groups += 1
             self._step = roster.step
             self._hold(roster.average_id)
-        return is_of_group
+        self.num_of_sections += found is SumOf.SECTION
+        return found
 
-    def _take(self, roster: Roster, total: Tensor) -> bool:
-        if self._state.round is not roster:
-            return False  # it was closed meanwhile
-        if is_whole(roster.entries, self._state.num_microbatches):
-            self._state.take_average(roster, total)
-            return False
-        self._state.take_sum(roster, total)
-        return True
+    def _take(self, roster: Roster, total: Tensor) -> SumOf | None:
+        state = self._state
+        if state.round is not roster:
+            return None  # it was closed meanwhile
+        if roster.num_sections > 1:
+            state.close_round(roster.average_id)
+            start, end = section_bounds(len(total), roster.section, roster.num_sections)
+            state.take_section(roster, total[start:end], total)
+            return SumOf.SECTION
+        if is_whole(roster.entries, state.num_microbatches):
+            state.take_average(roster, total)
+            return SumOf.STAGE
+        state.take_sum(roster, total)
+        return SumOf.GROUP
 
     def applied(self, held: HeldAverage) -> None:
         """The average was applied."""
         if self._compression.allowed.is_lossy:
-            work = partial(self._compression.applied, held.roster.average_id, held.group)
+            work = partial(self._compression.applied, held.roster.rounds, held.group)
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, work))

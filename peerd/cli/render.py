@@ -127,7 +127,8 @@ def print_rows(out: Console, rows: list[tuple[str, str]]) -> None:
 def _groups_row(reply: StatusReply) -> list[tuple[str, str]]:
     """How the stage averages, once this peer has made the sum of a group."""
     size, made = reply["run"].get("group_size", 0), reply["counters"].get("group_sums", 0)
-    return [("averaging", f"in groups of about {size} peers; {made} sums of groups made")] if size and made else []
+    of = f"{made} sums of groups and {reply['counters'].get('average_sections', 0)} sections of averages made"
+    return [("averaging", f"in groups of about {size} peers; {of}")] if size and made else []
 
 
 def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:

@@ -114,6 +114,7 @@ class Counters(TypedDict):
     reloads: int
     rounds_failed: int
     group_sums: int  # sums of groups that this daemon has made with others of its stage
+    average_sections: int  # sections of averages that it has made with holders of other sums
     faults_seen: int  # times this daemon suspected a peer
     boundary_crossings: int  # activations or gradients this daemon sent over a stage boundary
     boundary_bytes: int  # RPC payload of these

@@ -77,9 +77,9 @@ class Reception:
         if self._seat is not None:
             self._seat.rounds.abort(caller, average_id, left_out, reason)
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
+    async def get_average(self, stage: int, step: int, section: int | None) -> tuple[Average, bytes, Sequence[Bytes]]:
         with self._served() as seat:
-            return await seat.rounds.kept.get_average(stage, step)
+            return await seat.rounds.kept.get_average(stage, step, section)
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         with self._served() as seat:

@@ -44,6 +44,9 @@ class Roster(_message.Message):
     CREDITED_FIELD_NUMBER: _builtins.int
     CREDITED_MARKS_FIELD_NUMBER: _builtins.int
     CREDITS_FIELD_NUMBER: _builtins.int
+    SECTION_FIELD_NUMBER: _builtins.int
+    NUM_SECTIONS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     step: _builtins.int
     attempt: _builtins.int
@@ -58,6 +61,10 @@ class Roster(_message.Message):
     """how long the round takes at the rates that the leader believes"""
     credited_marks: _builtins.bytes
     """in place of them, as for the peers"""
+    section: _builtins.int
+    """of the average, which the round makes"""
+    num_sections: _builtins.int
+    """0: it makes the whole"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -88,6 +95,10 @@ class Roster(_message.Message):
     def credits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """bitmaps, as `holders`, of the place in `credited`"""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """of an average that was made by sections: the ids of their rounds"""
+
     def __init__(
         self,
         *,
@@ -108,10 +119,13 @@ class Roster(_message.Message):
         credited: _abc.Iterable[_builtins.str] | None = ...,
         credited_marks: _builtins.bytes = ...,
         credits: _abc.Iterable[_builtins.bytes] | None = ...,
+        section: _builtins.int = ...,
+        num_sections: _builtins.int = ...,
+        parts: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec_of", b"codec_of", "codecs", b"codecs", "credited", b"credited", "credited_marks", b"credited_marks", "credits", b"credits", "expected_s", b"expected_s", "holders", b"holders", "incarnations", b"incarnations", "leader", b"leader", "ledger_nos", b"ledger_nos", "marks", b"marks", "num_chunks", b"num_chunks", "peers", b"peers", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec_of", b"codec_of", "codecs", b"codecs", "credited", b"credited", "credited_marks", b"credited_marks", "credits", b"credits", "expected_s", b"expected_s", "holders", b"holders", "incarnations", b"incarnations", "leader", b"leader", "ledger_nos", b"ledger_nos", "marks", b"marks", "num_chunks", b"num_chunks", "num_sections", b"num_sections", "parts", b"parts", "peers", b"peers", "section", b"section", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -452,21 +466,27 @@ class AverageRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    SECTION_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     stage: _builtins.int
     step: _builtins.int
+    section: _builtins.int
+    """one of those that the callee holds, of the average of its present step; none: the whole average"""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         stage: _builtins.int = ...,
         step: _builtins.int = ...,
+        section: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_section", b"_section", "section", b"section"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_section", b"_section", "run", b"run", "section", b"section", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__section: _TypeAlias = _typing.Literal["section"]  # noqa: Y015
+    _WhichOneofArgType__section: _TypeAlias = _typing.Literal["_section", b"_section"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__section) -> _WhichOneofReturnType__section | None: ...
 
 Global___AverageRequest: _TypeAlias = AverageRequest  # noqa: Y015
 

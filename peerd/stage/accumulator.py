@@ -98,10 +98,18 @@ class Accumulator:
         yield
         self.is_void = False
 
-    def copied(self) -> Tensor:
-        """A copy in the machine's memory. The heap may still keep that of the last microbatch's gradients: it goes back first."""
-        make_room(self.flat.nbytes)
-        return self.flat.detach().to("cpu", copy=True)
+    def copied(self, bounds: tuple[int, int] | None = None) -> Tensor:
+        """A copy in the machine's memory. The heap may still keep that of the last microbatch's gradients: it goes back first.
+
+        With `bounds`, from and to, nothing else is copied, and the pages of the rest take no memory until they are written to.
+        """
+        start, end = bounds or (0, self.flat.numel())
+        make_room((end - start) * self.flat.itemsize)
+        if (start, end) == (0, self.flat.numel()):
+            return self.flat.detach().to("cpu", copy=True)
+        found = torch.empty(self.flat.shape, dtype=self.flat.dtype)
+        found[start:end].copy_(self.flat.detach()[start:end])
+        return found
 
     def zero(self) -> None:
         self.flat.zero_()

@@ -21,18 +21,20 @@ from peerd.config.manifest import Manifest
 from peerd.errors import WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
-from peerd.policy.step.groups import forms_groups
-from peerd.policy.step.ledger import at_next_step, both_dropped, ledger_dropped, marked, may_accumulate, with_overlap, with_sum
+from peerd.policy.step.groups import section_bounds
+from peerd.policy.step.ledger import at_next_step, both_dropped, full, ledger_dropped, marked, may_accumulate, with_overlap, with_sum
 from peerd.policy.step.norms import TOLD_STEPS
-from peerd.policy.step.roster import Roster, group_within, is_whole, lineage_after, lineage_skipped, union_of, why_refuse
+from peerd.policy.step.roster import Roster, group_within, lineage_after, lineage_skipped, union_of, why_refuse
 from peerd.policy.step.tied import history_after, lineage_replaced
-from peerd.stage.accumulator import Accumulator, accumulators_of
+from peerd.stage.accumulator import accumulators_of
+from peerd.stage.averages import StageAverages
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.parameters import flat_parameters
 from peerd.stage.phase_spans import PhaseSpans
 from peerd.stage.results import HeldAverage, Ticket, TiedGradients
+from peerd.stage.sections import HeldSections
 from peerd.stage.spool import Spools
 from peerd.stage.sums import Sums
 from peerd.stage.update import apply_sums
@@ -44,7 +46,7 @@ LOG = structlog.get_logger()
 MAX_HISTORY = 100_000
 
 
-class StageState:
+class StageState(StageAverages):
     """See the module's promise. `live` returns the current view of the swarm and is safe from any thread.
 
     With `keep_graph` a microbatch's graph is kept from forward to backward; without it the forward pass is repeated. `spools`: for asides.
@@ -69,9 +71,10 @@ class StageState:
         self._sums = [Sums(accumulator, self.spools) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
         """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
-        """The finished average of this step."""
         self.applied: HeldAverage | None = None
         """The average of the step before, from its commit until it is kept elsewhere (`KeptAverages`)."""
+        self.sections: HeldSections | None = None
+        """Sections of the average of this step that are here; those that the record does not name do not count."""
         self.round: Roster | None = None
         """The round that this peer is AVERAGING in; None in every other phase."""
         self.history: list[HistoryEntry] = []
@@ -84,11 +87,6 @@ class StageState:
         self.spans = spans or SpanRing(0)
         self._phases = PhaseSpans(self.spans, record.step)
 
-    @property
-    def accumulator(self) -> Accumulator:
-        """This step's main one."""
-        return self._sums[0].main
-
     # Microbatches
 
     def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None, overflowed: bool = False) -> str:
@@ -98,8 +96,7 @@ class StageState:
         if ticket.cancelled:
             return "the caller gave the call up"
         step, index, live = ticket.step, ticket.index, self._live()
-        reason = may_accumulate(self.record, live, step=step, index=index, accept_mark=ticket.accept_mark)
-        if reason is not None:
+        if reason := may_accumulate(self.record, live, step=step, index=index, accept_mark=ticket.accept_mark):
             return reason
         other = other_holder(self.record, live, step=step, index=index, again=ticket.again)
         with self._whole_or_dropped(step) as sums:
@@ -127,8 +124,7 @@ class StageState:
 
     def _begin_aside(self, sums: Sums, step: int, other: PeerId) -> PeerId | None:
         """Make room to sum apart what this peer may hold as well; None if there is no memory for it."""
-        spare = to_merge(self.record, step, other)
-        if spare is not None:
+        if (spare := to_merge(self.record, step, other)) is not None:
             sums.merge(spare)
             self.record = merged(self.record, step, spare)
         return other if sums.begin(other) else None
@@ -151,13 +147,13 @@ class StageState:
 
         The round's memory is that of the asides, which end here.
         """
-        if (reason := why_refuse(self.record, roster, self.num_microbatches, self.in_groups)) is not None:
+        if (reason := why_refuse(self.record, roster, *self.averages_by)) is not None:
             return reason, None
         for ahead in range(len(self._sums)):
             with self._whole_or_dropped(roster.step + ahead) as sums:
                 sums.merge_all()
         self.record = all_merged(self.record)
-        share = self.accumulator.copied()
+        share = self.accumulator.copied(section_bounds(self.accumulator.flat.numel(), roster.section, roster.num_sections))
         self.holdings.fetch_drift()
         if self.round_length(roster) > len(share):
             share = torch.cat([share, flat_parameters(self.holdings.module, share.dtype)])
@@ -165,26 +161,29 @@ class StageState:
         self._move(Phase.AVERAGING)
         return "", share
 
-    def average_length(self, step: int) -> int:
-        """Number of elements in an average of this stage: the accumulator, at some steps followed by the parameters."""
-        parameters = self.holdings.module.parameters() if self._manifest.train.averages_parameters_at(step) else ()
-        return self.accumulator.flat.numel() + sum(parameter.numel() for parameter in parameters)
-
-    def round_length(self, roster: Roster) -> int:
-        """Number of elements that a round of this roster adds up. Groups sum gradients alone; parameters are averaged with their sums."""
-        return self.average_length(roster.step) if is_whole(roster.entries, self.num_microbatches) else self.accumulator.flat.numel()
-
-    @property
-    def in_groups(self) -> bool:
-        """Whether this peer's stage averages in two levels, as far as this peer knows its members."""
-        return forms_groups(self._live().members(self.record.stage, self.record.step), self._manifest.swarm.group_size)
-
     def close_round(self, average_id: AverageId, void: Void | None = None) -> None:
         """This round failed: the ledger is kept. `void` leaves a member out of further rounds of this step (hole 19)."""
         if void is not None and void.step == self.record.step:
             self.record = replace(self.record, voids=(*self.record.voids, void))
         if self.round is not None and self.round.average_id == average_id:
             self._move(Phase.ACCUMULATING)
+            self._put_together()
+
+    def take_section(self, roster: Roster, values: Tensor, whole: Tensor | None = None) -> None:
+        """Hold a section of the average. It is ignored if this peer has moved on meanwhile. `whole`: memory for all sections."""
+        mine = self.record
+        if mine.phase in (Phase.ACCUMULATING, Phase.AVERAGING) and (roster.stage, roster.step) == (mine.stage, mine.step):
+            whole = values.new_empty(len(self.accumulator.flat)) if whole is None else whole
+            held = self.sections if mine.sections else None
+            self.sections = (held or HeldSections(mine.lineage, whole)).with_one(roster, values)
+            self.record = replace(mine, sections=mine.sections | 1 << roster.section)
+            self._put_together()
+
+    def _put_together(self) -> None:
+        """All sections are the average. In a round for one of them this peer stays until that is over."""
+        held, mine = self.sections, self.record
+        if held is not None and mine.sections == full(self.num_sections) and mine.phase is Phase.ACCUMULATING:
+            self.take_average(held.roster, held.flat)
 
     def take_sum(self, roster: Roster, flat_sum: Tensor) -> None:
         """Hold the sum of the round that this peer is in, which is that of its group, in place of its own ledger."""
@@ -290,10 +289,9 @@ class StageState:
         """Rule 11 (skip): give the step up as inexact; the parameters do not change."""
         self.evaluated.set_aside(self.record.step, self.holdings.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
-        tied = lineage_skipped(self.record.tied, self.record.step) if self.holdings.tied_names else self.record.tied
         self.holdings.advance(lambda: None)
         self.holdings.passes.finish_step(None)
-        self._begin_next(lineage, tied)
+        self._begin_next(lineage, lineage_skipped(self.record.tied, self.record.step) if self.holdings.tied_names else self.record.tied)
         self._move(Phase.ACCUMULATING)
 
     def forget_sum(self, step: int) -> None:
@@ -325,6 +323,7 @@ class StageState:
 
     def _drop_ledgers(self) -> None:
         """Empty the ledger of this step and, where steps overlap, of the next."""
+        self.sections = None
         for sums in self._sums:
             sums.void()
         self.record = both_dropped(self.record)
@@ -367,6 +366,7 @@ class StageState:
 
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:
         """Begin the next step, with the part of it that is already computed."""
+        self.sections = None
         self._sums[0].zero()
         self._sums = [*self._sums[1:], self._sums[0]]  # at once: other threads read it
         self.record = replace(at_next_step(self.record), lineage=lineage, tied=tied, voids=())
@@ -387,7 +387,7 @@ class StageState:
         self.holdings.release()
         self.evaluated.forget()
         self._sums.clear()
-        self.average = self.applied = None
+        self.average = self.applied = self.sections = None
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
         """Take over a downloaded state. Raises BadMessageError, with nothing changed, if it does not fit this stage."""

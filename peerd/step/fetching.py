@@ -8,9 +8,9 @@ from collections.abc import Callable
 import structlog
 
 from peerd.averaging.rounds import Rounds
-from peerd.background import start
-from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.policy.step.acts import CopyTied, FetchAverage, FetchPrevious, FetchTied, Reload
+from peerd.background import Tasks, start
+from peerd.errors import BadMessageError, BusyError, RemoteError, StageError, WrongStateError
+from peerd.policy.step.acts import CopyTied, FetchAverage, FetchPrevious, FetchSection, FetchTied, Reload
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
@@ -22,6 +22,8 @@ from peerd.table.record import Lineage, PeerId, Phase
 
 FORGET_REFUSAL_S = 2.0
 LOOK_S, PAUSE_S = 0.5, 0.5
+BUSY_S = 0.25
+"""A donor of sections that is busy refuses at once. Another one is asked after this time."""
 LOG = structlog.get_logger()
 
 
@@ -39,6 +41,9 @@ class Fetching:
         self._joining = joining
         self._refused: dict[tuple[PeerId, int], float] = {}
         self._unanswered: dict[tuple[PeerId, int], float] = {}
+        self._tasks = Tasks()
+        self.sections: frozenset[tuple[PeerId, int]] = frozenset()
+        """(mate, section): sections of the average that are on their way."""
         self._found_no_donor_s = float("-inf")
         self._nobody_has: tuple[int, Lineage] | None = None
         """The step and lineage of which no mate has the previous parameters, as it has just begun."""
@@ -83,6 +88,34 @@ class Fetching:
             self._refused[act.peer, act.step] = clock_s()
         except RemoteError:
             self._unanswered[act.peer, act.step] = clock_s()
+
+    def begin_section(self, act: FetchSection, ended: Callable[[], None]) -> None:
+        """Fetch a section of the average while this peer does other things. `ended` is called when it is here, or does not come."""
+        under_way = (act.peer, act.section)
+        self.sections |= {under_way}
+
+        def end(_task: asyncio.Task[None]) -> None:
+            self.sections -= {under_way}
+            ended()
+
+        self._tasks.start(self._section(act)).add_done_callback(end)
+
+    async def _section(self, act: FetchSection) -> None:
+        asked = self._state.record
+        try:
+            taken = await self._rounds.fetcher.fetch_section(act.peer, act.step, act.section)
+            now = self._state.record
+            if (now.incarnation, now.step, now.lineage) == (asked.incarnation, asked.step, asked.lineage):
+                await self._executor.run(Priority.LEDGER, lambda: self._state.take_section(*taken))
+        except (WrongStateError, BadMessageError, BusyError):
+            self._refused[act.peer, act.step] = clock_s()
+            await asyncio.sleep(BUSY_S)
+        except RemoteError:
+            self._unanswered[act.peer, act.step] = clock_s()
+
+    def stop(self) -> None:
+        """End what is still on its way."""
+        self._tasks.cancel()
 
     async def tied(self, act: FetchTied) -> None:
         """Fetch the gradients of a tied weight that this peer's average lacks."""

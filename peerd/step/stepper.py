@@ -117,6 +117,7 @@ class Stepper:
                 await self._take_turn()
             except Exception as error:  # a bug
                 await self._trials.failed(error, self._state.record.step, self.decision.reason)
+        self._fetching.stop()
         await self._executor.run(Priority.LEDGER, self._state.begin_joining)
         await self._rounds.close_present("leaving")
         self._host.announce()
@@ -174,6 +175,7 @@ class Stepper:
             attempt=self._attempt,
             last_in_turn=self._rounds.absences.sidelining.last_in_turn(record.step),
             lost_since_s=self._lost_since_s,
+            fetching=self._fetching.sections,
             refused=self._fetching.refused(),
             unanswered=self._fetching.unanswered(),
             reloads_in_vain=self._fetching.reloads_in_vain,
@@ -194,7 +196,7 @@ class Stepper:
         live, own = self._membership.live(), self.own_state()
         if self._rounds.absences.look(own.record, live, self._membership.bans.left(), clock_s(), self._rules.group_size):
             self._host.announce()
-        now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size))
+        now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size, self._state.num_sections))
         grew, self._done_seen = own.record.done != self._done_seen, own.record.done
         if not looks_lost(now) or grew:
             self._lost_since_s = None
@@ -202,7 +204,8 @@ class Stepper:
             self._lost_since_s = now.now_s
         in_vain = self.joining.why_wait(live, now.now_s) if own.record.phase is Phase.JOINING else ""
         own = replace(own, lost_since_s=self._lost_since_s, cannot_catch_up=in_vain)
-        own = self._clocks.noted(own, live, self._rules, now.now_s)
+        rules = replace(self._rules, num_sections=now.rules.num_sections)
+        own = self._clocks.noted(own, live, rules, now.now_s)
         at_start = own.record.step <= self._beginning.step
         resumes = own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage)
         act = self._recover(now) if resumes else decide(replace(now, own=own))
@@ -288,6 +291,8 @@ class Stepper:
             case acts.FetchAverage():
                 await self._rounds.close_present("a mate has the average")
                 await self._fetching.average(act)
+            case acts.FetchSection():
+                self._fetching.begin_section(act, self._took_section)
             case acts.FetchTied():
                 await self._fetching.tied(act)
             case acts.CopyTied():
@@ -315,6 +320,12 @@ class Stepper:
                 await self._load_start()
         if self._state.record != before and not isinstance(act, acts.Propose | acts.Commit):
             self._host.announce()
+
+    def _took_section(self) -> None:
+        """A section has come, or not: what is told to others is told with the next record, unless it was the last one."""
+        if self._state.record.phase is Phase.AVERAGED:
+            self._host.announce()
+        self._membership.wake()
 
     async def _commit(self, norm: float | None, tied_sum: AverageId | None) -> None:
         try:

@@ -310,6 +310,8 @@ class PeerRecord(Vitals):
     """The round whose sum `done` describes, which others of its group hold as well; empty: this peer's own gradients."""
     own_done: Annotated[int, 39, LEDGER] = 0
     """What this peer itself has computed of the group's sum. It counts for contributions alone."""
+    sections: Annotated[int, 39, LEDGER] = 0
+    """Bitmap: the sections of the step's average that this peer holds and gives to mates, where its stage averages by sections."""
     unreached: Annotated[tuple[PeerId, ...], 34, many(PEER)] = ()
     """Peers that have not answered since a call to them and a re-dial failed. One that is live has a link that is dead in one direction."""
 

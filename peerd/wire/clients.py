@@ -208,13 +208,14 @@ class AveragingClient(Client):
         await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id, left_out=left_out, reason=reason), timeout_s)
 
     async def get_average(
-        self, peer: PeerId, stage: int, step: int, sizes: tuple[int, int], patience_s: float
+        self, peer: PeerId, stage: int, step: int, sizes: tuple[int, int], patience_s: float, section: int | None = None
     ) -> tuple[Average, bytes, tuple[bytes, ...]]:
         """Fetch a finished average: its header, hash and chunks. The caller has to check them, off the event loop.
 
         `sizes`: the bytes that an average of this stage and step has, without and with a tied weight's gradients. No other is read.
+        With a `section`, that section alone is fetched.
         """
-        request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step)
+        request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step, section=section)
         with ending((await self._stub(peer)).GetAverage(request)) as rpc:
             header = await header_of(rpc, patience_s, "an average without a header")
             due = sizes[bool(header.tied_sum)]

@@ -72,8 +72,8 @@ class AveragingHandler(Protocol):
 
     def abort(self, caller: PeerId, average_id: AverageId, left_out: PeerId, reason: str) -> None: ...
 
-    async def get_average(self, stage: int, step: int) -> tuple[Average, bytes, Sequence[Bytes]]:
-        """Return an average's header, BLAKE3 hash and chunks."""
+    async def get_average(self, stage: int, step: int, section: int | None) -> tuple[Average, bytes, Sequence[Bytes]]:
+        """Return the header, BLAKE3 hash and chunks of an average, or of one section of it."""
         ...
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:

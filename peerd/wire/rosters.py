@@ -13,6 +13,7 @@ from peerd.config.codec import NONE
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2
 from peerd.policy.hashing import digest
+from peerd.policy.step.groups import MAX_SECTIONS
 from peerd.policy.step.roster import MOST_CREDITS, Credit, Roster, RosterEntry
 from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RunId
@@ -43,6 +44,9 @@ def roster_to(roster: Roster, marked: bool = False) -> averaging_pb2.Roster:
         credited=() if marked else [credit.peer for credit in roster.credits],
         credited_marks=b"".join(mark_of(credit.peer) for credit in roster.credits) if marked else b"",
         credits=[bitmap_to(plane) for plane in _planes([credit.done for credit in roster.credits])],
+        section=roster.section,
+        num_sections=roster.num_sections if roster.num_sections > 1 else 0,
+        parts=roster.parts,
     )
 
 
@@ -59,9 +63,25 @@ def roster_from(message: averaging_pb2.Roster, peers: Sequence[PeerId] | None = 
         raise BadMessageError("a roster with more codecs or shares than members")
     known = [str(known_codec(name) or NONE) for name in message.codecs]
     codecs, shares = tuple(known[place] for place in message.codec_of), tuple(message.shares)
-    leader, rest = PeerId(message.leader), (message.num_chunks, message.expected_s)
+    leader = PeerId(message.leader)
     of_groups = _credits(message, [PeerId(peer) for peer in message.credited] if credited is None else credited)
-    return Roster(message.stage, message.step, message.attempt, leader, entries, codecs, shares, *rest, of_groups)
+    if max(len(message.parts), message.num_sections) > MAX_SECTIONS or any(len(part) > MAX_LINEAGE_BYTES for part in message.parts):
+        raise BadMessageError(f"a roster of {max(len(message.parts), message.num_sections)} sections, or with a part that is no id")
+    return Roster(
+        message.stage,
+        message.step,
+        message.attempt,
+        leader,
+        entries,
+        codecs,
+        shares,
+        message.num_chunks,
+        message.expected_s,
+        of_groups,
+        message.section,
+        max(1, message.num_sections),
+        tuple(map(AverageId, message.parts)),
+    )
 
 
 def _credits(message: averaging_pb2.Roster, names: Sequence[PeerId]) -> tuple[Credit, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -32,6 +32,7 @@ from peerd.link.lanes import Lanes, Turn
 from peerd.link.links import next_within
 from peerd.link.traffic import Link, PeerRole, Way
 from peerd.link.tunnel import caller_of
+from peerd.policy.step.sections import SECTIONS_AT_ONCE
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import MAX_SPANS, SpanKind
 from peerd.wire import convert, rosters, timelines
@@ -222,6 +223,8 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
 
 class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.AveragingServicer):
     register = staticmethod(averaging_pb2_grpc.add_AveragingServicer_to_server)
+    _sections_given = 0
+    """Sections of averages that are on their way to callers."""
 
     async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
         async with self._door.answering(context, request.run) as caller:
@@ -273,14 +276,25 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
 
     async def GetAverage(self, request: averaging_pb2.AverageRequest, context: Any) -> AsyncIterator[averaging_pb2.AverageMessage]:
         async with self._door.answering(context, request.run) as caller:
-            average, checksum, chunks = await self._handler.get_average(request.stage, request.step)
-        with Delivery(chunks, self._door.patience_s) as delivery:
+            section = request.section if request.HasField("section") else None
+            if section is not None and self._sections_given >= SECTIONS_AT_ONCE:
+                raise BusyError("this peer gives sections to others just now")
+            average, checksum, chunks = await self._handler.get_average(request.stage, request.step, section)
+        with Delivery(chunks, self._door.patience_s) as delivery, self._counted(section is not None):
             del chunks
             yield averaging_pb2.AverageMessage(header=rosters.average_to(average, checksum))
             for chunk in delivery:
                 yield averaging_pb2.AverageMessage(chunk=bytes(chunk))
         await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, average.num_bytes)
+
+    @contextlib.contextmanager
+    def _counted(self, is_section: bool) -> Iterator[None]:
+        self._sections_given += is_section
+        try:
+            yield
+        finally:
+            self._sections_given -= is_section
 
     async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
         async with self._door.answering(context, request.run) as caller:

@@ -137,7 +137,7 @@ class Group:
             pieces.append(reducing.sent(reducing.sums, average_id, where, total)[0])
         for peer in self._peers:
             if self._feedback:
-                peer.applied(average_id)
+                peer.applied([average_id])
             else:
                 peer.parts, peer.sums = Residual(), Residual()
         return torch.cat(pieces)

@@ -4,9 +4,11 @@ Who proposes what is what `compose` says of the table (policy/step/roster.py). A
 A member that dies in it ends it: what the dead held alone is computed again, and a round begins anew. Lifetimes are exponential, and each
 who dies is replaced at the next step.
 
-`rounds` is how many rounds a member runs for one average. In two levels those are its group's, until the sum stands, and those of one
-holder of each sum, each counted by the share of the stage that is in it. `exchange_s` is the time from when nothing is missing until all
-have the average; `spread_s` of it is the time in which those that were not in the last round fetch it.
+`rounds` is how many rounds a member runs for one average. In two levels those are its group's, until the sum stands, and those for sections
+of the average, each counted by the share of the stage that is in it and by the share of the average that it makes. `exchange_s` is the time
+from when nothing is missing until all have the average; `spread_s` of it is the time since the last section was made, or the round of the
+whole was done: members fetch from each other what they lack. A donor shares its uplink among those that it gives to. What a member has
+fetched others hear with its next record.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ import math
 import random
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from peerd.policy.round.debts import Debts
 from peerd.policy.round.slices import least_exchange_s
 from peerd.policy.step.acts import DropSums
-from peerd.policy.step.groups import groups_of
+from peerd.policy.step.groups import by_sum, groups_of, is_section_held, makers_of_section, makes_sections, num_sections_of
 from peerd.policy.step.ledger import full, this_dropped, with_sum
 from peerd.policy.step.roster import Roster, compose, turns, union_of
+from peerd.policy.step.sections import SECTIONS_AT_ONCE, section_to_fetch
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
 from peerd.table.record import PeerId, PeerRecord, Phase
@@ -39,6 +44,8 @@ JUDGED = 300
 MOST_S = 1e6
 """Of virtual time: a step that takes longer has no average."""
 NUM_CHUNKS = 120
+FORGET_REFUSAL_S = 2.0
+TICK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,19 @@ class Plan:
     steps: int
     seed: int
     group_size: int
+    down: float
+    period_s: float
+
+
+@dataclass(slots=True)
+class Flow:
+    """A section on its way from one member to another."""
+
+    donor: PeerId
+    to: PeerId
+    section: int
+    left: float
+    """Bytes."""
 
 
 @dataclass(slots=True)
@@ -78,10 +98,26 @@ class Stage:
             name: PeerRecord(peer=name, stage=0, step=step, phase=Phase.ACCUMULATING, ledger_no=1, done=0b11 << 2 * number)
             for number, name in enumerate(names)
         }
+        self.rules = StepRules(
+            num_stages=1,
+            num_microbatches=self.num_microbatches,
+            ttl_s=15.0,
+            averaging_s=9.0,
+            group_size=group_size,
+            num_sections=num_sections_of(group_size),
+        )
         self.now_s, self.attempt = 0.0, 0
         self.num_first = self.num_top = self.num_sums = self.deaths = 0
         self.largest = 0
+        self.num_sections = num_sections_of(group_size)
         self.ended_s: float | None = None
+        self.made_s = 0.0
+        """When the last section was made, or the whole average."""
+        self.told: dict[PeerId, int] = {}
+        """What others know of a member's sections."""
+        self.flows: list[Flow] = []
+        self.refused: dict[PeerId, dict[PeerId, float]] = {}
+        """By member, donors that were too busy, and until when it asks them no more."""
         self.holders = 0
         self.numbers = itertools.count()
         self.events: list[tuple[float, int, str, object]] = []
@@ -102,6 +138,9 @@ class Stage:
                 self.ends(what)  # type: ignore[arg-type]
             elif kind == "noticed":
                 self.is_noticed(what)  # type: ignore[arg-type]
+            elif kind == "gathers":
+                self.gathers()
+                continue  # nobody proposes anything because of that
             else:
                 self.again()
             if self.ended_s is None:
@@ -117,6 +156,9 @@ class Stage:
             proposed = False
             members = live.members(0, self.step)
             groups = groups_of(members, self.group_size)
+            if self.num_sections > 1 and makes_sections(members, self.group_size):
+                self.propose_sections(live, members)
+                return
             idle = [group for group in groups.values() if len(group) > 1 and all(m.phase is Phase.ACCUMULATING for m in group)]
             asked = [turns(group)[0] for group in idle] if groups else turns(members)[:1]
             for name in asked:
@@ -125,6 +167,18 @@ class Stage:
                 if roster is not None:
                     self.begin(roster)
                     live, proposed = self.view(), bool(groups)
+
+    def propose_sections(self, live: LiveView, members: Sequence[PeerRecord]) -> None:
+        sums = by_sum(members)
+        for number in range(self.num_sections):
+            makers = makers_of_section(sums, number)
+            if is_section_held(members, number) or any(self.members[m.peer].phase is Phase.AVERAGING for m in makers):
+                continue
+            mine, rest = self.members[turns(makers)[0]], (self.group_size, self.num_sections)
+            roster = compose(mine, live, self.num_microbatches, self.attempt, 1, (), *rest)
+            if roster is not None:
+                self.begin(roster)
+                live = self.view()
 
     def begin(self, roster: Roster) -> None:
         is_top = union_of(roster.entries) == full(self.num_microbatches)
@@ -135,18 +189,69 @@ class Stage:
         self.open[roster.average_id] = roster
         for peer in roster.peers:
             self.members[peer] = replace(self.members[peer], phase=Phase.AVERAGING)
-        self.at(least_exchange_s(self.plan.average_bytes, [self.plan.up] * len(roster.peers)), "done", roster)
+        num_bytes = self.plan.average_bytes / roster.num_sections
+        self.at(least_exchange_s(num_bytes, [self.plan.up] * len(roster.peers)), "done", roster)
 
     def ends(self, roster: Roster) -> None:
         if self.open.pop(roster.average_id, None) is None:
             return
         union = union_of(roster.entries)
+        if roster.num_sections > 1:
+            self.takes_section(roster)
+            return
         if union == full(self.num_microbatches):
-            self.ended_s, self.holders = self.now_s, len(roster.peers)
+            self.holders = len(roster.peers)
+            self.ended_s = self.made_s = self.now_s
             return
         self.num_sums += 1
         for peer in roster.peers:
             self.members[peer] = replace(with_sum(self.members[peer], roster.average_id, union), phase=Phase.ACCUMULATING)
+
+    def takes_section(self, roster: Roster) -> None:
+        if not self.told:
+            self.at(0.0, "gathers", None)
+        self.holders, self.made_s = len(roster.peers), self.now_s
+        for peer in roster.peers:
+            mine = self.members[peer]
+            self.members[peer] = mine = replace(mine, phase=Phase.ACCUMULATING, sections=mine.sections | 1 << roster.section)
+            self.told[peer] = mine.sections
+
+    def gathers(self) -> None:
+        """What is under way moves on, and each member begins to fetch what its rules say."""
+        giving, taking = Counter(flow.donor for flow in self.flows), Counter(flow.to for flow in self.flows)
+        for flow in self.flows:
+            flow.left -= TICK_S * min(self.plan.up / giving[flow.donor], self.plan.down / taking[flow.to])
+            if flow.left <= 0:
+                self.members[flow.to] = replace(self.members[flow.to], sections=self.members[flow.to].sections | 1 << flow.section)
+        self.flows = [flow for flow in self.flows if flow.left > 0]
+        for number, (peer, record) in enumerate(self.members.items()):
+            if (self.now_s + number * TICK_S) % self.plan.period_s < TICK_S:
+                self.told[peer] = record.sections
+        if all(record.sections == full(self.num_sections) for record in self.members.values()):
+            self.ended_s = self.now_s
+            return
+        seen = LiveView(me=PeerId(""), records=tuple(replace(m, sections=self.told.get(m.peer, 0)) for m in self.members.values()))
+        under_way: dict[PeerId, set[tuple[PeerId, int]]] = {}
+        giving = Counter(flow.donor for flow in self.flows)
+        for refusals in self.refused.values():
+            for donor in [donor for donor, until_s in refusals.items() if until_s <= self.now_s]:
+                del refusals[donor]
+        for flow in self.flows:
+            under_way.setdefault(flow.to, set()).add((flow.donor, flow.section))
+        for peer, record in self.members.items():
+            while record.phase is Phase.ACCUMULATING and record.sections != full(self.num_sections):
+                refused = frozenset((donor, self.step) for donor in self.refused.get(peer, ()))
+                own = OwnState(record=record, fetching=frozenset(under_way.get(peer, ())), refused=refused)
+                found = section_to_fetch(Situation(own, replace(seen, me=peer), self.now_s, self.rules))
+                if found is None:
+                    break
+                if giving[found[0]] >= SECTIONS_AT_ONCE:
+                    self.refused.setdefault(peer, {})[found[0]] = self.now_s + FORGET_REFUSAL_S
+                    break
+                giving[found[0]] += 1
+                self.flows.append(Flow(found[0], peer, found[1], self.plan.average_bytes / self.num_sections))
+                under_way.setdefault(peer, set()).add(found)
+        self.at(TICK_S, "gathers", None)
 
     def dies(self, peer: PeerId) -> None:
         self.deaths += 1
@@ -158,6 +263,7 @@ class Stage:
     def is_noticed(self, what: tuple[PeerId, list[Roster]]) -> None:
         peer, hit = what
         del self.members[peer]
+        self.flows = [flow for flow in self.flows if peer not in (flow.donor, flow.to)]
         for roster in hit:
             for name in roster.peers:
                 if name in self.members and self.members[name].phase is Phase.AVERAGING:
@@ -182,10 +288,9 @@ class Stage:
 
     def open_ledger(self) -> None:
         live = self.view()
-        rules = StepRules(num_stages=1, num_microbatches=self.num_microbatches, ttl_s=15.0, averaging_s=9.0, group_size=self.group_size)
         for record in list(self.members.values()):
             if record.group and record.phase is Phase.ACCUMULATING:
-                act = decide(Situation(OwnState(record=record), replace(live, me=record.peer), self.now_s, rules))
+                act = decide(Situation(OwnState(record=record), replace(live, me=record.peer), self.now_s, self.rules))
                 if isinstance(act, DropSums):
                     self.members[record.peer] = this_dropped(record)
                     return
@@ -202,12 +307,12 @@ def measured(plan: Plan, num_members: int, group_size: int) -> Found:
         stage = Stage(plan, num_members, group_size, step)
         stage.run()
         took_s = stage.ended_s if stage.ended_s is not None else math.inf
-        later_s = spread_s(plan, len(stage.members), stage.holders)
-        found.exchange_s.append(took_s + later_s)
-        found.spread_s.append(later_s)
+        whole_s = spread_s(plan, len(stage.members), stage.holders) if stage.num_sections == 1 else 0.0
+        found.exchange_s.append(took_s + whole_s)
+        found.spread_s.append(took_s - stage.made_s + whole_s)
         first = stage.num_first / stage.num_sums if stage.num_sums else 0.0
         share = stage.holders / len(stage.members) if stage.num_sums else 1.0
-        found.rounds.append(first + stage.num_top * share)
+        found.rounds.append(first + stage.num_top * share / stage.num_sections)
         found.largest = max(found.largest, stage.largest)
         found.deaths += stage.deaths
     return found
@@ -251,6 +356,8 @@ def main() -> int:
     parser.add_argument("--group-size", type=int, default=32)
     parser.add_argument("--lifetime-h", type=float, default=4.0)
     parser.add_argument("--up-mbit", type=float, default=20.0)
+    parser.add_argument("--down-mbit", type=float, default=100.0)
+    parser.add_argument("--period-s", type=float, default=5.0, help="between two records of a member")
     parser.add_argument("--mb", type=float, default=75.0, help="of an average; with the default a round takes a minute at 20 Mbit/s")
     parser.add_argument("--noticed-s", type=float, default=5.0, help="until a death is noticed")
     parser.add_argument("--again-s", type=float, default=5.0, help="until what the dead held is computed again")
@@ -267,6 +374,8 @@ def main() -> int:
         steps=asked.steps,
         seed=asked.seed,
         group_size=asked.group_size,
+        down=asked.down_mbit * 125e3,
+        period_s=asked.period_s,
     )
     found = lines(plan, asked.members)
     if asked.json:

@@ -184,9 +184,11 @@ class Client:
         await self._deliver("abort", peer)
         self.group.members[peer].rounds.abort(self.me, average_id, left_out, reason)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
+    async def get_average(
+        self, peer: PeerId, stage: int, step: int, _sizes: object, _patience_s: float, section: int | None = None
+    ) -> tuple[Average, bytes, Sequence[Bytes]]:
         await self._deliver("get_average", peer)
-        return await self.group.members[peer].rounds.kept.get_average(stage, step)
+        return await self.group.members[peer].rounds.kept.get_average(stage, step, section)
 
     async def _deliver(self, kind: str, peer: PeerId) -> None:
         await self.group.fault(kind, self.me, peer)

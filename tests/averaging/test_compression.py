@@ -42,7 +42,7 @@ def test_what_was_told_and_what_is_left_add_up_to_what_there_was(codec: str, rou
         part, chunks = compression.sent(compression.parts, AverageId(bytes([step])), where, values)
         assert torch.equal(compression.received(chunks, where), part)
         assert sum(map(len, chunks)) == compression.num_bytes(where)
-        compression.applied(AverageId(bytes([step])))
+        compression.applied([AverageId(bytes([step]))])
         told, wanted = told + part, wanted + values
     left = compression.parts.left_out
     assert left is not None
@@ -57,7 +57,7 @@ def test_a_round_that_came_to_nothing_moves_no_basis() -> None:
     failed, again = (compression.sent(compression.parts, AverageId(name), where, values)[0] for name in (b"failed", b"again"))
     assert torch.equal(failed, again)
     assert compression.parts.bases == {}
-    compression.applied(AverageId(b"again"))
+    compression.applied([AverageId(b"again")])
     assert {number: tuple(basis.shape) for number, basis in compression.parts.bases.items()} == {0: (20, 2), 2: (6, 2)}
     assert compression.sums.bases == {}
 
@@ -69,7 +69,7 @@ def test_with_feedback_top_k_follows_a_steady_gradient_that_naive_top_k_never_se
     for step in range(100):
         for number, compression in enumerate((feedback, naive)):
             sums[number] += compression.sent(compression.parts, AverageId(bytes([step])), whole("topk:0.1"), steady)[0]
-        feedback.applied(AverageId(bytes([step])))
+        feedback.applied([AverageId(bytes([step]))])
     errors = [float((total / 100 - steady).norm() / steady.norm()) for total in sums]
     assert errors[0] < 0.1
     assert errors[1] > 0.5
@@ -79,10 +79,10 @@ def test_what_is_kept_at_home_is_whole_and_clears_what_was_left_out() -> None:
     compression = Compression(parse_allowed("topk:0.1"), torch.float64)
     where = whole("topk:0.1")
     part, _ = compression.sent(compression.parts, AverageId(b"a"), where, gradient(0))
-    compression.applied(AverageId(b"a"))
+    compression.applied([AverageId(b"a")])
     everything = compression.kept(compression.parts, AverageId(b"b"), where, gradient(1))
     assert torch.allclose(everything + part, gradient(0) + gradient(1))
-    compression.applied(AverageId(b"b"))
+    compression.applied([AverageId(b"b")])
     assert compression.parts.left_out is not None
     assert not bool(compression.parts.left_out.any())
 
@@ -130,7 +130,7 @@ def test_what_one_rounds_codec_left_out_the_next_ones_makes_up_for(codecs: list[
         part, chunks = compression.sent(compression.parts, AverageId(bytes([step])), where, values)
         assert torch.equal(compression.received(chunks, where), part)
         assert sum(map(len, chunks)) == compression.num_bytes(where)
-        compression.applied(AverageId(bytes([step])))
+        compression.applied([AverageId(bytes([step]))])
         told, wanted = told + part, wanted + values
     left = compression.parts.left_out
     assert left is not None

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 import torch
 
+from peerd.averaging.handover import unpacked_section
 from peerd.config.manifest import Manifest, WireConfig
-from peerd.errors import PeerGoneError
-from peerd.policy.step.groups import by_sum
+from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
+from peerd.policy.step.groups import by_sum, num_sections_of
 from peerd.policy.step.ledger import full
 from peerd.policy.step.roster import Roster, compose, is_whole, union_of
 from peerd.stage.executor import Priority
@@ -25,17 +26,18 @@ SIZE = 3
 IN_GROUPS = replace(MANIFEST, swarm=replace(MANIFEST.swarm, group_size=SIZE))
 
 
-def proposed(stage: Group, attempt: int = 0) -> list[Roster]:
+def proposed(stage: Group, attempt: int = 0, size: int = SIZE, sections: int = 1) -> list[Roster]:
     """What all members together propose at one moment."""
     found = [
-        compose(member.state.record, stage.view(peer), MICROBATCHES, attempt, group_size=SIZE) for peer, member in stage.members.items()
+        compose(member.state.record, stage.view(peer), MICROBATCHES, attempt, group_size=size, num_sections=sections)
+        for peer, member in stage.members.items()
     ]
     return [roster for roster in found if roster is not None]
 
 
-async def lead(stage: Group, attempt: int = 0) -> list[Roster]:
+async def lead(stage: Group, attempt: int = 0, size: int = SIZE, sections: int = 1) -> list[Roster]:
     """Run the rounds that are proposed, to the end."""
-    rosters = proposed(stage, attempt)
+    rosters = proposed(stage, attempt, size, sections)
     assert await asyncio.gather(*(stage.leader(roster).rounds.lead(roster) for roster in rosters)) == [""] * len(rosters)
     await stage.until(lambda: all(member.state.record.phase is not Phase.AVERAGING for member in stage.members.values()))
     return rosters
@@ -185,3 +187,84 @@ async def give_up_one_sum(stage: Group) -> None:
         assert member.state.record.done == 0
         fill(member.state, [number])
     assert sum(member.state.record.done for member in stage.members.values()) == full(MICROBATCHES)
+
+
+BY_SECTIONS = replace(MANIFEST, swarm=replace(MANIFEST.swarm, group_size=4))
+SECTIONS = num_sections_of(4)
+
+
+async def make_sections(stage: Group) -> dict[int, Roster]:
+    """Make the sums of the groups, and then all sections of the average. Returns the rounds that made these."""
+    await lead(stage, size=4)
+    made, attempt = dict[int, Roster](), 1
+    while rosters := proposed(stage, attempt, 4, SECTIONS):
+        await lead(stage, attempt, 4, SECTIONS)
+        made |= {roster.section: roster for roster in rosters}
+        attempt += 1
+    return made
+
+
+async def gather(stage: Group, made: dict[int, Roster]) -> None:
+    """Each member fetches what it lacks from the leader of the round for it."""
+    for member in stage.members.values():
+        for section, roster in made.items():
+            if not member.state.record.sections >> section & 1:
+                taken = await member.rounds.fetcher.fetch_section(roster.leader, 0, section)
+                await member.executor.run(Priority.CONTROL, partial(member.state.take_section, *taken))
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+async def test_an_average_by_sections_is_the_whole_sum_with_one_id_for_all(make_group: MakeGroup, codec: str) -> None:
+    stage = make_group(6, replace(BY_SECTIONS, wire=WireConfig(weight_gradients=codec)))
+    made = await make_sections(stage)
+    assert sorted(made) == list(range(SECTIONS))
+    assert all(member.state.record.phase is not Phase.AVERAGING for member in stage.members.values())
+    await gather(stage, made)
+    first = stage.members[PeerId("member0")]
+    assert torch.allclose(first.average, whole_sum(first), rtol=0, atol=1e-12 if codec == "none" else 0.5)
+    for member in stage.members.values():
+        assert member.state.record.phase is Phase.AVERAGED
+        assert member.state.record.average_id == first.state.record.average_id
+        assert torch.equal(member.average, first.average)
+        assert member.state.average is not None
+        assert member.state.average.roster.computed == {peer: 1 << number for number, peer in enumerate(stage.members)}
+    expected, told = whole_sum(first), first.average.clone()
+    await commit(list(stage.members.values()))
+    left = torch.zeros_like(told)
+    for member in stage.members.values():
+        assert (member.state.sections, member.state.record.sections) == (None, 0)
+        for residual in (member.rounds.compression.parts, member.rounds.compression.sums):
+            left += residual.left_out if residual.left_out is not None else 0
+    assert torch.allclose(told + left, expected, rtol=0, atol=1e-9)
+
+
+async def test_a_section_is_refused_that_is_of_another_step_or_not_there_or_does_not_match(make_group: MakeGroup) -> None:
+    stage = make_group(6, BY_SECTIONS)
+    made = await make_sections(stage)
+    donor = stage.members[made[0].leader]
+    lacking = next(member for member in stage.members.values() if not member.state.record.sections & 1)
+    with pytest.raises(WrongStateError):
+        await donor.rounds.kept.get_average(0, 1, 0)
+    with pytest.raises(WrongStateError):
+        await lacking.rounds.kept.get_average(0, 0, 0)
+    header, checksum, chunks = await donor.rounds.kept.get_average(0, 0, 0)
+    received = [bytes(chunk) for chunk in chunks]
+    unpacked_section((header, checksum, received), lacking.state, 0, 0)
+    for forged in (
+        (header, bytes(32), received),
+        (replace(header, roster=replace(header.roster, section=1)), checksum, received),
+        (replace(header, roster=replace(header.roster, num_sections=1)), checksum, received),
+        (replace(header, roster=replace(header.roster, step=1)), checksum, received),
+        (replace(header, roster=replace(header.roster, entries=header.roster.entries[1:])), checksum, received),
+    ):
+        with pytest.raises(BadMessageError):
+            unpacked_section(forged, lacking.state, 0, 0)
+
+
+async def test_a_fence_gives_up_the_sections_with_the_ledger(make_group: MakeGroup) -> None:
+    stage = make_group(6, BY_SECTIONS)
+    made = await make_sections(stage)
+    state = stage.members[made[0].leader].state
+    assert state.record.sections
+    state.fence(2)
+    assert (state.record.sections, state.sections) == (0, None)

@@ -62,8 +62,8 @@ def test_status_says_how_tensors_go_past_the_tunnel(direct: DirectInfo, row: str
 
 @pytest.mark.parametrize("made", [0, 12])
 def test_status_says_that_a_stage_averages_in_groups_once_it_does(made: int, capsys: pytest.CaptureFixture[str]) -> None:
-    print_status(status_reply(run=run_info(group_size=32), counters=counters(group_sums=made)))
-    assert ("in groups of about 32 peers; 12 sums of groups made" in capsys.readouterr().out) == bool(made)
+    print_status(status_reply(run=run_info(group_size=32), counters=counters(group_sums=made, average_sections=5)))
+    assert ("in groups of about 32 peers; 12 sums of groups and 5 sections" in capsys.readouterr().out) == bool(made)
 
 
 def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from peerd.policy.swarm.rates import SampleDemand
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
 from peerd.policy.swarm.spreading import DirectoryReading, News
-from peerd.table.record import MAX_STAGES, NO_RECORD, PeerRecord, Phase, RawRecord
+from peerd.table.record import MAX_STAGES, NO_RECORD, AverageId, PeerRecord, Phase, RawRecord
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
@@ -47,6 +47,7 @@ def _rules(world: World) -> StepRules:
         shares_norms=random.random() < 0.5,
         ties_stages=random.random() < 0.5,
         group_size=random.choice((0, 1, 4, 32)),
+        num_sections=random.choice((1, 2, 16)),
     )
 
 
@@ -60,7 +61,12 @@ def _roster(world: World) -> Roster:
     num_chunks, expected_s = random.choice((0, 1, 7, world.count())), random.choice((0.0, -1.0, 5e-324, 1e300, math.inf, math.nan))
     entries = tuple(entry_of(m) for m in members)
     of_groups = tuple(world.many(lambda: Credit(world.some_peer(), world.ledger())))
-    return Roster(stage, world.some_step(), 0, world.some_peer(), entries, codecs, shares, num_chunks, expected_s, of_groups)
+    sections = (
+        random.choice((0, 1, world.count())),
+        random.choice((1, 2, 16, world.count())),
+        random.choice(((), (AverageId(world.raw(16)),))),
+    )
+    return Roster(stage, world.some_step(), 0, world.some_peer(), entries, codecs, shares, num_chunks, expected_s, of_groups, *sections)
 
 
 def _situation(world: World) -> Situation:
@@ -85,6 +91,7 @@ def _situation(world: World) -> Situation:
         back_since_s=since_s(),
         outlived_since_s=since_s(),
         later_since_s=since_s(),
+        fetching=frozenset((world.some_peer(), random.randrange(16)) for _ in range(random.randrange(4))),
         refused=some,
         unanswered=some,
         has_start=random.random() < 0.8,
@@ -268,6 +275,11 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     **dict.fromkeys(("average_id", "group"), lambda w: w.raw(16)),
     "done": World.ledger,
     "group_size": lambda w: w.random.choice((0, 1, 4, 32)),
+    "num_sections": lambda w: w.random.choice((1, 2, 16)),
+    "number": lambda w: w.random.randrange(16),
+    "length": lambda w: w.random.choice((0, 1, 1 << 30)),
+    "sums": lambda w: [[record] for record in _some(w)],
+    "sections": lambda w: [_roster(w) for _ in range(w.random.randint(1, 3))],
     "applied": lambda w: w.raw(16),
     "tied_sum": lambda w: w.raw(16),
     "norm": lambda w: w.maybe(w.norm),

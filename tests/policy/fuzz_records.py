@@ -241,7 +241,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "stage": lambda w: w.random.choice((w.some_stage(), w.some_stage(), w.count(MAX_STAGES - 1))),
     "step": lambda w: w.told_step(),
     "phase": lambda w: w.random.choice(list(Phase)),
-    **dict.fromkeys(("done", "own_done"), World.ledger),
+    **dict.fromkeys(("done", "own_done", "sections"), World.ledger),
     "ledger_no": lambda w: w.count(),
     "average_id": lambda w: AverageId(w.raw(16)),
     "group": lambda w: w.random.choice((AverageId(b""), AverageId(bytes(16)), AverageId(w.raw(16)))),

@@ -131,6 +131,8 @@ class Scenario:
     """Logarithm of the median time of a download in seconds."""
     group_size: int = 0
     """Stages with more members average in two levels; 0: none does."""
+    num_sections: int = 1
+    """The sections of an average that is made in two levels."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
@@ -176,6 +178,7 @@ def draw(
         copy_s=rng.choice((0.0, 0.0, 0.2, 0.6)) if Kind.CANCELLED in kinds else 0.0,
         download=rng.choice((0.0, 0.0, 2.5)),
         group_size=group_size,
+        num_sections=1 + seed % 3 if group_size else 1,
         off=off,
         limit_s=max(300.0, 20.0 * last_step),
     )

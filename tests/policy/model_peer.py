@@ -32,8 +32,7 @@ from tests.policy.model_tied import Sum, Tied
 if TYPE_CHECKING:
     from tests.policy.protocol_model import World
 
-PERIOD_S = 1.0
-TTL_S = 3.0
+PERIOD_S, TTL_S = 1.0, 3.0
 AVERAGING_S = 1.5
 TICK_S = 0.15
 PUSH_S = 0.02
@@ -45,10 +44,8 @@ class ModelPeer:
     """A process. Facts (theta, a finished average, the log) outlive a fence; claims (the ledger) do not."""
 
     def __init__(self, world: World, name: PeerId, stage: int) -> None:
-        self.world = world
-        self.name = name
-        self.alive = True
-        self.awake_at = 0.0
+        self.world, self.name = world, name
+        self.alive, self.awake_at = True, 0.0
         self.slow_until = self.cancelled_until = self.overflows_until = self.thin_until = self.drips_until = 0.0
         self._drip = FAST
         self.forward_s = world.rng.uniform(0.02, 0.08)
@@ -271,6 +268,7 @@ class ModelPeer:
             giving_to=self.rounds.giving_to,
             propose_after_s=self.rounds.propose_after_s,
             attempt=self.rounds.attempt,
+            fetching=frozenset(self.rounds.sections.fetching),
             last_in_turn=self.rounds.sidelining.last_in_turn(self.record.step),
             refused=frozenset(self.refused),
             unanswered=frozenset(self.unanswered),
@@ -288,6 +286,8 @@ class ModelPeer:
                 self.commit(norm)
             case acts.FetchAverage(peer=peer, step=step) if "adopt" not in off and not self.fetching:
                 self.rounds.fetch_average(peer, step)
+            case acts.FetchSection():
+                self.rounds.sections.fetch(act)
             case acts.FetchTied() if not self.fetching:
                 self.tied.fetch(act)
             case acts.CopyTied(peer=peer) if not self.fetching and "copy" not in off:

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 from peerd.policy.round.debts import BEHIND, Edge
 from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.asides import all_merged
-from peerd.policy.step.groups import forms_groups
 from peerd.policy.step.judging import lost_after_s, void_of, why_unheeded
 from peerd.policy.step.ledger import full, with_sum
-from peerd.policy.step.roster import Roster, union_of, why_not_adopt, why_refuse
+from peerd.policy.step.roster import Roster, union_of, why_not_adopt
 from peerd.policy.step.sidelining import Sidelining
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from tests.policy.model_exchange import BROKE_S, FAST, Chunk, Exchange, Row, plan_of
 from tests.policy.model_kept import Held
+from tests.policy.model_sections import Sections
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
-ANSWER_S = 1.0
-CALL_FAILS_S = 0.3
+ANSWER_S, CALL_FAILS_S = 1.0, 0.3
 UNNAMED = "not all of the members are known here by their marks"
 
 
@@ -44,6 +43,7 @@ class Rounds:
         """The last round whose average this peer has. Others may still need its chunks."""
         self.attempt = 0
         self.sidelining = Sidelining(peer.name)
+        self.sections = Sections(peer)
         self.past_edges = PastEdges()
         self._edges: set[tuple[PeerId, PeerId]] = set()
         self.propose_after_s = float("-inf")
@@ -83,6 +83,7 @@ class Rounds:
         self.propose_after_s = peer.now + peer.world.rng.uniform(0.1, 0.5)
         if peer.record.phase is Phase.AVERAGING:
             peer.change(phase=Phase.ACCUMULATING)
+            self.sections.complete()
 
     def _tell_closed(self, current: Exchange, named: PeerId | None) -> None:
         peer, average_id = self._peer, current.roster.average_id
@@ -266,11 +267,8 @@ class Rounds:
         off = "roster content" in peer.world.scenario.off
         if peer.fenced or peer.downloading:
             return False
-        if off and (peer.record.phase is not Phase.ACCUMULATING or peer.record.step != roster.step):
-            return False
-        members = peer.live().members(roster.stage, roster.step)
-        in_groups = forms_groups(members, peer.world.rules.group_size)
-        if not off and why_refuse(peer.record, roster, peer.world.scenario.num_microbatches, in_groups) is not None:
+        is_refused = self.sections.why_refuse(roster) if not off else peer.record.step != roster.step
+        if is_refused or peer.record.phase is not Phase.ACCUMULATING:
             return False
         peer.record = all_merged(peer.record)
         peer.change(tell=False, phase=Phase.AVERAGING)
@@ -324,6 +322,9 @@ class Rounds:
         self.sidelining.came_together(current.roster)
         self.lingering, self.current = current, None
         union = union_of(current.roster.entries)
+        if current.roster.num_sections > 1:
+            self.sections.made(current.roster, totals[0])
+            return
         if union != full(peer.world.scenario.num_microbatches):  # the sum of a group takes the place of the ledger
             peer.world.counts["sums of groups"] += 1
             peer.accumulator = list(totals[0])

@@ -89,6 +89,7 @@ class World:
             shares_norms=scenario.shares_norms,
             ties_stages=scenario.ties_stages and scenario.num_stages > 1,
             group_size=scenario.group_size,
+            num_sections=scenario.num_sections,
         )
         self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
         self._sequence = 0

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from peerd.policy.route.admission import able_to_compute
-from peerd.policy.step.acts import DropSums
+from peerd.policy.step.acts import DropSums, FetchSection
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.groups import alone_in_rounds, by_sum, groups_of, round_mates
 from peerd.policy.step.ledger import at_next_step, full, holders, makers, may_accumulate, this_dropped, with_sum
-from peerd.policy.step.roster import Credit, Roster, compose, turns, union_of, why_inexact, why_never, why_refuse
+from peerd.policy.step.roster import Credit, Roster, compose, turns, union_of, whole_of, why_inexact, why_never, why_refuse
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
@@ -33,10 +33,10 @@ def view_of(members: list[PeerRecord], me: str = "p000") -> LiveView:
     return LiveView(me=PeerId(me), records=tuple(members))
 
 
-def proposed(members: list[PeerRecord], size: int = SIZE) -> list[Roster]:
+def proposed(members: list[PeerRecord], size: int = SIZE, num_sections: int = 1) -> list[Roster]:
     """What all members together propose at one moment."""
     live = view_of(members)
-    found = (compose(m, live, NUM_MICROBATCHES, 0, group_size=size) for m in members)
+    found = (compose(m, live, NUM_MICROBATCHES, 0, group_size=size, num_sections=num_sections) for m in members)
     return [roster for roster in found if roster is not None]
 
 
@@ -220,3 +220,91 @@ def test_of_two_thousand_members_all_groups_have_about_the_same_size_and_the_lea
     assert max(len(group) for group in groups.values()) < 2 * 32
     assert len({turns(group)[0] for group in groups.values()}) == 64
     assert all(len(round_mates(group[0], members, 32)) == len(group) for group in list(groups.values())[:3])
+
+
+NUM_SECTIONS = 2
+
+
+def with_sections(members: list[PeerRecord], rosters: list[Roster]) -> list[PeerRecord]:
+    """The table after these rounds for sections."""
+    made = {m.peer: sum(1 << roster.section for roster in rosters if m.peer in roster.peers) for m in members}
+    return [replace(m, sections=m.sections | made[m.peer]) for m in members]
+
+
+def all_sections() -> tuple[list[PeerRecord], list[Roster]]:
+    """A stage whose sections are all made, and the rounds that made them."""
+    members, made = all_grouped(), list[Roster]()
+    while rosters := proposed(members, num_sections=NUM_SECTIONS):
+        members, made = with_sections(members, rosters), made + rosters
+    return members, sorted(made, key=lambda roster: roster.section)
+
+
+def test_holders_of_all_sums_make_the_sections_of_the_average_at_one_moment_each_exactly() -> None:
+    members = all_grouped()
+    rosters = proposed(members, num_sections=NUM_SECTIONS)
+    assert rosters
+    peers = [peer for roster in rosters for peer in roster.peers]
+    assert len(peers) == len(set(peers))
+    for roster in rosters:
+        assert why_inexact(roster.entries, NUM_MICROBATCHES) is None
+        joining = [m for m in members if m.peer in roster.peers]
+        assert all(why_refuse(m, roster, NUM_MICROBATCHES, in_groups=True, num_sections=NUM_SECTIONS) is None for m in joining)
+        for in_groups, number in ((True, 1), (True, 3), (False, NUM_SECTIONS)):
+            assert "sections" in (why_never(joining[0], roster, NUM_MICROBATCHES, in_groups, number) or "")
+    _, made = all_sections()
+    assert [roster.section for roster in made] == list(range(NUM_SECTIONS))
+
+
+def test_the_average_of_all_sections_is_named_by_their_rounds_and_told_by_the_first() -> None:
+    _, made = all_sections()
+    whole = whole_of(made)
+    assert (whole.entries, whole.computed) == (made[0].entries, made[0].computed)
+    assert whole.rounds == tuple(roster.average_id for roster in made)
+    assert whole_of([made[0], replace(made[1], attempt=9)]).average_id != whole.average_id
+    assert whole_of([replace(made[0], parts=()), *made[1:]]).average_id == whole.average_id
+    assert len({roster.average_id for roster in (whole, *made)}) == NUM_SECTIONS + 1
+
+
+def test_a_section_that_one_member_alone_says_it_holds_is_made_again() -> None:
+    members, made = all_sections()
+    keeper = made[0].peers[0]
+    left = [m if m.peer == keeper else replace(m, sections=m.sections & ~1) for m in members]
+    assert [roster.section for roster in proposed(left, num_sections=NUM_SECTIONS)] == [0]
+
+
+def test_members_gather_sections_from_their_own_group_first_and_no_donor_serves_them_all() -> None:
+    members, _ = all_sections()
+    rules = replace(RULES, num_sections=NUM_SECTIONS)
+    acts = {m.peer: decide(Situation(OwnState(record=m), view_of(members, m.peer), 0.0, rules)) for m in members}
+    for mine in members:
+        act = acts[mine.peer]
+        if mine.sections == full(NUM_SECTIONS):
+            assert not isinstance(act, FetchSection)
+            continue
+        assert isinstance(act, FetchSection)
+        donor = next(m for m in members if m.peer == act.peer)
+        assert donor.sections >> act.section & 1
+        assert not mine.sections >> act.section & 1
+        near = [m for m in members if m.group == mine.group != b"" and m.sections >> act.section & 1]
+        assert donor in near or not near
+
+
+def test_a_member_fetches_each_section_once_and_two_at_a_time() -> None:
+    members = [replace(m, sections=full(4)) for m in all_grouped()]
+    mine = replace(members[0], sections=0)
+    rules, view = replace(RULES, num_sections=4), view_of([mine, *members[1:]], mine.peer)
+    fetching = frozenset[tuple[PeerId, int]]()
+    for _ in range(2):
+        act = decide(Situation(OwnState(record=mine, fetching=fetching), view, 0.0, rules))
+        assert isinstance(act, FetchSection)
+        assert act.section not in [section for _, section in fetching]
+        fetching |= {(act.peer, act.section)}
+    assert not isinstance(decide(Situation(OwnState(record=mine, fetching=fetching), view, 0.0, rules)), FetchSection)
+    refused = frozenset((m.peer, 0) for m in members)
+    assert not isinstance(decide(Situation(OwnState(record=mine, refused=refused), view, 0.0, rules)), FetchSection)
+
+
+def test_sections_go_with_the_ledger_and_with_the_step() -> None:
+    mine = all_sections()[0][0]
+    assert mine.sections
+    assert this_dropped(mine).sections == at_next_step(mine).sections == 0

@@ -62,6 +62,37 @@ def test_a_death_in_a_groups_round_makes_no_other_group_average_again() -> None:
     assert world.run().problems == ()
 
 
+@pytest.mark.parametrize("seed", [4, 9])
+def test_a_run_that_averages_by_sections_is_exact_under_all_kinds_of_faults(seed: int) -> None:
+    outcome = run(replace(draw(2000 + seed, HONEST, group_size=3), num_stages=1, num_sections=3))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["averages by sections"] > 0
+    assert outcome.counts["sections fetched"] > 0
+
+
+def test_a_death_in_a_round_for_a_section_makes_no_group_average_again() -> None:
+    scenario = Scenario(seed=5, num_stages=1, peers_per_stage=12, num_microbatches=24, last_step=2, group_size=4, num_sections=2)
+    world = World(replace(scenario, survivor=Survivor.ANY))
+
+    def in_round_of_section() -> list[PeerId]:
+        rounds = {name: peer.rounds.current for name, peer in world.peers.items()}
+        return [name for name, current in rounds.items() if current is not None and current.roster.num_sections > 1]
+
+    world.run(until=lambda: bool(in_round_of_section()))
+    groups = {peer.record.group for peer in world.peers.values()} - {b""}
+    world.strike(Fault(0, Kind.KILL, name=in_round_of_section()[0]))
+    seen: set[bytes] = set()
+
+    def is_averaged() -> bool:
+        seen.update(peer.record.group for peer in world.peers.values() if peer.alive and peer.record.step == 0)
+        return any(peer.record.phase is Phase.AVERAGED for peer in world.peers.values())
+
+    world.run(until=is_averaged)
+    assert seen - {b""} <= groups
+    assert world.run().problems == ()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("delayed", [False, True], ids=["plain", "delayed"])

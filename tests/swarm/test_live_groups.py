@@ -7,33 +7,39 @@ from dataclasses import replace
 
 import pytest
 
+from peerd.config.manifest import Manifest
 from peerd.daemon.faults import Point
 from tests.swarm.daemons import Swarm, until
 from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
-NUM_PEERS, GROUP_SIZE = 6, 2
-PACE_MS = 20
+
+def in_groups(group_size: int, microbatches: int, period_s: float = 1.0) -> Manifest:
+    manifest = swarm_manifest(num_stages=1, microbatches_per_step=microbatches)
+    return replace(manifest, swarm=replace(manifest.swarm, group_size=group_size, announce_period_s=period_s))
 
 
-def test_a_stage_in_groups_survives_a_death_in_a_round_and_equals_one_process() -> None:
-    manifest = swarm_manifest(num_stages=1, microbatches_per_step=24)
-    manifest = replace(manifest, swarm=replace(manifest.swarm, group_size=GROUP_SIZE))
+def survives_a_death_in_a_round(manifest: Manifest, num_peers: int, pace_ms: int, patience_s: float = 60.0) -> int:
+    """Train until a member that dies in a round is gone and three more steps are done. Returns by how many members rounds were given up."""
     with Swarm(manifest) as swarm:
-        first = swarm.start(stage=0, compute_stand_in_ms=PACE_MS)
-        *_, victim = [swarm.join(0, data="", compute_stand_in_ms=PACE_MS, allow_faults=True) for _ in range(NUM_PEERS - 1)]
+        first = swarm.start(stage=0, compute_stand_in_ms=pace_ms)
+        *_, victim = [swarm.join(0, data="", compute_stand_in_ms=pace_ms, allow_faults=True) for _ in range(num_peers - 1)]
         for daemon in swarm.daemons:
-            daemon.wait_until_serving()
-        until(lambda: all(daemon.counters["group_sums"] for daemon in swarm.living))
-        assert first.status["run"]["group_size"] == GROUP_SIZE
+            daemon.wait_until_serving(patience_s)
+        until(
+            lambda: all(daemon.counters["group_sums"] and daemon.counters["average_sections"] for daemon in swarm.living),
+            timeout_s=patience_s,
+        )
+        assert first.status["run"]["group_size"] == manifest.swarm.group_size
 
         before = sum(daemon.counters["rounds_failed"] for daemon in swarm.living if daemon is not victim)
         victim.request("fault", kind="kill", at=Point.SENDER)
-        assert victim.exit_code(60) == -signal.SIGKILL
-        until(lambda: swarm.total("rounds_failed") > before)
-        until(lambda: len(first.table["stages"][0]["peers"]) == NUM_PEERS - 1)
-        swarm.wait_for_step(max(daemon.status["peer"]["step"] for daemon in swarm.living) + 3)
+        assert victim.exit_code(patience_s) == -signal.SIGKILL
+        until(lambda: swarm.total("rounds_failed") > before, timeout_s=patience_s)
+        until(lambda: len(first.table["stages"][0]["peers"]) == num_peers - 1, timeout_s=patience_s)
+        swarm.wait_for_step(max(daemon.status["peer"]["step"] for daemon in swarm.living) + 3, patience_s)
+        given_up = swarm.total("rounds_failed") - before
 
         swarm.assert_exact()
         assert all(peer["phase"] != "unaveraged" for peer in first.table["stages"][0]["peers"])
@@ -43,3 +49,16 @@ def test_a_stage_in_groups_survives_a_death_in_a_round_and_equals_one_process() 
         assert sum(rows.values()) <= counted["steps"] * manifest.train.microbatches_per_step
         exported = swarm.export(swarm.living[-1])
         assert_equals_reference(exported, manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")
+    return given_up
+
+
+def test_a_stage_in_groups_survives_a_death_in_a_round_and_equals_one_process() -> None:
+    survives_a_death_in_a_round(in_groups(2, 24), num_peers=6, pace_ms=20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_of_64_daemons_in_groups_of_8_one_dies_in_a_round_and_no_more_than_its_round_is_given_up() -> None:
+    """It takes 8 GB of memory, and minutes on two cores."""
+    given_up = survives_a_death_in_a_round(in_groups(8, 128, period_s=10.0), num_peers=64, pace_ms=5, patience_s=900.0)
+    assert given_up < 2 * 8

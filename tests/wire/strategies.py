@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from peerd.config.codec import EXAMPLES, parse_codec
 from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.policy.round.debts import Edge
+from peerd.policy.step.groups import MAX_SECTIONS
 from peerd.policy.step.roster import Credit, Roster, RosterEntry
 from peerd.table.record import AverageId, PeerId
 from peerd.wire.messages import ITEM_BYTES, Beat, Call, Carried, Frame, TensorBytes, Verified
@@ -45,6 +46,11 @@ def calls(draw: st.DrawFn) -> Call:
     )
 
 
+sections = st.tuples(
+    st.integers(0, 600), st.integers(1, MAX_SECTIONS), st.lists(st.binary(max_size=16).map(AverageId), max_size=3).map(tuple)
+)
+
+
 @st.composite
 def rosters(draw: st.DrawFn) -> Roster:
     """The ledgers are disjoint."""
@@ -59,7 +65,9 @@ def rosters(draw: st.DrawFn) -> Roster:
     for credit in draw(st.lists(st.builds(Credit, peers, bitmaps), max_size=3)):
         credited.append(replace(credit, done=credit.done & ~told))
         told |= credit.done
-    return Roster(draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), *rest, tuple(credited))
+    return Roster(
+        draw(st.integers(0, 4095)), draw(numbers), draw(numbers), draw(peers), tuple(entries), *rest, tuple(credited), *draw(sections)
+    )
 
 
 places = st.integers(0, (1 << 32) - 1)

@@ -56,7 +56,7 @@ class Averages:
         self._average = Average(Roster(0, 0, 0, LIAR, ()), Lineage(), num_bytes, tied_sum)
         self.chunks = Chunks()
 
-    async def get_average(self, _stage: int, _step: int) -> tuple[Average, bytes, Chunks]:
+    async def get_average(self, _stage: int, _step: int, _section: int | None) -> tuple[Average, bytes, Chunks]:
         return self._average, bytes(32), self.chunks
 
 

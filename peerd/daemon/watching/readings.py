@@ -45,6 +45,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_averages_total": peer.seat.rounds.num_applied,
         "peerd_rounds_failed_total": counters["rounds_failed"],
         "peerd_group_sums_total": counters["group_sums"],
+        "peerd_average_sections_total": counters["average_sections"],
         "peerd_bytes_total": {"sent": counters["bytes_sent"], "received": counters["bytes_received"]},
         "peerd_tensor_bytes_total": _of_tensors(peer),
         "peerd_boundary_bytes_total": counters["boundary_bytes"],

@@ -61,6 +61,16 @@ class FetchAverage(_Reasoned):
 
 
 @dataclass(frozen=True, slots=True)
+class FetchSection(_Reasoned):
+    """Fetch a section of the average of `step` from a mate, while others are fetched."""
+
+    verb = "fetch a section of the average"
+    peer: PeerId
+    step: int
+    section: int
+
+
+@dataclass(frozen=True, slots=True)
 class FetchTied(_Reasoned):
     """Fetch from `peer` what is missing to the sum `wanted` of `step`: `given` is that sum, or the other stage's share of it."""
 
@@ -163,6 +173,7 @@ Act = (
     | Propose
     | Commit
     | FetchAverage
+    | FetchSection
     | FetchTied
     | CopyTied
     | FetchPrevious

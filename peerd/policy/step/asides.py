@@ -69,8 +69,9 @@ def dropped(mine: PeerRecord, names: Collection[PeerId]) -> PeerRecord:
     held = sums(mine)
     kept = sum(bitmap for name, bitmap in held.items() if name not in names)
     asides = tuple(Aside(a.other, held[a.other]) for a in mine.asides if a.other not in names)
-    group, own_done = (NO_AVERAGE, 0) if mine.peer in names else (mine.group, mine.own_done)
-    return replace(mine, done=kept, group=group, own_done=own_done, asides=asides)
+    if mine.peer in names:
+        mine = replace(mine, group=NO_AVERAGE, own_done=0, sections=0)
+    return replace(mine, done=kept, asides=asides)
 
 
 def _asides(mine: PeerRecord, step: int) -> tuple[Aside, ...]:

@@ -49,7 +49,7 @@ class StepClocks:
     def noted(self, own: OwnState, live: LiveView, rules: StepRules, now_s: float) -> OwnState:
         """Look once. Returns the state with the times of the rules 7 (propose), 10 (commit), 14 (step back), 15 (follow) and J1 (join)."""
         mine = own.record
-        complete = mine.step if is_complete(mine, live, rules.num_microbatches, rules.group_size) else None
+        complete = mine.step if is_complete(mine, live, rules.num_microbatches, rules.group_size, rules.num_sections) else None
         averaged = mine.step if mine.phase is Phase.AVERAGED and _is_averaged(live, rules, mine.step) else None
         return replace(
             own,

@@ -2,8 +2,10 @@
 
 A round over hundreds of members seldom ends, since each death restarts it. So the members of a stage with more than `group_size` first make
 the sums of their groups, in rounds of their own: whoever has been in one holds the group's sum in place of its own ledger, as all others of
-the group do, under one id. Then one holder of each sum makes the average of the stage, in a round like any other, and the others fetch it.
-Nobody needs to agree on the groups: a roster proves what it sums, and two sums that meet are settled by rule 6 (reset).
+the group do, under one id. Then holders of the sums make the average of the stage. It has as many sections as a group may have members: one
+holder of each sum makes a section with the others, in a round like any other, and other holders make the other sections meanwhile. Mates
+then fetch from each other what they lack. Nobody needs to agree on the groups: a roster proves what it sums, and two sums that meet are
+settled by rule 6 (reset).
 """
 
 from __future__ import annotations
@@ -14,11 +16,39 @@ from peerd.policy.hashing import peer_rank
 from peerd.table.record import PeerId, PeerRecord, Phase
 
 _RANKS = 1 << 64
+MAX_SECTIONS = 512
+LEAST_HOLDERS = 2
+"""Members that say that they hold a section: it is made again where fewer do, as the word of one may be wrong."""
 
 
 def forms_groups(members: Sequence[PeerRecord], group_size: int) -> bool:
     """Whether a stage with these members averages in two levels. `group_size`: the most members of a stage that do not; 0: none does."""
     return 0 < group_size < len(members)
+
+
+def num_sections_of(group_size: int) -> int:
+    """The number of sections of an average. Groups have more than half of `group_size` members on average, so each makes one or two."""
+    return min(max(1, group_size), MAX_SECTIONS)
+
+
+def section_bounds(length: int, number: int, num_sections: int) -> tuple[int, int]:
+    """Which elements of an average of so many a section is: from, to."""
+    return length * number // num_sections, length * (number + 1) // num_sections
+
+
+def makes_sections(members: Sequence[PeerRecord], group_size: int) -> bool:
+    """Whether the members hold the sums of which the sections of the average are made."""
+    return forms_groups(members, group_size) and not groups_of(members, group_size)
+
+
+def makers_of_section(sums: Sequence[Sequence[PeerRecord]], number: int) -> list[PeerRecord]:
+    """One holder of each sum that makes this section with the others. A sum of fewer holders than sections has some that make several."""
+    ordered = (sorted(holders, key=lambda m: peer_rank(m.peer, m.stage, m.step)) for holders in sums if holders[0].done)
+    return [holders[number % len(holders)] for holders in ordered]
+
+
+def is_section_held(members: Sequence[PeerRecord], number: int) -> bool:
+    return sum(m.sections >> number & 1 for m in members) >= LEAST_HOLDERS
 
 
 def by_sum(members: Sequence[PeerRecord]) -> list[list[PeerRecord]]:

@@ -232,7 +232,7 @@ def marked(mine: PeerRecord, step: int, index: int, other: PeerId | None = None)
 
 def this_dropped(mine: PeerRecord) -> PeerRecord:
     """Drop this step's ledger, so that its microbatches are missing again; the next step's ledger stays."""
-    return replace(mine, done=0, asides=(), group=NO_AVERAGE, own_done=0, ledger_no=_unused(mine))
+    return replace(mine, done=0, asides=(), group=NO_AVERAGE, own_done=0, sections=0, ledger_no=_unused(mine))
 
 
 def ledger_dropped(mine: PeerRecord, step: int) -> PeerRecord:

@@ -6,12 +6,12 @@ the roster's content, so peers need not agree on a roster (docs/protocol.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from peerd.policy.hashing import digest, peer_rank
-from peerd.policy.step.groups import by_sum, round_mates
+from peerd.policy.step.groups import by_sum, is_section_held, makers_of_section, makes_sections, round_mates
 from peerd.policy.step.ledger import full
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
@@ -61,16 +61,24 @@ class Roster:
     """How long the round takes at the rates that the leader believes, in seconds; 0: no other member takes part."""
     credits: tuple[Credit, ...] = ()
     """Who has computed what is in the sums of groups, by peer. It makes nothing exact, and counts as contributions."""
+    section: int = 0
+    """The section of the average that the round makes, of `num_sections`."""
+    num_sections: int = 1
+    parts: tuple[AverageId, ...] = ()
+    """The rounds that made the sections of this average, in their order; the rest is the roster of the first. Empty: one round made it."""
 
     @cached_property
     def average_id(self) -> AverageId:
         """The hash of all this. Each message of a round asks for it."""
+        if self.parts:
+            return AverageId(digest("sections", self.stage, self.step, *self.parts))
         parts: list[bytes | str | int] = ["average", self.stage, self.step, self.attempt, self.leader]
         for entry in self.entries:
             parts += [entry.peer, entry.incarnation, entry.ledger_no, hex(entry.done)]
         parts += ["round", *self.codecs, *self.shares, self.num_chunks, self.expected_s.hex()]
         for credit in self.credits:
             parts += ["credit", credit.peer, hex(credit.done)]
+        parts += ["section", self.section, self.num_sections] if self.num_sections > 1 else []
         return AverageId(digest(*parts))
 
     @property
@@ -85,6 +93,11 @@ class Roster:
             in_groups |= credit.done
         found = {entry.peer: entry.done for entry in self.entries if not entry.done & in_groups}
         return found | {credit.peer: credit.done for credit in self.credits}
+
+    @property
+    def rounds(self) -> tuple[AverageId, ...]:
+        """The ids of the rounds that made it."""
+        return self.parts or (self.average_id,)
 
     def entry_of(self, peer: PeerId) -> RosterEntry | None:
         return next((entry for entry in self.entries if entry.peer == peer), None)
@@ -169,10 +182,12 @@ def compose(
     ranks: int = 1,
     last: Sequence[PeerId] = (),
     group_size: int = 0,
+    num_sections: int = 1,
 ) -> Roster | None:
     """Rule 7 (propose): the roster that this peer proposes; None if it has no turn among the first `ranks`, or it would be inexact.
 
-    Where the stage has more than `group_size` members, the roster is that of a group, or of one holder of each group's sum (groups.py).
+    Where the stage has more than `group_size` members, the roster is that of a group, or of one holder of each group's sum, for a section
+    of the average (groups.py).
     """
     published = live.members(mine.stage, mine.step)
     if mine.phase is not Phase.ACCUMULATING or mine.peer not in {m.peer for m in published}:
@@ -180,12 +195,19 @@ def compose(
     members = tuple(mine if m.peer == mine.peer else m for m in published)
     if any(m.lineage != mine.lineage or m.phase is Phase.AVERAGED for m in members):
         return None  # computed with other parameters: one of the two first downloads the other's state. Or the average is there
+
+    def has_turn(peers: Collection[PeerId]) -> bool:
+        # The published records decide whose turn it is, this peer's own included. Otherwise two peers might both believe that they lead.
+        return mine.peer in turns([m for m in published if m.peer in peers], last)[:ranks]
+
+    if num_sections > 1 and makes_sections(members, group_size):
+        bare = Roster(mine.stage, mine.step, attempt, mine.peer, (), num_sections=num_sections)
+        return _section(bare, members, num_microbatches, has_turn)
     mates = round_mates(mine, members, group_size)
     present = {m.peer for holders in mates for m in holders}
-    # The published records decide whose turn it is, this peer's own included. Otherwise two peers might both believe that they lead.
-    order = turns([m for m in published if m.peer in present], last)
-    if mine.peer not in order[:ranks] or any(m.phase is not Phase.ACCUMULATING for holders in mates for m in holders):
+    if not has_turn(present) or any(m.phase is not Phase.ACCUMULATING for holders in mates for m in holders):
         return None
+    order = turns([m for m in published if m.peer in present], last)
     place = {peer: number for number, peer in enumerate(order)} | {mine.peer: -1}
     chosen = [min(holders, key=lambda m: place.get(m.peer, len(place))) for holders in mates]
     entries = tuple(sorted(entry_of(m) for m in chosen))
@@ -193,6 +215,27 @@ def compose(
     if why_inexact(sums, num_microbatches) is not None:
         return None
     return Roster(mine.stage, mine.step, attempt, mine.peer, entries, credits=_credits_of([m for holders in mates for m in holders]))
+
+
+def _section(bare: Roster, members: Sequence[PeerRecord], num_microbatches: int, has_turn: Callable[[set[PeerId]], bool]) -> Roster | None:
+    """The roster of the first section that nobody holds, that its leader makes with idle mates, and whose turn it has."""
+    sums = by_sum(members)
+    for number in range(bare.num_sections):
+        makers = makers_of_section(sums, number)
+        if bare.leader not in {m.peer for m in makers} or is_section_held(members, number):
+            continue
+        if any(m.phase is not Phase.ACCUMULATING for m in makers) or not has_turn({m.peer for m in makers}):
+            continue
+        entries = tuple(sorted(map(entry_of, makers)))
+        if why_inexact(entries, num_microbatches) is not None:
+            return None
+        return replace(bare, entries=entries, section=number, credits=_credits_of(members) if number == 0 else ())
+    return None
+
+
+def whole_of(sections: Sequence[Roster]) -> Roster:
+    """The roster of an average from those of its sections, in their order."""
+    return replace(sections[0], section=0, num_sections=1, parts=tuple(roster.average_id for roster in sections))
 
 
 def _credits_of(members: Sequence[PeerRecord]) -> tuple[Credit, ...]:
@@ -221,24 +264,29 @@ def why_wrong_credits(roster: Roster, mine: PeerRecord) -> str | None:
     return None if own & ~mine.own_done == 0 else "it credits this peer with more than it has computed"
 
 
-def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int, group_size: int = 0) -> bool:
+def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int, group_size: int = 0, num_sections: int = 1) -> bool:
     """Whether this peer's round could be proposed now: the stage's ledgers are exact together, and no member of the round is in another."""
     held = 0
     for record in live.members(mine.stage, mine.step):
         held |= record.done
+    if held != full(num_microbatches):
+        return False
     ranks = len(live.records)
-    return held == full(num_microbatches) and compose(mine, live, num_microbatches, 0, ranks, group_size=group_size) is not None
+    return compose(mine, live, num_microbatches, 0, ranks, group_size=group_size, num_sections=num_sections) is not None
 
 
-def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups: bool = False) -> str | None:
-    """Rule 8 (exchange): why this peer refuses to join the round; None if it joins. `in_groups`: its stage averages in two levels."""
-    reason = why_never(mine, roster, num_microbatches, in_groups)
+def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups: bool = False, num_sections: int = 1) -> str | None:
+    """Rule 8 (exchange): why this peer refuses to join the round; None if it joins.
+
+    `in_groups`: its stage averages in two levels, the second one by `num_sections` sections.
+    """
+    reason = why_never(mine, roster, num_microbatches, in_groups, num_sections)
     if reason is None and mine.phase is not Phase.ACCUMULATING:
         return f"this peer is {mine.phase.name.lower()}"
     return reason
 
 
-def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups: bool = False) -> str | None:
+def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups: bool = False, num_sections: int = 1) -> str | None:
     """Why this peer joins the round in no phase. What the roster says of it was true once, and is never again once it is not."""
     if (roster.stage, roster.step) != (mine.stage, mine.step):
         return f"this peer is at stage {mine.stage}, step {mine.step}"
@@ -252,9 +300,11 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups
         return "its shares do not make a whole"
     if roster.codecs and len(roster.codecs) != len(roster.entries):
         return "it does not name one codec for each member"
+    if roster.num_sections not in (1, num_sections if in_groups else 1) or not 0 <= roster.section < roster.num_sections or roster.parts:
+        return "this stage does not average by such sections"
     if reason := why_wrong_credits(roster, mine):
         return reason
-    may_be_group = in_groups and not mine.group and len(roster.entries) > 1
+    may_be_group = in_groups and not mine.group and len(roster.entries) > 1 and roster.num_sections == 1
     return why_unsound(roster.entries, num_microbatches) if may_be_group else why_inexact(roster.entries, num_microbatches)
 
 

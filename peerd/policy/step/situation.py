@@ -38,6 +38,8 @@ class StepRules:
 
     group_size: int = 0
     """The most members of a stage that average in one round; larger stages do in two levels (groups.py). 0: all do in one."""
+    num_sections: int = 1
+    """The number of sections of an average that is made in two levels."""
 
     def tied_to(self, stage: int) -> int | None:
         """The stage that holds the other copy of this stage's tied weight; None if there is none."""
@@ -89,6 +91,8 @@ class OwnState:
     """(mate, step): this mate has refused to give the average of this step. The caller forgets these after a while."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step): this mate did not answer when asked for the average of this step. Others are asked first (hole 19)."""
+    fetching: frozenset[tuple[PeerId, int]] = frozenset()
+    """(mate, section): sections of the average that are on their way from mates."""
     reloads_in_vain: bool = False
     """No peer of the stage has given the header of a state of use lately: a reload would cost the ledgers, and bring nothing."""
     lacks_previous: bool = False

@@ -33,6 +33,7 @@ from peerd.policy.step.recovery import (
     step_to_go_back_to,
 )
 from peerd.policy.step.roster import compose, turns
+from peerd.policy.step.sections import comes_by_sections, section_to_fetch
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy
 from peerd.table.record import Phase
@@ -195,7 +196,7 @@ def _close_round(now: Situation) -> Act | None:
 
 def _fetch_from_averaged(now: Situation) -> Act | None:
     """Rule 5 (fetch): an average that a live mate has is never computed again (hole 3)."""
-    able = now.willing(now.averaged_like_me()) if now.may_take_average else []
+    able = now.willing(now.averaged_like_me()) if now.may_take_average and not comes_by_sections(now) else []
     return acts.FetchAverage("a stage mate has the average", now.first_to_ask(able).peer, now.mine.step) if able else None
 
 
@@ -234,8 +235,14 @@ def _propose(now: Situation) -> Act | None:
     since_s = now.own.complete_since_s
     ranks = 1 if since_s is None else num_in_turn(now.now_s - since_s, now.rules.averaging_s)
     rules, own = now.rules, now.own
-    roster = compose(now.mine, now.live, rules.num_microbatches, own.attempt, ranks, own.last_in_turn, rules.group_size)
+    roster = compose(now.mine, now.live, rules.num_microbatches, own.attempt, ranks, own.last_in_turn, rules.group_size, rules.num_sections)
     return acts.Propose("every microbatch is held exactly once", roster) if roster else None
+
+
+def _fetch_section(now: Situation) -> Act | None:
+    """Rule 17 (gather): a section of the average that a mate holds."""
+    found = section_to_fetch(now) if now.mine.phase is Phase.ACCUMULATING else None
+    return acts.FetchSection("mates hold sections of the average", found[0], now.mine.step, found[1]) if found else None
 
 
 # From the average to the next step
@@ -316,6 +323,7 @@ _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _reset_overlap,
     _open_ledger,
     _propose,
+    _fetch_section,
     _adopt_smaller,
     _fetch_tied,
     _commit,
