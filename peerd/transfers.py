@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,3 +35,36 @@ def to_host(*tensors: Tensor) -> list[Tensor]:
     bodies = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
     parts = torch.split_with_sizes(torch.cat(bodies).cpu(), [body.numel() for body in bodies])
     return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+class QueuedCopy:
+    """A tensor on its way to a device, on a stream of its own: beside what is computed there, and beside what the processor does.
+
+    The copy reads pinned memory, which torch gives away only once the copy is done (it notes an event with every such copy).
+    """
+
+    def __init__(self, tensor: Tensor, device: torch.device) -> None:
+        """Begin the copy of a tensor of the machine's memory, on any thread. It returns at once."""
+        module, stream = torch.get_device_module(device), _stream_to(device)
+        pinned = tensor.pin_memory()
+        with module.stream(stream):
+            self._tensor = pinned.to(device, non_blocking=True)
+            self._copied = stream.record_event()
+
+    def take(self) -> Tensor:
+        """Return the tensor for what this thread computes from now on: that waits for the copy, and the processor does not."""
+        stream: Any = torch.get_device_module(self._tensor.device).current_stream(self._tensor.device)
+        stream.wait_event(self._copied)
+        self._tensor.record_stream(stream)
+        return self._tensor
+
+
+def has_copy_streams(device: torch.device) -> bool:
+    """Whether copies to this device can go beside what it computes."""
+    return queues_copies(device) and hasattr(torch.get_device_module(device), "Stream")
+
+
+@functools.cache
+def _stream_to(device: torch.device) -> Any:
+    """The stream of a device's copies from the machine's memory. It lasts as long as the process."""
+    return torch.get_device_module(device).Stream(device=device)

@@ -229,10 +229,11 @@ class StageService:
         holdings = self._state.holdings
         if holdings.delayed is not None and call.step > self._state.record.step:
             await holdings.delayed.made()
+        given = call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks)
         if holdings.module.is_last:
-            outcome, gradient = await self._run(Priority.FORWARD, ticket, partial(self._jobs.last_stage, call, ticket, chunks, self.pace))
+            outcome, gradient = await self._run(Priority.FORWARD, ticket, partial(self._jobs.last_stage, *given))
             return self._result(ticket, outcome, gradient, 0.0, None)
-        batch, activations, labels = await self._run(Priority.FORWARD, ticket, partial(self._jobs.forward, call, ticket, chunks, self.pace))
+        batch, activations, labels = await self._run(Priority.FORWARD, ticket, partial(self._jobs.forward, *given))
         onward = _onward(call, activations, labels)
         for _ in range(MAX_BROKEN_GRADIENTS):
             hops: list[PeerId] = []
@@ -249,7 +250,7 @@ class StageService:
             if below.gradient is None or not call.needs_backward:  # only stages after this one still need the microbatch
                 return self._result(ticket, BackwardResult(None, "not asked to"), None, downstream_s, below)
             try:
-                job = partial(self._jobs.backward, call, batch, below.gradient, self.pace)
+                job = partial(self._jobs.backward, call, batch, await self._jobs.gradient_arriving(below.gradient), self.pace)
                 outcome, gradient = await self._run(Priority.BACKWARD, ticket, job)
             except BadMessageError:
                 self._next_hop.distrust(onward, hops[-1])  # the fault is that peer's; the caller need not know
@@ -259,7 +260,7 @@ class StageService:
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         """Run forward here, call the next stage, and return the last stage's loss; nothing is kept or counted."""
-        job = partial(self._jobs.forward_only, call, ticket, chunks, self.pace)
+        job = partial(self._jobs.forward_only, call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks))
         output, labels = await self._run(Priority.FORWARD, ticket, job, self._state.record.step)
         if isinstance(output, float):
             return CallResult(

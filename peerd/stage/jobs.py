@@ -14,6 +14,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED
 from peerd.errors import BadMessageError, NotFiniteError
 from peerd.link.links import Bytes
+from peerd.stage.arriving import Arriving
 from peerd.stage.checks import Checks
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.finished import Finished, FinishedGradients
@@ -31,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 class StageJobs:
-    """Each public method but `finished` is one job."""
+    """Each public method is one job, but for `finished` and those that say how tensors come."""
 
     def __init__(self, manifest: Manifest, state: StageState) -> None:
         self._manifest = manifest
@@ -44,7 +45,24 @@ class StageJobs:
         """What this call would give, where it was computed before."""
         return self._finished.find(call, self._codec_of(call), self._state.holdings.generation)
 
-    def _take_inputs(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes]) -> tuple[HeldMicrobatch, TensorBytes]:
+    async def arriving(self, call: Call, chunks: Sequence[Bytes]) -> Arriving:
+        """Return the call's inputs, on their way to the device where they can be. Not a job. Raises BadMessageError."""
+        inputs, _ = take(chunks, call.inputs, call.labels)
+        found = Arriving(inputs, self._state.holdings.device)
+        if call.inputs.dtype != "int32":  # tokens are looked at first
+            await found.begin()
+        return found
+
+    async def gradient_arriving(self, value: TensorBytes) -> Arriving:
+        """The same for the gradient that the next stage gave."""
+        value.check(value.dtype, value.shape, self.gradients)
+        found = Arriving(value, self._state.holdings.device)
+        await found.begin()
+        return found
+
+    def _take_inputs(
+        self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], arriving: Arriving | None
+    ) -> tuple[HeldMicrobatch, TensorBytes]:
         """Decode the tensors and check the tokens. Returns the labels' bytes to pass on; those of the inputs are done with.
 
         Activations are looked at together with what is computed from them.
@@ -60,14 +78,16 @@ class StageJobs:
             _check_tokens(tokens, self._manifest)
             batch.inputs = to_device(tokens, device).long()
         else:
-            batch.inputs = decode(inputs, device)
+            batch.inputs = arriving.take() if arriving is not None else decode(inputs, device)
             if call.evaluation or not self._may_overflow(ticket):
                 batch.checks.finite([batch.inputs], NotFiniteError("the activations came with values that are not finite"))
         return batch, labels.with_chunks((b"".join(labels.chunks),))
 
-    def forward(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace) -> tuple[HeldMicrobatch, TensorBytes, TensorBytes]:
+    def forward(
+        self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace, arriving: Arriving | None = None
+    ) -> tuple[HeldMicrobatch, TensorBytes, TensorBytes]:
         started_s = time.monotonic()
-        batch, labels = self._take_inputs(call, ticket, chunks)
+        batch, labels = self._take_inputs(call, ticket, chunks, arriving)
         parcel = Parcel(self.activations.most_exact)
         activations = parcel.encoded(forward(self._state, batch, parcel.pack))
         self.shortage.holds(batch)
@@ -75,10 +95,12 @@ class StageJobs:
         self._state.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
         return batch, activations, labels
 
-    def forward_only(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace) -> tuple[TensorBytes | float, TensorBytes]:
+    def forward_only(
+        self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace, arriving: Arriving | None = None
+    ) -> tuple[TensorBytes | float, TensorBytes]:
         """Activations, or from the last stage the loss; and the labels to pass on."""
         started_s = time.monotonic()
-        batch, labels = self._take_inputs(call, ticket, chunks)
+        batch, labels = self._take_inputs(call, ticket, chunks, arriving)
         output = self._state.evaluate(call.step, batch.inputs, batch.labels)
         batch.checks.usable([output], NotFiniteError(f"the evaluation of step {call.step} is not finite at stage {call.stage}"))
         parcel = Parcel(self.activations.most_exact)
@@ -88,10 +110,9 @@ class StageJobs:
         pace.hold(started_s, FORWARD_SHARE)
         return found, labels
 
-    def backward(self, call: Call, batch: HeldMicrobatch, below: TensorBytes, pace: Pace) -> tuple[BackwardResult, TensorBytes | None]:
+    def backward(self, call: Call, batch: HeldMicrobatch, below: Arriving, pace: Pace) -> tuple[BackwardResult, TensorBytes | None]:
         started_s = time.monotonic()
-        below.check(below.dtype, below.shape, self.gradients)
-        gradient = decode(below, self._state.holdings.device)
+        gradient = below.take()
         batch.checks = Checks()
         if not self._may_overflow(batch.ticket):
             batch.checks.finite([gradient], BadMessageError("the next stage gave a gradient that is not finite"))
@@ -101,9 +122,11 @@ class StageJobs:
         self._note_backward(batch, started_s)
         return outcome, gradient_out
 
-    def last_stage(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace) -> tuple[BackwardResult, TensorBytes | None]:
+    def last_stage(
+        self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace, arriving: Arriving | None = None
+    ) -> tuple[BackwardResult, TensorBytes | None]:
         started_s = time.monotonic()
-        batch, _ = self._take_inputs(call, ticket, chunks)
+        batch, _ = self._take_inputs(call, ticket, chunks, arriving)
         parcel = self._parcel_back(call)
         rest = partial(pace.hold, started_s, FORWARD_SHARE + BACKWARD_SHARE)
         outcome = forward_backward(self._state, batch, rest, parcel.pack if parcel else None)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from peerd.config.codec import NONE, Codec
 from peerd.link.links import CHUNK_BYTES, Bytes
-from peerd.transfers import to_device, to_host
+from peerd.transfers import QueuedCopy, to_device, to_host
 from peerd.wire import codecs
 from peerd.wire.messages import TensorBytes
 
@@ -51,11 +51,29 @@ class Parcel:
 
 def decode(value: TensorBytes, device: torch.device) -> Tensor:
     """Decode a tensor whose chunks have exactly its size. Raises BadMessageError if the codec cannot decode them."""
+    return _unpacked(value, to_device(_packed(value), device))
+
+
+def decode_beside(value: TensorBytes, device: torch.device) -> Callable[[], Tensor]:
+    """Begin to decode a tensor on any thread, with its copy to the device beside what is computed there (`has_copy_streams`).
+
+    The function that is returned ends it on the thread that computes. Raises what `decode` raises.
+    """
+    arrival = QueuedCopy(_packed(value), device)
+    return lambda: _unpacked(value, arrival.take())
+
+
+def _packed(value: TensorBytes) -> Tensor:
+    """What travels of a tensor, in the machine's memory: the codec's bytes, or the numbers themselves."""
     if value.codec.is_lossy:
         packed = decode_flat(value.chunks, torch.uint8)
         codecs.check(value.codec, packed, value.num_values)
-        return codecs.unpack(value.codec, to_device(packed, device), value.num_values).view(value.shape)
-    return to_device(decode_flat(value.chunks, _DTYPES[value.dtype]).view(value.shape), device)
+        return packed
+    return decode_flat(value.chunks, _DTYPES[value.dtype])
+
+
+def _unpacked(value: TensorBytes, packed: Tensor) -> Tensor:
+    return (codecs.unpack(value.codec, packed, value.num_values) if value.codec.is_lossy else packed).view(value.shape)
 
 
 def memory_of(tensor: Tensor) -> memoryview:

@@ -28,6 +28,7 @@ from peerd.daemon.device import choose_device, describe, give_back_memory, has_o
 from peerd.models.stages import estimate_forward_flops, estimate_stage_memory
 from peerd.planner.memory import Placing
 from peerd.policy.step.roster import Roster, entry_of
+from peerd.stage.arriving import Arriving
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.executor import Pace
 from peerd.stage.jobs import StageJobs
@@ -99,8 +100,11 @@ class Stage:
         every = frozenset(range(NUM_STAGES))
         call = Call(call_id=bytes(16), stage=STAGE, step=record.step, index=index, accumulate=every, inputs=bare[0], labels=bare[1])
         ticket = Ticket(record.step, index, (record.incarnation, record.ledger_no), accumulate=True)
-        batch, _, _ = self.jobs.forward(call, ticket, (*self.sent.chunks, *self.labels.chunks), Pace())
-        outcome, _ = self.jobs.backward(call, batch, self.given, Pace())
+        inputs, gradient = Arriving(self.sent, self.device), Arriving(self.given, self.device)
+        for arriving in (inputs, gradient):
+            arriving.start()
+        batch, _, _ = self.jobs.forward(call, ticket, (*self.sent.chunks, *self.labels.chunks), Pace(), inputs)
+        outcome, _ = self.jobs.backward(call, batch, gradient, Pace())
         assert not outcome.refused, outcome.refused
 
     def round(self) -> None:

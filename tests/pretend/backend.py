@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.pretend import autocast
+from tests.pretend import autocast, streams
 from tests.pretend.meter import METERS, NUM_DEVICES
 from tests.pretend.tensor import NAME, PretendTensor, copy
 
@@ -91,6 +91,10 @@ class Module:
         for meter in METERS:
             meter.empty_cache()
 
+    Stream = staticmethod(streams.Stream)
+    stream = staticmethod(streams.stream)
+    current_stream = staticmethod(streams.current_stream)
+
     def synchronize(self, device: Device = None) -> None:
         METERS[_index(device)].wait("synchronize")
 
@@ -132,4 +136,5 @@ def register() -> None:
     library.impl("_copy_from", _copy_from, KEY)
     for name in ("arange", "arange.start", "arange.start_step"):
         library.impl(name, _arange, KEY)
+    torch.Tensor.pin_memory = streams.pin  # type: ignore[method-assign, assignment]  # a build for processors alone has none
     _kept.extend([library, *autocast.register()])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tests.pretend import streams
 from tests.pretend.meter import METERS, Meter
 
 NAME = "pretend"
@@ -36,6 +37,8 @@ class PretendTensor(Tensor):
     """A tensor on a pretend device. `held` is what it holds; only this package looks at it."""
 
     held: Tensor
+    made: streams.Made | None
+    """Where it was made, if on a stream of its own."""
 
     @staticmethod
     def __new__(cls, inner: Tensor, index: int) -> PretendTensor:
@@ -58,11 +61,16 @@ class PretendTensor(Tensor):
             layout=inner.layout,
             device=torch.device(NAME, index),
         )
-        made.held = inner
+        made.held, made.made = inner, streams.noted()
         weakref.finalize(made, _ended, meter, key, inner)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def record_stream(self, stream: Any) -> None:
+        """Its memory is not given away before what is now on this stream is done."""
+        if self.made is not None:
+            self.made.recorded.add(id(stream))
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -84,6 +92,9 @@ def _ended(meter: Meter, key: int, _inner: Tensor) -> None:
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     _keep_backward_here()
+    for each in tree_leaves((args, kwargs)):
+        if isinstance(each, PretendTensor) and each.made is not None:
+            each.made.check_use()
     if func in REFUSED:
         raise NotImplementedError(f"the pretend device does not know {func}")
     if func in (aten.copy_.default, aten._foreach_copy_.default):
@@ -180,6 +191,8 @@ def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> None:
     plain_target, plain_source = _unwrapped((target, source))
     if to is None and of is not None and non_blocking:
         raise NotImplementedError("a copy to the processor that does not block is not there when it returns")
+    if to is not None and of is None:
+        streams.check_source(source, non_blocking=non_blocking)
     plain_target.copy_(plain_source)
     if to == of:
         return
