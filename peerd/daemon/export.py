@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from peerd.daemon.peer import Peer
 from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import StageError, TimedOutError, disk_error
+from peerd.models.chosen import Chosen
 from peerd.models.published import check_publishable
 from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.hf_export import write_hf_export
@@ -148,32 +149,14 @@ def _newest(part: Downloaded) -> str:
     return "ahead/" if _holds(part, "ahead/") else "parameters/"
 
 
-class Chosen(Mapping[str, Tensor]):
-    """Tensors of several states by new names. Each is read when it is asked for: an export has few in memory at a time."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, tuple[Mapping[str, Tensor], str]] = {}
-
-    def add(self, tensors: Mapping[str, Tensor], prefix: str) -> None:
-        """Add those whose names begin so, without the prefix. Of two of one name the later one counts."""
-        self._places |= {name.removeprefix(prefix): (tensors, name) for name in tensors if name.startswith(prefix)}
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensors, their_name = self._places[name]
-        return tensors[their_name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
 def assemble(found: list[Downloaded], step: int) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]:
     """Return the parameters of `step`, and the optimizer's state if every stage is exactly at that step."""
     parameters, optimizer = Chosen(), Chosen()
     for part in found:
         prefix = _newest(part) if part.step == step else "previous/" if _newest(part) == "parameters/" else "parameters/"
-        parameters.add(part.tensors, prefix)
-        optimizer.add(part.tensors, "optimizer/")
+        for name in part.tensors:
+            if name.startswith(prefix):
+                parameters.add(name.removeprefix(prefix), part.tensors, name)
+            if name.startswith("optimizer/"):
+                optimizer.add(name.removeprefix("optimizer/"), part.tensors, name)
     return parameters, optimizer if all(part.step == step for part in found) else None

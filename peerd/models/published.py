@@ -18,6 +18,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest, ModelConfig
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import UsageError
+from peerd.models.chosen import Chosen
 
 _DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "layers_per_group", "tie_word_embeddings"})
 """The fields that the StableLM below covers; a decoder that sets any other field is another model."""
@@ -34,7 +35,8 @@ _OUTER_NAMES = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
     config: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: Chosen
+    """Each is made of its parameter when it is asked for."""
 
 
 def check_publishable(manifest: Manifest) -> None:
@@ -49,18 +51,19 @@ def check_publishable(manifest: Manifest) -> None:
 
 
 def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str = "") -> PublishedModel:
-    """The whole model's parameters under transformers' names; their memory is shared. Raises UsageError as `check_publishable`.
+    """The whole model's parameters under transformers' names. Their memory is shared. Raises UsageError as `check_publishable`.
 
     `tokenizer` is the content of the run's tokenizer.json, if it has one.
     """
     check_publishable(manifest)
     ends = _token_ids(manifest, tokenizer)
-    if manifest.model.publishes_as == "itself":
-        return PublishedModel(config=_library_config(manifest.model_as(HuggingFaceConfig)) | ends, tensors=dict(parameters))
-    tensors: dict[str, Tensor] = {}
-    for name, value in parameters.items():
-        tensors |= _stablelm_tensors(name, value, manifest.decoder.layers_per_group)
-    return PublishedModel(config=_stablelm_config(manifest) | ends, tensors=tensors)
+    is_itself, tensors = manifest.model.publishes_as == "itself", Chosen()
+    for theirs in parameters:
+        named = [(theirs, 0, 1)] if is_itself else _stablelm_names(theirs, manifest.decoder.layers_per_group)
+        for name, part, parts in named:
+            tensors.add(name, parameters, theirs, part, parts)
+    config = _library_config(manifest.model_as(HuggingFaceConfig)) if is_itself else _stablelm_config(manifest)
+    return PublishedModel(config=config | ends, tensors=tensors)
 
 
 def _token_ids(manifest: Manifest, tokenizer: str) -> dict[str, int | None]:
@@ -108,26 +111,25 @@ def _stablelm_config(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _stablelm_tensors(name: str, value: Tensor, layers_per_group: int) -> dict[str, Tensor]:
-    """The tensors of one of the decoder's parameters, one for each layer that shares it."""
+def _stablelm_names(name: str, layers_per_group: int) -> list[tuple[str, int, int]]:
+    """Name, number and count of the parts of one of the decoder's parameters: one tensor for each layer that shares it."""
     outer, _, leaf = name.partition(".")
     if outer in _OUTER_NAMES:
-        return {f"{_OUTER_NAMES[outer]}.{leaf}": value}
+        return [(f"{_OUTER_NAMES[outer]}.{leaf}", 0, 1)]
     _, first, inner = name.split(".", 2)
     layers = range(int(first), int(first) + layers_per_group)
-    return {f"model.layers.{layer}.{own}": part for layer in layers for own, part in _layer_tensors(inner, value).items()}
+    own = _names_in_layer(inner)
+    return [(f"model.layers.{layer}.{each}", part, len(own)) for layer in layers for part, each in enumerate(own)]
 
 
-def _layer_tensors(inner: str, value: Tensor) -> dict[str, Tensor]:
+def _names_in_layer(inner: str) -> list[str]:
     """The tensors of a parameter within a layer; stacked projections are split."""
     module, _, leaf = inner.rpartition(".")
     if module == "attention.query_key_value":
-        parts = value.chunk(3)
-        return {f"self_attn.{each}_proj.{leaf}": part for each, part in zip("qkv", parts, strict=True)}
+        return [f"self_attn.{each}_proj.{leaf}" for each in "qkv"]
     if module == "feed_forward.gate_and_value":
-        parts = value.chunk(2)
-        return {f"mlp.{each}_proj.{leaf}": part for each, part in zip(("gate", "up"), parts, strict=True)}
-    return {f"{_LAYER_NAMES[module]}.{leaf}": value}
+        return [f"mlp.{each}_proj.{leaf}" for each in ("gate", "up")]
+    return [f"{_LAYER_NAMES[module]}.{leaf}"]
 
 
 def tokenizer_files(manifest: Manifest, own: str = "") -> dict[str, str]:

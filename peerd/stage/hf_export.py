@@ -23,14 +23,14 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
     `tokenizer` is the content of the run's tokenizer.json; empty if it has none.
     """
     published = publish(manifest, parameters, tokenizer)
-    shards = split_into_shards({name: tensor.numel() * tensor.element_size() for name, tensor in published.tensors.items()})
+    sizes = {name: tensor.nbytes for name, tensor in published.tensors.items()}
+    shards = split_into_shards(sizes)
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, held in zip(names, shards, strict=True):
-        write_tensors(folder / name, {each: published.tensors[each] for each in held}, {"format": "pt", "step": str(step)})
+        write_tensors(folder / name, published.tensors.only(held), {"format": "pt", "step": str(step)})
     places = {each: name for name, held in zip(names, shards, strict=True) for each in held}
-    total = sum(tensor.numel() * tensor.element_size() for tensor in published.tensors.values())
     texts = {
-        INDEX_FILE: json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1),
+        INDEX_FILE: json.dumps({"metadata": {"total_size": sum(sizes.values())}, "weight_map": places}, indent=1),
         "config.json": json.dumps(published.config, indent=1),
         **tokenizer_files(manifest, tokenizer),
     }

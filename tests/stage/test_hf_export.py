@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from peerd.config.manifest import DataConfig, Manifest
 from peerd.config.paths import cache_folder
@@ -176,6 +178,34 @@ def test_every_parameter_of_the_decoder_goes_out_once() -> None:
     parameters = dict(build_stage(manifest, 0, "cpu").named_parameters())
     tensors = publish(manifest, parameters).tensors
     assert sum(value.numel() for value in tensors.values()) == sum(value.numel() for value in parameters.values())
+
+
+class FromDisk(Mapping[str, Tensor]):
+    """Tensors that are read when they are asked for, and how many of them are in memory at once."""
+
+    def __init__(self, held: Mapping[str, Tensor]) -> None:
+        self._held = held
+        self._alive = weakref.WeakSet[UntypedStorage]()
+        self.most = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self._held[name].clone()
+        self._alive.add(found.untyped_storage())
+        self.most = max(self.most, len(self._alive))
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+def test_an_export_has_two_tensors_in_memory_at_most(tmp_path: Path) -> None:
+    manifest = tiny_manifest(1)
+    disk = FromDisk({name: value.detach() for name, value in build_stage(manifest, 0, "cpu").named_parameters()})
+    write_hf_export(tmp_path, manifest, disk, step=3)
+    assert disk.most <= 2
 
 
 def test_every_byte_has_a_sign_of_its_own() -> None:
