@@ -78,6 +78,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "step": {
         "averaging": "it opens and closes rounds",
         "config": "the rules' numbers",
+        "planner": "how many averages are as many bytes as a state",
         "policy": "it does what the rules decide",
         "stage": "it commits and reloads the stage's state",
         "swarm": "it reads the view",

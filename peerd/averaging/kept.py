@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from peerd.averaging.handover import packed, packed_section
@@ -12,7 +13,6 @@ from peerd.averaging.host import RoundHost
 from peerd.averaging.log import AverageLog
 from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
-from peerd.policy.step.following import LEAST_KEPT
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
@@ -92,6 +92,12 @@ class KeptAverages:
         chunks = await self._disk.run(Priority.CONTROL, find)
         return await asyncio.to_thread(digest_of, chunks), chunks
 
+    async def begin(self) -> None:
+        """Write the sum of the average that this peer has just taken. Little is left to write once it is applied."""
+        held = self._state.average
+        if held is not None:
+            await self._disk.run(Priority.CONTROL, partial(self._log.begin, held))
+
     def hold(self, held: HeldAverage) -> Coroutine[Any, Any, None]:
         """Keep it in memory until what this returns has written it.
 
@@ -107,10 +113,11 @@ class KeptAverages:
         If no mate can need any of them, only this one stays, for a mate that comes just now.
         """
         step, is_needed = held.roster.step, self._is_needed(held)
-        least = LEAST_KEPT if is_needed else 1
         try:
             needed_from = self._host.averages_needed_from()
-            kept = await self._disk.run(Priority.CONTROL, lambda: self._is_wanted(held) and self._log.put(held, needed_from, least))
+            kept = await self._disk.run(
+                Priority.CONTROL, lambda: self._is_wanted(held) and self._log.put(held, needed_from, is_alone=not is_needed)
+            )
             if held.tied is not None and not kept:
                 await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(step))
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import numpy as np
 import structlog
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from peerd.config.atomic import DRAFT_SUFFIX
 from peerd.link.links import Bytes
-from peerd.policy.step.following import LEAST_KEPT
 from peerd.policy.step.roster import Roster
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
@@ -33,6 +34,10 @@ from peerd.wire.tensors import views_of_flat
 
 AVERAGES = "averages for mates that catch up"
 LOG = structlog.get_logger()
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,9 @@ class _Entry:
 class AverageLog:
     """Every method runs on one thread (`KeptAverages`); any thread may read `steps`."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, room: DiskRoom | None = None) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, room: DiskRoom | None = None, num_kept: int = 4) -> None:
+        """`num_kept`: so many averages stay, as long as the disk has room for the last one."""
+        self._num_kept = num_kept
         self._folder = folder
         self._dtype = dtype
         self._room = room or DiskRoom(folder)
@@ -59,17 +66,22 @@ class AverageLog:
         self._kept: dict[int, _Entry] = {}
         self.steps: frozenset[int] = frozenset()
         """The steps whose averages are kept."""
+        self._draft = folder / f"next{DRAFT_SUFFIX}"
+        self._begun: Callable[[], Tensor | None] = _nothing
+        """The sum that is in the draft."""
         self._given_up: int | None = None
         """The first step that was needed when the disk last had no room for it: the log tells it once."""
         shutil.rmtree(folder, ignore_errors=True)
         self.forget_trouble()
 
-    def put(self, held: HeldAverage, needed_from: int | None = None, least: int = LEAST_KEPT) -> bool:
-        """Write the average of a step and delete those that nobody needs: the last `least` stay, and all since `needed_from`.
+    def put(self, held: HeldAverage, needed_from: int | None = None, *, is_alone: bool = False) -> bool:
+        """Write the average of a step and delete those that nobody needs: the last few stay, and all since `needed_from`.
+
+        Of a member that `is_alone` only this one stays.
 
         Those of joiners go, the oldest first, if the disk or the owner's limit has no room. Returns False if it has none for this one.
         """
-        step = held.roster.step
+        step, least = held.roster.step, 1 if is_alone else self._num_kept
         tied_sum, tied = (held.tied.id, held.tied.values) if held.tied else (NO_AVERAGE, torch.empty(0, dtype=self._dtype))
         num_bytes = held.flat_sum.nbytes + tied.nbytes
         for old in sorted(self._kept):
@@ -79,20 +91,40 @@ class AverageLog:
         with UNWRITTEN.trying(AVERAGES, self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             with self._room.writing(num_bytes):
-                while self._kept and (self._room.is_exceeded or (len(self._kept) >= LEAST_KEPT and self._fills_disk(num_bytes))):
+                while self._kept and (self._room.is_exceeded or (len(self._kept) >= self._num_kept and self._fills_disk(num_bytes))):
                     self._give_up(min(self._kept), step, needed_from)
                 if self._room.is_exceeded:
                     return False
-                with self._path(step).open("wb") as file:
-                    file.writelines((*views_of_flat(held.flat_sum), *views_of_flat(tied)))
+                self._write(held, views_of_flat(tied))
             is_written = True
         if not is_written:
             self._forget(step)
+            with contextlib.suppress(OSError):
+                self._draft.unlink(missing_ok=True)
             return False
         self._read.pop(step, None)
         self._kept[step] = _Entry(held.roster, held.lineage, held.norm, tied_sum, tied.numel(), num_bytes)
         self.steps = frozenset(self._kept)
         return True
+
+    def begin(self, held: HeldAverage) -> None:
+        """Write the sum of an average that this peer has yet to apply, if there is room: `put` then has little left to do."""
+        num_bytes = held.flat_sum.nbytes
+        self._begun = _nothing
+        with contextlib.suppress(OSError):  # `put` tells it
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._room.writing(num_bytes):
+                if not self._room.is_exceeded and not self._fills_disk(num_bytes):
+                    with self._draft.open("wb") as file:
+                        file.writelines(views_of_flat(held.flat_sum))
+                    self._begun = weakref.ref(held.flat_sum)
+
+    def _write(self, held: HeldAverage, tied: Sequence[Bytes]) -> None:
+        """Write what is not written yet. Raises OSError."""
+        is_begun, self._begun = self._begun() is held.flat_sum, _nothing
+        with self._draft.open("ab" if is_begun else "wb") as file:
+            file.writelines(tied if is_begun else (*views_of_flat(held.flat_sum), *tied))
+        self._draft.replace(self._path(held.roster.step))
 
     def forget_trouble(self) -> None:
         """Nothing has to be written just now; from any thread."""
@@ -132,7 +164,7 @@ class AverageLog:
         return taken > shutil.disk_usage(self._folder).free - num_bytes
 
     def _give_up(self, old: int, step: int, needed_from: int | None) -> None:
-        if needed_from is not None and needed_from <= old <= step - LEAST_KEPT and self._given_up != needed_from:
+        if needed_from is not None and needed_from <= old <= step - self._num_kept and self._given_up != needed_from:
             self._given_up = needed_from
             remedy = "allow more with `peerd limits --disk`, or free some disk space"
             LOG.warning("no room for the averages that a joiner needs: it will download the state again", step=old, remedy=remedy)

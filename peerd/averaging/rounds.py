@@ -240,6 +240,8 @@ class Rounds:
             self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
             if await self.sums.take(current.roster, current.exchange.accumulator) is not SumOf.STAGE:
                 self.absences.sidelining.came_together(current.roster)  # no average names all members of a group
+            else:
+                self._tasks.start(self.kept.begin())
             self._host.announce()
         except Exception as error:  # a bug
             await self._fail(current, error)

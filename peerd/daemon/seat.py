@@ -26,7 +26,7 @@ from peerd.policy.owner.governor import Limits
 from peerd.policy.round.needs import averaging_s as averaging_s_of
 from peerd.policy.step.acts import Commit
 from peerd.policy.step.contributions import unaveraged_after
-from peerd.policy.step.following import Followers
+from peerd.policy.step.following import Followers, num_kept
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, cut_links
@@ -136,14 +136,14 @@ class Seat:
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
         held = state.holdings.module, state.keep_graph
         self.service.slots = affordable_slots(manifest, *held, room.device, placing_of_stage(manifest, self.stage, room))
-        log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room)
+        rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
+        log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room, num_kept(rules))
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
         self._followers = Followers()
         start_of = partial(place.start.of_stage, manifest) if place.start else None
         self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of, state.spools)
         most = partial(most_state_bytes, manifest)
         self.downloader = Downloader(StateClient(links, run), membership, most, peer.patience_s, state.spools)
-        rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
 

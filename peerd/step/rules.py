@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peerd.config.manifest import Manifest
+from peerd.planner.load import FLOAT32_BYTES
+from peerd.planner.memory import optimizer_bytes, sum_bytes
 from peerd.policy.step.groups import num_sections_of
 from peerd.policy.step.situation import StepRules
 from peerd.policy.swarm.pace import way_s
@@ -41,4 +43,5 @@ def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: 
         ties_stages=manifest.ties_stages,
         group_size=manifest.swarm.group_size,
         num_sections=num_sections_of(manifest.swarm.group_size),
+        averages_in_state=(FLOAT32_BYTES + optimizer_bytes(train)) // sum_bytes(train),
     )

@@ -27,7 +27,7 @@ async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group:
     await group.settled(Phase.AVERAGED)
     for member in group.members.values():
 
-        def fail(*_arguments: object) -> bool:
+        def fail(*_arguments: object, **_named: object) -> bool:
             raise MemoryError
 
         monkeypatch.setattr(member.rounds.kept._log, "put", fail)

@@ -13,13 +13,13 @@ from structlog.testing import capture_logs
 
 from peerd.averaging.handover import packed
 from peerd.averaging.log import AverageLog
-from peerd.policy.step.following import LEAST_KEPT
 from peerd.policy.step.roster import Roster
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.table.record import AverageId, Lineage, PeerId
 
 LENGTH = 100
+NUM_KEPT = 4
 ONE_BYTES = 8 * LENGTH
 
 
@@ -33,13 +33,13 @@ def kept(log: AverageLog) -> list[int]:
 
 def test_all_who_ask_for_a_kept_average_share_one_copy_which_outlives_its_file(tmp_path: Path) -> None:
     log = AverageLog(tmp_path / "averages", torch.float64)
-    for step in range(LEAST_KEPT):
+    for step in range(NUM_KEPT):
         assert log.put(average(step))
     first, second = log.get(0), log.get(0)
     assert first is not None
     assert second is not None
     assert first.flat_sum.data_ptr() == second.flat_sum.data_ptr()
-    assert log.put(average(LEAST_KEPT))
+    assert log.put(average(NUM_KEPT))
     assert log.get(0) is None
     assert torch.equal(second.flat_sum, average(0).flat_sum)
 
@@ -68,7 +68,7 @@ def test_as_many_averages_are_kept_as_fit_beside_the_checkpoints(tmp_path: Path)
     log = AverageLog(folder, torch.float64, room)
     assert [log.put(average(step)) for step in range(6)] == [True] * 6
     assert kept(log) == [2, 3, 4, 5]
-    assert len(kept(log)) == LEAST_KEPT
+    assert len(kept(log)) == NUM_KEPT
     (checkpoints / "one").write_bytes(bytes(10 * ONE_BYTES))
     room.quota_bytes = 12 * ONE_BYTES
     assert log.put(average(6))
@@ -89,8 +89,43 @@ def test_all_averages_that_a_joiner_needs_are_kept_and_go_once_it_needs_them_no_
     assert log.steps == frozenset(range(2, 12))
     assert log.put(average(12))
     assert kept(log) == [9, 10, 11, 12]
-    assert log.put(average(13), least=1)
+    assert log.put(average(13), is_alone=True)
     assert (kept(log), len(list((tmp_path / "averages").iterdir()))) == ([13], 1)
+
+
+def test_a_sum_that_was_written_before_its_step_was_committed_is_not_written_again(tmp_path: Path) -> None:
+    folder = tmp_path / "averages"
+    log, first, tied = AverageLog(folder, torch.float64), average(0), torch.ones(3, dtype=torch.float64)
+    log.begin(first)
+    (draft,) = folder.iterdir()
+    draft.write_bytes(torch.full((LENGTH,), 5.0, dtype=torch.float64).numpy().tobytes())  # so that it can be told what is in the log
+    assert log.put(replace(first, tied=TiedGradients(AverageId(b"t" * 32), tied)))
+    found = log.get(0)
+    assert found is not None
+    assert found.tied is not None
+    assert torch.equal(found.flat_sum, torch.full((LENGTH,), 5.0, dtype=torch.float64))
+    assert torch.equal(found.tied.values, tied)
+
+
+def test_a_sum_that_another_one_replaces_before_the_commit_is_not_kept(tmp_path: Path) -> None:
+    log = AverageLog(tmp_path / "averages", torch.float64)
+    log.begin(average(0))
+    assert log.put(average(0))
+    log.begin(average(1))
+    log.begin(last := replace(average(1), flat_sum=torch.full((LENGTH,), 7.0, dtype=torch.float64)))
+    assert log.put(last)
+    for step, value in ((0, 0.0), (1, 7.0)):
+        found = log.get(step)
+        assert found is not None
+        assert torch.equal(found.flat_sum, torch.full((LENGTH,), value, dtype=torch.float64))
+    assert len(list((tmp_path / "averages").iterdir())) == 2
+
+
+def test_as_many_averages_are_kept_as_the_run_needs(tmp_path: Path) -> None:
+    log = AverageLog(tmp_path / "averages", torch.float64, num_kept=2)
+    for step in range(6):
+        assert log.put(average(step), needed_from=1 if step < 5 else None)
+    assert kept(log) == [4, 5]
 
 
 def test_a_limit_that_ends_it_is_told_once_and_the_newest_averages_stay(tmp_path: Path) -> None:

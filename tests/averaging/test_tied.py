@@ -138,7 +138,7 @@ async def test_a_log_that_could_not_be_written_says_so_and_the_sum_is_not_told(e
     first, folder = ends[0], tmp_path / "full"
     first.rounds.kept._log = AverageLog(folder, torch.float64)
     folder.mkdir()
-    (folder / "0.sum").symlink_to("/dev/full")
+    (folder / "next.part").symlink_to("/dev/full")
     held = first.state.commit(1.0, await exchange(ends))
     assert [known.step for known in first.state.record.tied_sums] == [0]
     await first.rounds.kept.hold(held)

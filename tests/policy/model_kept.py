@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from peerd.policy.step.following import LEAST_KEPT, Followers
+from peerd.policy.step.following import Followers, num_kept
 from peerd.table.record import AverageId, Lineage, PeerId
 from tests.policy.model_theta import Average
 from tests.policy.model_tied import Sum
@@ -37,10 +37,14 @@ class Kept:
         peer = self._peer
         self._held = [each for each in self._held if each.step != held.step] + [held]  # the run may have gone back
         needed = self._followers.needed_from(peer.live(), peer.record, peer.now)
-        first = held.step + 1 - LEAST_KEPT
+        first = held.step + 1 - num_kept(peer.world.rules)
         if needed is not None and "following" not in peer.world.scenario.off:
             first = min(first, needed)
         self._held = [each for each in self._held if each.step >= first]
+
+    def drop(self) -> None:
+        """Lose them all, as where the owner leaves no room on the disk."""
+        self._held.clear()
 
     def of_step(self, step: int) -> Held | None:
         return next((each for each in self._held if each.step == step), None)

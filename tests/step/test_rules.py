@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from peerd.models.stages import initial_parameter_spec, largest_state_bytes
+from peerd.policy.step.following import num_kept
 from peerd.step.rules import rules_in, rules_of
 from tests.strategies import member, view_of
-from tests.tiny_run import tiny_manifest
+from tests.tiny_run import replace_train, tiny_manifest
 
 
 def test_peers_that_hold_what_is_missing_have_time_to_load_their_state_before_a_step_is_given_up() -> None:
@@ -29,3 +34,20 @@ def test_the_largest_stage_counts() -> None:
     manifest = tiny_manifest(3)
     stages = [sum(math.prod(shape) for shape in initial_parameter_spec(manifest, stage).values()) for stage in range(3)]
     assert largest_state_bytes(manifest) == 16 * max(stages) > 16 * min(stages)
+
+
+@pytest.mark.parametrize(
+    ("train", "kept"),
+    [
+        ({}, 4),
+        ({"optimizer_bits": 8}, 2),
+        ({"optimizer": "sgd", "momentum": 0.9}, 3),
+        ({"optimizer": "sgd"}, 2),
+        ({"accumulate": "float64"}, 2),
+    ],
+)
+def test_a_mate_that_missed_steps_gets_averages_as_long_as_they_are_fewer_bytes_than_the_state(train: dict[str, Any], kept: int) -> None:
+    manifest = replace_train(tiny_manifest(2), **({"accumulate": "float32", "momentum": 0.0} | train))
+    rules = rules_of(manifest, 15.0, 9.0, state_bytes=0)
+    assert num_kept(rules) == kept
+    assert num_kept(replace(rules, ties_stages=True)) == 4

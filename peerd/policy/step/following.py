@@ -1,20 +1,35 @@
 """Which averages a peer keeps for others: rules J1 (join) and J2 (download).
 
-Every peer keeps the last LEAST_KEPT for mates that missed a step. One that gives its state to a joiner also keeps all averages since that
-state, while the joiner downloads and catches up: however many steps that takes, the joiner needs one download.
+Every peer keeps the last ones for mates that missed steps, as long as they are fewer bytes than a state. One that gives its state to a
+joiner also keeps all averages since that state, while the joiner downloads and catches up: however many steps that takes, the joiner
+needs one download.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peerd.policy.step.norms import TOLD_STEPS
+from peerd.policy.step.situation import StepRules
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
-LEAST_KEPT = 4
+LEAST_KEPT = 2
+"""A mate that is one step behind has the stage finish another one while it fetches that."""
+NEAR = 4
+"""A joiner that is so few steps behind its stage does not fall behind, however that changes."""
 NEARER_SHARE = 4
 """A joiner that comes no nearer to its stage within so many times its patience cannot catch up. At the slowest that it can, an average
-takes 0.9 of a step, so it makes up for one in nine; if it is further behind than LEAST_KEPT, its patience is longer than so many steps."""
+takes 0.9 of a step, so it makes up for one in nine; if it is further behind than NEAR, its patience is longer than so many steps."""
+
+
+def num_kept(rules: StepRules) -> int:
+    """How many averages a peer keeps for mates that missed steps: where they would be more bytes, a mate downloads the state.
+
+    One more, as the stage finishes a step meanwhile. Where stages share a weight, as many as records tell the sums of.
+    """
+    kept = max(LEAST_KEPT, rules.averages_in_state + 1)
+    return max(kept, TOLD_STEPS) if rules.ties_stages else kept
 
 
 @dataclass(slots=True)
@@ -38,7 +53,7 @@ class _Follower:
         behind = newest - self.step
         if self.least_behind is None or behind < self.least_behind:
             self.least_behind, self.nearer_s = behind, now_s
-        return behind > max(self.least_behind, LEAST_KEPT) and now_s - self.nearer_s > NEARER_SHARE * self.patience_s
+        return behind > max(self.least_behind, NEAR) and now_s - self.nearer_s > NEARER_SHARE * self.patience_s
 
 
 class Followers:

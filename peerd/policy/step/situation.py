@@ -33,6 +33,8 @@ class StepRules:
     """The step at which the run ends; 0: it has no end."""
     shares_norms: bool = False
     """An average is applied with the whole model's gradient norm of its step (norms.py)."""
+    averages_in_state: int = 3
+    """So many averages are no more bytes than the state that a joiner downloads."""
     ties_stages: bool = False
     """The first and the last stage apply the sum of their gradients to a weight that both hold (tied.py)."""
 
