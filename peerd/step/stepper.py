@@ -16,7 +16,7 @@ from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateErr
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.clocks import StepClocks
-from peerd.policy.step.recovery import Beginning, plan
+from peerd.policy.step.recovery import Beginning, is_given_up, plan
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
@@ -236,10 +236,13 @@ class Stepper:
         await self._trials.update(lambda: self._state.load(found.tensors, found.step, found.lineage, found.history))
         self._beginning = replace(self._beginning, needs_state=False)
 
-    async def _load_checkpoint(self, step: int, reason: str) -> None:
+    async def _load_checkpoint(self, act: acts.LoadCheckpoint) -> None:
         """Load a checkpoint; the joiner is then at its step and serves by J1 (join). A checkpoint that fails is offered no more."""
-        found = await asyncio.to_thread(self._host.load_checkpoint, step)
-        LOG.info("resuming from disk" if found else "the checkpoint is gone", step=step, reason=reason)
+        step, found = act.step, await asyncio.to_thread(self._host.load_checkpoint, act.step)
+        if found is not None and not act.is_lasting:
+            mates = self._membership.live().serving(self._state.record.stage)
+            found = None if is_given_up(step, found.lineage, mates) else found
+        LOG.info("resuming from disk" if found else "the checkpoint is gone, or given up by the run", step=step, reason=act.reason)
         try:
             if found is not None:
                 await self._take_over(found)
@@ -314,8 +317,8 @@ class Stepper:
                 await self._step_back()
             case acts.Serve():
                 await self._executor.run(Priority.CONTROL, self._state.serve)
-            case acts.LoadCheckpoint(reason=reason, step=step):
-                await self._load_checkpoint(step, reason)
+            case acts.LoadCheckpoint():
+                await self._load_checkpoint(act)
             case acts.LoadStart():
                 await self._load_start()
         if self._state.record != before and not isinstance(act, acts.Propose | acts.Commit):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.step.acts import Act, LoadCheckpoint, LoadStart, Serve, Wait
-from peerd.policy.step.recovery import Beginning, checkpoint_to_bring, plan, step_to_go_back_to
+from peerd.policy.step.recovery import Beginning, checkpoint_to_bring, checkpoint_to_return_with, is_given_up, plan, step_to_go_back_to
 from peerd.policy.step.situation import StepRules
-from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, TiedSum
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, TiedSum
 from peerd.table.view import LiveView
 
 
@@ -204,3 +204,34 @@ def test_hole_24_the_step_before_is_offered_only_with_the_sum_that_it_applied_to
     assert step_to_load(plan(back, view(back, downloaded, finished, middle), tied)) == 19
     end = server("e", 2, 20)
     assert step_to_go_back_to(downloaded, view(downloaded, joiner("f", 1, 19), end), tied) is None, "both ends serve"
+
+
+def keeping(name: str, step: int, averages: int) -> PeerRecord:
+    return replace(server(name, 0, step), kept_averages=averages)
+
+
+def test_a_peer_that_returns_loads_its_checkpoint_where_the_averages_since_then_are_less_than_the_state() -> None:
+    def returns(mine: PeerRecord, *mates: PeerRecord, of_state: int = 3) -> int | None:
+        return step_to_load(checkpoint_to_return_with(mine, mates, replace(rules(2), averages_in_state=of_state)))
+
+    mine = joiner("a", 0, 3, 6, 8)
+    assert returns(mine, keeping("b", 9, 4)) == 8
+    assert returns(mine, keeping("b", 8, 0)) == 8, "the stage is still there"
+    assert returns(mine, keeping("b", 10, 1), keeping("c", 9, 2)) == 8, "any mate that keeps them will do"
+    assert returns(mine, keeping("b", 10, 1)) is None, "nobody keeps them"
+    assert returns(mine, keeping("b", 11, 9)) == 8
+    assert returns(mine, keeping("b", 12, 9)) is None, "the state is less"
+    assert returns(mine, keeping("b", 10, 9), of_state=1) is None, "the state is less"
+    assert returns(mine, keeping("b", 7, 9)) == 6, "the later one is of a run that others have given up, or that others have yet to bring"
+    assert returns(replace(mine, step=8), keeping("b", 9, 4)) is None, "it is there"
+    assert returns(joiner("a", 0), keeping("b", 9, 4)) is None
+    assert returns(mine) is None
+
+
+def test_a_checkpoint_of_another_lineage_than_all_mates_at_its_step_is_given_up() -> None:
+    mine, theirs = Lineage(1, b"a"), Lineage(1, b"b")
+    alike, unlike = replace(server("b", 0, 8), lineage=mine), replace(server("c", 0, 8), lineage=theirs)
+    ahead = replace(server("d", 0, 9), lineage=theirs)
+    assert is_given_up(8, mine, [unlike, ahead])
+    assert not is_given_up(8, mine, [unlike, alike])
+    assert not is_given_up(8, mine, [ahead]), "its average says so"

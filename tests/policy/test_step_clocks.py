@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from peerd.policy.step.acts import Act, Commit, Wait
+from peerd.policy.step.acts import Act, Commit, LoadCheckpoint, Wait
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
@@ -61,3 +61,10 @@ def test_hole_39_members_that_lack_the_average_are_waited_for_an_averaging_time_
     assert isinstance(decided(own, 100.0 + waits_s, elsewhere, behind), Commit)
     alone = replace(elsewhere, phase=Phase.ACCUMULATING)
     assert isinstance(decided(own, 1e6, alone, behind), Wait), "a stage has no average any more"
+
+
+def test_a_checkpoint_to_return_with_is_loaded_at_once_and_others_once_they_have_been_the_ones_for_a_while() -> None:
+    clocks = StepClocks()
+    for is_lasting, now_s, loads in ((False, 0.0, True), (True, 1.0, False), (True, 4.9, False), (True, 5.1, True)):
+        act = LoadCheckpoint("it is there", 5, is_lasting=is_lasting)
+        assert (clocks.once_settled(act, RULES, now_s) is act) == loads

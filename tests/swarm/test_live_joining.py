@@ -1,4 +1,4 @@
-"""A peer joins a stage whose steps are short beside what it has to download."""
+"""A peer joins a stage whose steps are short beside what it has to download, or comes back to one whose steps are long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 import pytest
 
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from tests.swarm.daemons import Swarm
+from tests.swarm.daemons import Swarm, until
+from tests.swarm.runs import swarm_manifest
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -46,4 +47,27 @@ def test_a_joiner_of_109_mb_serves_within_20_s_while_steps_take_a_third_of_a_sec
 
         assert joiner.counters["reloads"] == 1
         assert took_s < SERVES_WITHIN_S * max(1.0, step_s / STEP_S)
+        swarm.assert_exact()
+
+
+LONG_PACE_MS = 2000
+"""A step of eight microbatches takes longer than a daemon takes to go and to come back."""
+
+
+def test_a_peer_that_comes_back_within_three_steps_downloads_no_state() -> None:
+    with Swarm(swarm_manifest(num_stages=1)) as swarm:
+        first = swarm.start(compute_stand_in_ms=LONG_PACE_MS)
+        second = swarm.join(compute_stand_in_ms=LONG_PACE_MS)
+        second.wait_until_serving()
+        second.wait_for_step(2)
+        downloads = second.counters["reloads"]
+        second.request("pause")
+        until(lambda: second.status["owner"]["resting"])
+        second.request("resume")
+        until(lambda: not second.status["owner"]["resting"])
+        second.wait_until_serving()
+
+        assert "from the checkpoint of step" in second.log
+        assert second.counters["reloads"] == downloads
+        swarm.wait_for_step(first.status["peer"]["step"] + 1)
         swarm.assert_exact()

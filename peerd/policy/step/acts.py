@@ -161,6 +161,8 @@ class LoadCheckpoint(_Reasoned):
     step: int
     is_lossless: bool = True
     """False: some stage gives a step up as inexact because of it, so this is a last resort."""
+    is_lasting: bool = True
+    """False: it is of use only now, and costs nobody anything, so it is loaded at once: rule J6 (return)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from peerd.table.record import Phase
 from peerd.table.view import LiveView
 
 STEPS_TIMED = 2
+LAST_WORD = 4 / 3
+"""In lives of a record: so long after their death the dead are believed to live, as their last record may come an announce period late."""
 
 
 class StepClocks:
@@ -63,11 +65,11 @@ class StepClocks:
         )
 
     def once_settled(self, act: Act, rules: StepRules, now_s: float) -> Act:
-        """Wait with a checkpoint until it has been the one to load for a while: the dead are believed to live for one life of a record."""
-        if not isinstance(act, LoadCheckpoint):
+        """Wait with a checkpoint until it has been the one to load for a while: the dead live until their last record ends."""
+        if not isinstance(act, LoadCheckpoint) or not act.is_lasting:
             return act
         since_s = self._resumable.since_s(act, now_s)
-        wait_s = rules.ttl_s if act.is_lossless else rules.lost_wait_s
+        wait_s = LAST_WORD * rules.ttl_s if act.is_lossless else rules.lost_wait_s
         return act if since_s is not None and now_s - since_s >= wait_s else Wait(act.reason)
 
 

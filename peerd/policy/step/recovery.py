@@ -1,4 +1,4 @@
-"""What a peer does with the checkpoints on its disk: rules J3 (resume), J5 (bring) and 14 (step back).
+"""What a peer does with the checkpoints on its disk: rules J3 (resume), J5 (bring), J6 (return) and 14 (step back).
 
 The record of every peer lists the steps of its stage that it holds on disk. Peers that serve also provide the parameters of
 their stage's step and of the one before, its frontier. Where nobody serves some stage, the run resumes at the newest step
@@ -11,13 +11,14 @@ none, the run resumes at one that does, after a longer wait.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peerd.policy.step.acts import LoadCheckpoint, LoadStart, Serve, Wait
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import sum_told
-from peerd.table.record import PeerRecord, Phase
+from peerd.table.record import Lineage, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 
@@ -96,6 +97,27 @@ def checkpoint_to_bring(mine: PeerRecord, live: LiveView, rules: StepRules) -> L
     if not able:
         return None
     return LoadCheckpoint(f"the stage is at step {newest}, and other stages cannot go on from there", max(lossless or able), bool(lossless))
+
+
+def checkpoint_to_return_with(mine: PeerRecord, mates: Sequence[PeerRecord], rules: StepRules) -> LoadCheckpoint | None:
+    """Rule J6 (return): a joiner's own checkpoint, from which averages that mates keep lead to its stage, if they are less than a state."""
+    newest = max((mate.step for mate in mates), default=0)
+    first = max(mine.step + 1, newest - rules.averages_in_state)
+    led = [step for step in mine.checkpoints if first <= step and any(m.step - m.kept_averages <= step <= m.step for m in mates)]
+    if not led:
+        return None
+    step = max(led)
+    what = f"{newest - step} averages lead there" if step < newest else "there it is"
+    return LoadCheckpoint(f"the stage is at step {newest}, and from the checkpoint of step {step} {what}", step, is_lasting=False)
+
+
+def is_given_up(step: int, lineage: Lineage, mates: Sequence[PeerRecord]) -> bool:
+    """Whether mates at this step have computed it anew, so that a checkpoint of another lineage is of a part of the run that they gave up.
+
+    At a later step they show it by their averages, which it cannot take.
+    """
+    there = [mate for mate in mates if mate.step == step]
+    return bool(there) and all(mate.lineage != lineage for mate in there)
 
 
 def is_served_everywhere(live: LiveView, rules: StepRules) -> bool:

@@ -26,6 +26,7 @@ from peerd.policy.step.judging import given_up_after_s
 from peerd.policy.step.ledger import missing, stage_step, why_no_average, why_not_averaged
 from peerd.policy.step.recovery import (
     checkpoint_to_bring,
+    checkpoint_to_return_with,
     holds_later,
     is_left_behind,
     is_served_everywhere,
@@ -54,7 +55,7 @@ def decide(now: Situation) -> Act:
 
 
 def _join(now: Situation) -> Act:
-    """Rules J1 (join) and J5 (bring): load a newer checkpoint, catch up from a mate's kept averages, or download again.
+    """Rules J1 (join), J5 (bring) and J6 (return): load a newer checkpoint, catch up from a mate's kept averages, or download again.
 
     A joiner serves once no mate is ahead of it, or has a better lineage at its step.
     """
@@ -79,6 +80,9 @@ def _join(now: Situation) -> Act:
         return acts.Wait(f"the stage is about to go back to step {back}")
     if holds_later(mine, now.live) and not _has_heard_of_all(now):
         return acts.Wait(f"the stage is at step {newest}, this peer has later ones on disk, and it has not heard enough of every stage yet")
+    returning = checkpoint_to_return_with(mine, now.mates, rules)
+    if returning is not None:
+        return returning
     best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     if not now.own.has_start:
         return acts.Reload("the run began from a state that this peer does not hold", best.peer)
