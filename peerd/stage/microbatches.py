@@ -96,13 +96,16 @@ def _finish(
     ends: tuple[Tensor | None, float | None],
     after: tuple[Callable[[], None], Pack | None],
 ) -> BackwardResult:
-    """`ends`: the output's gradient, and the loss. The `rest` comes before the microbatch counts as done: a round may open then."""
+    """`ends`: the output's gradient, and the loss. The `rest` comes before the microbatch counts as done: a round may open then.
+
+    Where the parameters' gradients would not be added (a mate holds the microbatch, and a round may be open) they are not computed.
+    """
     (gradient, loss), (rest, pack) = ends, after
     step = batch.ticket.step
-    module = state.module_at(step)
-    parameters = list(module.parameters())
+    module, refused = state.module_at(step), state.why_not_accumulate(batch.ticket)
+    parameters = [] if refused else list(module.parameters())
     wanted = parameters if module.is_first else [batch.inputs, *parameters]
-    gradients = state.holdings.passes.backward(output, wanted, gradient, late=step < state.record.step)
+    gradients = state.holdings.passes.backward(output, wanted, gradient, late=step < state.record.step) if wanted else []
     batch.output = batch.module = None
     is_error = _look(state, batch, "gradients", gradients)
     input_gradient = None if module.is_first else gradients.pop(0)
@@ -110,4 +113,5 @@ def _finish(
         batch.checks.usable(gradients, None)
     overflowed, fetched = batch.checks.fetch(*([pack(input_gradient)] if pack is not None and input_gradient is not None else []))
     rest()
-    return BackwardResult(fetched[0] if fetched else input_gradient, state.accumulate(batch.ticket, gradients, loss, overflowed))
+    refused = refused or state.accumulate(batch.ticket, gradients, loss, overflowed)
+    return BackwardResult(fetched[0] if fetched else input_gradient, refused)

@@ -91,21 +91,21 @@ class StageState(StageAverages):
 
     def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None, overflowed: bool = False) -> str:
         """Rule W3 (accumulate): add, then set the bit (hole 9). Returns the reason for a refusal, or an empty string."""
-        if not ticket.accumulate:
-            return "not asked to"
-        if ticket.cancelled:
-            return "the caller gave the call up"
-        step, index, live = ticket.step, ticket.index, self._live()
-        if reason := may_accumulate(self.record, live, step=step, index=index, accept_mark=ticket.accept_mark):
+        if reason := self.why_not_accumulate(ticket):
             return reason
-        other = other_holder(self.record, live, step=step, index=index, again=ticket.again)
-        with self._whole_or_dropped(step) as sums:
-            if other is not None:
-                other = self._begin_aside(sums, step, other)
-            grown = marked(self.record, step, index, other)
+        other = other_holder(self.record, self._live(), step=ticket.step, index=ticket.index, again=ticket.again)
+        with self._whole_or_dropped(ticket.step) as sums:
+            other = None if other is None else self._begin_aside(sums, ticket.step, other)
+            grown = marked(self.record, ticket.step, ticket.index, other)
             sums.of(other).add(gradients, loss, overflowed)
         self.record = grown
         return ""
+
+    def why_not_accumulate(self, ticket: Ticket) -> str:
+        """Why the gradients of a microbatch are not added now; empty if they are."""
+        if not ticket.accumulate or ticket.cancelled:
+            return "the caller gave the call up" if ticket.accumulate else "not asked to"
+        return may_accumulate(self.record, self._live(), step=ticket.step, index=ticket.index, accept_mark=ticket.accept_mark) or ""
 
     @contextlib.contextmanager
     def _whole_or_dropped(self, step: int) -> Iterator[Sums]:

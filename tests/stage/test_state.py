@@ -17,7 +17,7 @@ from peerd.errors import NotFiniteError, WrongStateError
 from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.stage.accumulator import views_of
 from peerd.stage.microbatches import backward, forward, forward_backward
-from peerd.stage.results import HeldMicrobatch, Ticket
+from peerd.stage.results import BackwardResult, HeldMicrobatch, Ticket
 from peerd.stage.state import StageState
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -83,6 +83,29 @@ class Stage:
 
 
 # The ledger
+
+
+@pytest.mark.parametrize("stage_index", [0, 1, 2])
+def test_gradients_that_would_not_be_added_are_not_computed(stage_index: int) -> None:
+    """A pass may take place while a round has its copy of the sums: its gradients would come on top."""
+    stage, computed = Stage(stage_index, num_stages=3), list[Tensor]()
+    for parameter in stage.state.holdings.module.parameters():
+        parameter.register_hook(computed.append)  # type: ignore[no-untyped-call]
+
+    def outcome(index: int) -> BackwardResult:
+        batch = stage.batch(index)
+        if stage.state.holdings.module.is_last:
+            return forward_backward(stage.state, batch)
+        return backward(stage.state, batch, torch.ones_like(forward(stage.state, batch)))
+
+    first = outcome(0)
+    assert (first.refused, len(computed) > 0) == ("", True)
+    computed.clear()
+    again = outcome(0)
+    assert (again.refused, computed) == ("already held here", [])
+    assert (first.gradient is None) == (again.gradient is None) == (stage_index == 0)
+    if first.gradient is not None and again.gradient is not None:
+        assert torch.equal(first.gradient, again.gradient)
 
 
 def test_a_gradient_is_added_once_and_its_bit_is_set_after_it() -> None:
