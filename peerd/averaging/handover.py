@@ -15,7 +15,7 @@ from peerd.stage.state import StageState
 from peerd.table.record import NO_AVERAGE
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Average
-from peerd.wire.tensors import decode_flat, views_of_flat
+from peerd.wire.tensors import views_of_flat, whole_of
 
 
 def packed(held: HeldAverage) -> tuple[Average, Sequence[Bytes]]:
@@ -25,7 +25,7 @@ def packed(held: HeldAverage) -> tuple[Average, Sequence[Bytes]]:
     return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE, held.norm), chunks
 
 
-def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState, step: int) -> HeldAverage:
+def unpacked(received: tuple[Average, bytes, Sequence[Bytes]], state: StageState, step: int) -> HeldAverage:
     """Decode and check an average. Raises BadMessageError unless it is an average of this stage at `step`."""
     average, checksum, chunks = received
     dtype, length = state.accumulator.flat.dtype, state.average_length(step)
@@ -34,7 +34,7 @@ def unpacked(received: tuple[Average, bytes, Sequence[bytes]], state: StageState
         raise BadMessageError("the average has another length than the stage's parameters")
     if digest_of(chunks) != checksum:
         raise BadMessageError("the average does not match its hash")
-    whole = decode_flat(chunks, dtype)
+    whole = whole_of(chunks, dtype)
     check_average(average.roster, whole[:length], state, step)
     tied = TiedGradients(average.tied_sum, finite(whole[length:])) if num_tied else None
     return HeldAverage(average.roster, average.lineage, whole[:length], tied, average.norm)
@@ -50,7 +50,7 @@ def packed_section(state: StageState, step: int, section: int) -> tuple[Average,
     return Average(roster, held.lineage, values.nbytes), views_of_flat(values)
 
 
-def unpacked_section(received: tuple[Average, bytes, Sequence[bytes]], state: StageState, step: int, section: int) -> tuple[Roster, Tensor]:
+def unpacked_section(received: tuple[Average, bytes, Sequence[Bytes]], state: StageState, step: int, section: int) -> tuple[Roster, Tensor]:
     """Decode and check a section. Raises BadMessageError unless it is this one, of an exact average of this stage at `step`."""
     average, checksum, chunks = received
     roster = average.roster
@@ -60,7 +60,7 @@ def unpacked_section(received: tuple[Average, bytes, Sequence[bytes]], state: St
         raise BadMessageError(f"a section of an average is refused: {reason}")
     if digest_of(chunks) != checksum:
         raise BadMessageError("a section of an average does not match its hash")
-    values = decode_flat(chunks, state.accumulator.flat.dtype)
+    values = whole_of(chunks, state.accumulator.flat.dtype)
     if not all_finite([values]):
         raise BadMessageError("a section of an average that is not finite")
     return roster, values

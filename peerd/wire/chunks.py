@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from blake3 import blake3
 
 from peerd.errors import BadMessageError, PeerGoneError
@@ -143,6 +144,24 @@ async def collected(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun
     Raises PeerGoneError if the stream ends too early: its sender gave up or was cut off, and no rule is broken.
     """
     chunks: list[Any] = []
+    await _collect(read, num_bytes, begun, chunks.append)
+    return tuple(chunks)
+
+
+async def filled(read: Callable[[int], Awaitable[Any]], num_bytes: int) -> memoryview:
+    """The same in one piece, which takes no more memory than what has come so far."""
+    whole, at = memoryview(np.empty(num_bytes, np.uint8).data), 0
+
+    def keep(chunk: Bytes) -> None:
+        nonlocal at
+        whole[at : at + len(chunk)] = chunk
+        at += len(chunk)
+
+    await _collect(read, num_bytes, b"", keep)
+    return whole
+
+
+async def _collect(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun: Bytes, keep: Callable[[Any], object]) -> None:
     missing = num_bytes
     while missing > 0:
         if begun:
@@ -155,8 +174,7 @@ async def collected(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun
         missing -= len(chunk)
         if missing < 0 or not chunk:
             raise BadMessageError("the chunks do not add up to the size in the header")
-        chunks.append(chunk)
-    return tuple(chunks)
+        keep(chunk)
 
 
 def state_chunk_bytes(num_bytes: int) -> int:

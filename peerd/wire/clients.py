@@ -27,7 +27,7 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert, rosters
-from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
+from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of, filled
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
 from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Verified
 
@@ -209,8 +209,8 @@ class AveragingClient(Client):
 
     async def get_average(
         self, peer: PeerId, stage: int, step: int, sizes: tuple[int, int], patience_s: float, section: int | None = None
-    ) -> tuple[Average, bytes, tuple[bytes, ...]]:
-        """Fetch a finished average: its header, hash and chunks. The caller has to check them, off the event loop.
+    ) -> tuple[Average, bytes, tuple[memoryview]]:
+        """Fetch a finished average: its header, its hash, and itself in one chunk. The caller has to check them, off the event loop.
 
         `sizes`: the bytes that an average of this stage and step has, without and with a tied weight's gradients. No other is read.
         With a `section`, that section alone is fetched.
@@ -221,9 +221,9 @@ class AveragingClient(Client):
             due = sizes[bool(header.tied_sum)]
             if header.num_bytes != due:
                 raise BadMessageError(f"an average of {header.num_bytes} bytes where {due} are due")
-            chunks = await _read_chunks(rpc, header.num_bytes, patience_s)
+            whole = await filled(_reader(rpc, patience_s), header.num_bytes)
         self._links.traffic.took("averages", PeerRole.STAGE_PEER, header.num_bytes)
-        return rosters.average_from(header), header.blake3, chunks
+        return rosters.average_from(header), header.blake3, (whole,)
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
         """Fetch a tied weight's gradients as chunks of `num_bytes` together. Their hash is checked here."""
@@ -309,6 +309,10 @@ async def _wait_for_done(
 
 
 async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
+    return await collected(_reader(rpc, patience_s), num_bytes)
+
+
+def _reader(rpc: Any, patience_s: float) -> Callable[[int], Awaitable[Any]]:
     stream, arrival = rpc.__aiter__(), Arrival(patience_s)
 
     async def read(missing: int) -> Any:
@@ -316,4 +320,4 @@ async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any
         arrival.came(len(message.chunk) if message is not None else 0)
         return message
 
-    return await collected(read, num_bytes)
+    return read
