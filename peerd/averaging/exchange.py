@@ -16,7 +16,8 @@ from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.layout import RoundLayout
-from peerd.errors import BadMessageError, WrongStateError
+from peerd.background import start
+from peerd.errors import BadMessageError, RemoteError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.round.chunks import part_limit
 from peerd.policy.step.roster import Roster
@@ -207,9 +208,13 @@ class Exchange:
     async def take(self, frame: Frame) -> None:
         """Add the next chunk of a member's part and sum what is complete, or write the next chunk of a sum into its place.
 
-        Raises WrongStateError if the round is over.
+        What has begun is counted, also if the call that brought the chunk ends meanwhile: others may get a sum that contains it, and its
+        author then sends it no more. Raises WrongStateError if the round is over.
         """
         self._check_open()
+        await asyncio.shield(start(self._take(frame), expects=(RemoteError,)))
+
+    async def _take(self, frame: Frame) -> None:
         if frame.is_sum:
             await self._take_sum(frame)
         else:

@@ -69,6 +69,7 @@ async def test_a_part_is_not_sent_once_its_sum_is_written_although_nobody_has_be
     exchange, told = exchange_of(0, codec, executor), await sum_of(1, 0, codec, executor)
     writing = asyncio.ensure_future(exchange.take(told))
     await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert exchange.sums_here[1] == 0
     assert await exchange.frame(1, 0, 0, 1, is_carried=True) is None
     await writing
@@ -89,3 +90,25 @@ async def test_a_part_that_is_encoded_when_its_round_has_ended_is_none(executor:
     goes_on.set()
     await before
     assert await asking is None
+
+
+@pytest.mark.parametrize("codec", ["none", "int8"])
+async def test_a_chunk_counts_although_the_call_that_brought_it_ends_while_it_is_added(executor: Executor, codec: str) -> None:
+    """Its author hears from the sum that it was added, and sends it no more."""
+    exchange, goes_on = exchange_of(0, codec, executor), threading.Event()
+    parts = [await exchange_of(author, codec, executor).frame(0, author, 0, 0) for author in (1, 2)]
+    before = asyncio.ensure_future(executor.run(Priority.CONTROL, goes_on.wait))
+    await asyncio.sleep(0)
+    for part in parts:
+        assert part is not None
+        taking = asyncio.ensure_future(exchange.take(part))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+    goes_on.set()
+    await before
+    await executor.run(Priority.CONTROL, lambda: None)
+    assert exchange.parts_here == [0, 1, 1]
+    assert exchange.summed == 1
