@@ -28,6 +28,7 @@ from peerd.config.settings import Settings
 from peerd.control.client import ControlClient
 from peerd.control.protocol import Counters, PeersReply, StatusReply, StepInfo
 from peerd.errors import ERROR_PREFIX
+from tests.swarm.forked import CAN_FORK, Forked
 
 READY_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 40.0
@@ -216,22 +217,25 @@ class Swarm:
         `within` is a network namespace."""
         log_file = self.folder / "logs" / f"{len(self.daemons)}.log"
         command = module_command("peerd.daemon", settings.to_json())
+        environment = {
+            **self.environment,
+            **(self.clock_off_by(clock_off_s) if clock_off_s else {}),
+            **({"XDG_CACHE_HOME": str(cache)} if cache else {}),
+        }
+        imports_the_same = environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+        kind = Forked if CAN_FORK and imports_the_same and most_file_bytes is None and not within else subprocess.Popen[bytes]
         if most_file_bytes is not None:
             command = ["bash", "-c", LIMITED, str(log_file), str(most_file_bytes), *command]
         if within:
             command = ["ip", "netns", "exec", within, *command]
         with log_file.open("wb") as log:
-            process = subprocess.Popen(
+            process = kind(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={
-                    **self.environment,
-                    **(self.clock_off_by(clock_off_s) if clock_off_s else {}),
-                    **({"XDG_CACHE_HOME": str(cache)} if cache else {}),
-                },
+                env=environment,
             )
         daemon = Daemon(settings, process, log_file, time.monotonic())
         self.daemons.append(daemon)
@@ -270,7 +274,10 @@ class Swarm:
 
     def processes(self) -> list[int]:
         """Every live process that belongs to this swarm."""
-        return list(_processes_with(str(self.folder).encode()))
+        return [
+            *_processes_with(str(self.folder).encode()),
+            *(each.process.pid for each in self.living if isinstance(each.process, Forked)),
+        ]
 
     # Ending
 
