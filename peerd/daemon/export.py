@@ -67,7 +67,7 @@ async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_
         evaluations = [each for each in await peer.past.all_evaluations() if each.step <= step]
         await asyncio.to_thread(write_evaluations, folder, evaluations)
         files += [EVALUATIONS_FILE] if evaluations else []
-    num_parameters = sum(tensor.numel() for tensor in parameters.values())
+    num_parameters = sum(parameters[name].numel() for name in parameters)
     return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
 
 

@@ -23,7 +23,7 @@ def write_hf_export(folder: Path, manifest: Manifest, parameters: Mapping[str, T
     `tokenizer` is the content of the run's tokenizer.json; empty if it has none.
     """
     published = publish(manifest, parameters, tokenizer)
-    sizes = {name: tensor.nbytes for name, tensor in published.tensors.items()}
+    sizes = {name: published.tensors[name].nbytes for name in published.tensors}
     shards = split_into_shards(sizes)
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, held in zip(names, shards, strict=True):

@@ -132,6 +132,7 @@ def bodies_of(tensors: Mapping[str, Tensor], look: Callable[[str, Tensor], None]
         if tensor.numel():
             look(name, tensor)
             yield memory_of(tensor)
+        del tensor
 
 
 def file_bytes(tensors: Mapping[str, Tensor]) -> int:
@@ -153,6 +154,7 @@ def header_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None 
         end = start + tensor.nbytes
         header[name] = {"dtype": _FILE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
+        del tensor  # one may be read from a disk for this alone: two large ones are not in memory at once
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
