@@ -67,6 +67,17 @@ async def test_what_arrives_beside_the_work_is_what_decoding_gives(codec: str) -
     assert torch.equal(arriving.take().cpu(), first.cpu()), "a second attempt decodes it again"
 
 
+async def test_what_was_taken_is_held_by_its_user_alone() -> None:
+    gc.collect()
+    before = METER.allocated
+    arriving = Arriving(encode(torch.ones(1000)), PRETEND)
+    await arriving.begin()
+    taken = arriving.take()
+    assert METER.allocated == before + taken.nbytes
+    del taken
+    assert METER.allocated == before
+
+
 async def test_bytes_that_are_no_tensor_are_refused_before_the_job() -> None:
     good = encode(torch.randn(256), parse_codec("int8"))
     broken = TensorBytes(good.dtype, good.shape, (b"\xff" * (good.num_bytes - 1),), good.codec)
