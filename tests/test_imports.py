@@ -106,7 +106,12 @@ ALLOWED: dict[str, dict[str, str]] = {
         "table": "the view is what it watches",
         "timeline": "spans go to OpenTelemetry",
     },
-    "sim": {"policy": "it drives the daemon's own decisions", "table": "they decide on views and records"},
+    "sim": {
+        "planner": "it runs what a plan foretells, on the same network",
+        "policy": "it drives the daemon's own decisions",
+        "table": "they decide on views and records",
+        "timeline": "simulated peers note what they did as daemons do",
+    },
     "cli": {
         "config": "homes, settings, run files",
         "control": "the socket's client",

@@ -9,11 +9,13 @@ import click
 
 from peerd import SCHEMA
 from peerd.cli.options import SEED, FiniteRange, is_printed, reply_options
+from peerd.errors import UsageError
 
 if TYPE_CHECKING:
     from peerd.sim.comparison import ComparisonRow
 
 MAX_STAGES = 512
+PLACINGS = ("random", "joining", "greedy", "search")
 
 
 class StageCounts(click.ParamType[tuple[int, ...]]):
@@ -101,3 +103,33 @@ def _fields(row: ComparisonRow) -> dict[str, str | int | float]:
         **percents,
         "moves": round(row.moves, 1),
     }
+
+
+@simulate.command()
+@click.argument("run_file", metavar="RUN.toml")
+@click.option("--network", "network_file", type=click.Path(path_type=Path), metavar="FILE", help="Devices and links, as for `peerd plan`.")
+@click.option("--peers", "num_peers", type=click.IntRange(1, 100_000), metavar="N", help="Or so many homes with lines as they are drawn.")
+@click.option("--method", "methods", multiple=True, type=click.Choice(PLACINGS), help="May be repeated.  [default: all, or joining]")
+@click.option("--steps", "num_steps", type=click.IntRange(1, 1000), default=5, show_default=True, help="Steps to simulate.")
+@click.option("--noise", type=FiniteRange(0, 0.9), default=0.05, show_default=True, metavar="SHARE", help="Spread of computing times.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of everything that is chance.")
+@click.option(
+    "--out", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write the last method's timeline as `peerd trace` does."
+)
+@reply_options
+def run(run_file: str, network_file: Path | None, num_peers: int | None, methods: tuple[str, ...], as_json: bool, **fields: Any) -> None:
+    """Simulate steps of a run: its microbatches over the lines of all peers, by the daemon's own policies.
+
+    Shows tokens per second beside those that `peerd plan` expects, what each stage's time goes into, and the critical path.
+
+    \b
+    Examples:
+      peerd simulate run my-run --network devices.csv
+      peerd simulate run my-run --network devices.csv --method search -o timeline.json
+      peerd simulate run my-run --peers 1000 --json
+    """
+    from peerd.cli import simulate_run
+
+    if (network_file is None) == (num_peers is None):
+        raise UsageError("a simulation is of one network", "give either --network FILE or --peers N")
+    simulate_run.run(run_file, network_file, num_peers or 0, methods, as_json, **fields)

@@ -36,6 +36,13 @@ def dealt(steady: SteadyModel) -> Members:
     return _filled(steady, sorted(range(len(steady.topology.peers)), key=weight))
 
 
+def at_random(steady: SteadyModel, seed: int) -> Members:
+    """Dealt in a random order, as many to each stage: to compare with."""
+    order, num_stages = list(range(len(steady.topology.peers))), len(steady.run.stages)
+    Random(seed).shuffle(order)
+    return tuple(tuple(peer for peer in order[stage::num_stages] if steady.fits(stage, peer)) for stage in range(num_stages))
+
+
 def _filled(steady: SteadyModel, peers: Sequence[int]) -> Members:
     """Each peer in turn goes where it fits and the rate is least; peers that fit nowhere are left out."""
     members: list[list[int]] = [[] for _ in steady.run.stages]

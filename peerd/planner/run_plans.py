@@ -61,6 +61,10 @@ def _placed(planning: Planning, method: str, place: Callable[[SteadyModel], Memb
     return planning.scored(method, cut, place(SteadyModel(run_cost(planning.manifest, planning.loads, cut), planning.topology)))
 
 
+def _random(planning: Planning) -> RunPlan | None:
+    return _placed(planning, "random", functools.partial(placing.at_random, seed=planning.seed))
+
+
 def _joining(planning: Planning) -> RunPlan | None:
     return _placed(planning, "joining", placing.joining)
 
@@ -121,7 +125,7 @@ def _hybrid(planning: Planning) -> RunPlan | None:
     return planning.scored("hybrid", cut, tuple((*stage.servers, *stage.helpers) for stage in found.stages))
 
 
-_METHODS = {"joining": _joining, "greedy": _greedy, "search": _search, "op-fence": _op_fence, "hybrid": _hybrid}
+_METHODS = {"random": _random, "joining": _joining, "greedy": _greedy, "search": _search, "op-fence": _op_fence, "hybrid": _hybrid}
 
 
 @dataclass(frozen=True, slots=True)

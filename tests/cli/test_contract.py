@@ -75,6 +75,7 @@ VERBS = {
     "reference": {"--steps", "--out", "--data", "--home", "--json"},
     "help": {"--home"},
     "simulate": set(),
+    "simulate run": {"-o", "--network", "--peers", "--method", "--steps", "--noise", "--seed", "--out", "--home", "--json"},
     "simulate rebalance": {
         *("--trace", "--stages", "--peers", "--download", "--unlike", "--view-delay", "--noise", "--seed", "--runs", "--plot"),
         *("--home", "--json"),

@@ -110,6 +110,8 @@ class Router:
         self._measured: dict[PeerId, Measured] = {}
         """Ordered by the last measurement, latest last."""
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
+        self._line: tuple[Sequence[PeerRecord], int, list[PeerRecord], list[float]] | None = None
+        """The line parted last, for which candidates (a tuple, which does not change) and step; None since something was measured."""
         self._typical: tuple[float, float] | None = None
         """The peers' median own part, and the most that is believed of later stages; None if something was measured since."""
 
@@ -118,11 +120,15 @@ class Router:
 
         Peers in `prefer` win if any of them may be chosen. The order of the peers on the line depends on the step.
         """
-        allowed = [record for record in candidates if not self._is_banned(record)]
-        if not allowed:
-            return None
-        pool = sorted([record for record in allowed if record.peer in prefer] or allowed, key=lambda record: _place(record.peer, step))
-        ends = list(accumulate(1 / max(each_s, LEAST_RESPONSE_S) for each_s in self._responses_s([record.peer for record in pool])))
+        if prefer or self._banned_at or self._line is None or self._line[0] is not candidates or self._line[1] != step:
+            allowed = [record for record in candidates if not self._is_banned(record)]
+            if not allowed:
+                return None
+            pool = sorted([record for record in allowed if record.peer in prefer] or allowed, key=lambda record: _place(record.peer, step))
+            ends = list(accumulate(1 / max(each_s, LEAST_RESPONSE_S) for each_s in self._responses_s([record.peer for record in pool])))
+            self._line = (candidates, step, pool, ends) if isinstance(candidates, tuple) and not prefer else None
+        else:
+            _, _, pool, ends = self._line
         return pool[min(bisect_right(ends, point * ends[-1]), len(pool) - 1)]
 
     def observe(self, peer: PeerId, response_s: float, elapsed_s: float = 0.0, later_s: float = 0.0) -> None:
@@ -135,7 +141,7 @@ class Router:
         measured.with_queue.add(max(response_s, elapsed_s - later_s), self._smoothing)
         measured.later.add(later_s, self._smoothing)
         self._measured[peer] = measured
-        self._typical = None
+        self._typical = self._line = None
         if len(self._measured) > REMEMBERED:
             del self._measured[next(iter(self._measured))]
 

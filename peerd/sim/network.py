@@ -1,0 +1,104 @@
+"""The lines of simulated peers, and networks too large to write down pair by pair. Rates are bytes per second, delays one-way seconds.
+
+Transfers to one peer leave one after another, as in the daemon's lanes, and those to several share the uplink in the order in which they
+were asked for. A downlink takes them as they come. So a transfer costs the same whatever the number of peers.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Protocol
+
+from peerd.planner.network import PeerSpec, Topology
+
+ACCESS_DELAY_S = 0.004
+"""Of both access lines together."""
+EXTENT_S = 0.12
+"""From one end of the plane on which simulated homes lie to the other; it is half as wide."""
+HOMES = ((0.35, 5, 50), (0.4, 20, 100), (0.2, 50, 250), (0.05, 500, 500))
+"""Shares of homes by their lines: Mbit/s up and down."""
+BYTES_PER_MBIT = 125e3
+SPREAD = 0.5
+"""Standard deviation of the logarithm of simulated devices' speeds."""
+
+
+class SimulatedLinks(Protocol):
+    """Peers, and what is known of pairs of them."""
+
+    @property
+    def peers(self) -> tuple[PeerSpec, ...]: ...
+
+    def delay_s(self, one: int, other: int) -> float: ...
+
+    def pair_rate(self, one: int, other: int) -> float:
+        """The limit of the path, without both access lines; infinite if it has none."""
+
+
+class Pairs:
+    """The links of a network that is written down pair by pair."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+
+    @property
+    def peers(self) -> tuple[PeerSpec, ...]:
+        return self._topology.peers
+
+    def delay_s(self, one: int, other: int) -> float:
+        return self._topology.delay_s[one][other]
+
+    def pair_rate(self, one: int, other: int) -> float:
+        return self._topology.rate[one][other]
+
+
+class Homes:
+    """Peers at places drawn on a plane, with home lines and unlike devices. Only access lines bind."""
+
+    def __init__(self, num_peers: int, flops: float, seed: int) -> None:
+        """`flops`: floating-point operations per second of a typical device."""
+        random = Random(f"homes/{seed}")
+        lines = random.choices([(up, down) for _, up, down in HOMES], [share for share, _, _ in HOMES], k=num_peers)
+        self.peers = tuple(
+            PeerSpec(
+                name=f"home-{number}",
+                flops=flops * math.exp(random.gauss(0, SPREAD)),
+                up=up * BYTES_PER_MBIT,
+                down=down * BYTES_PER_MBIT,
+            )
+            for number, (up, down) in enumerate(lines)
+        )
+        self._places = [(random.random() * EXTENT_S, random.random() * EXTENT_S / 2) for _ in range(num_peers)]
+
+    def delay_s(self, one: int, other: int) -> float:
+        return ACCESS_DELAY_S + math.dist(self._places[one], self._places[other])
+
+    def pair_rate(self, _one: int, _other: int) -> float:
+        return math.inf
+
+
+class SharedLines:
+    """What is under way. A transfer is asked for when it begins to wait; they are asked for in the order of time."""
+
+    def __init__(self, links: SimulatedLinks) -> None:
+        self._links = links
+        self._up = [peer.up for peer in links.peers]
+        self._down = [peer.down for peer in links.peers]
+        self._up_free_s, self._down_free_s = [0.0] * len(self._up), [0.0] * len(self._up)
+        self._lane_free_s: dict[tuple[int, int], float] = {}
+        self.sent_bytes = [0.0] * len(self._up)
+
+    def send(self, one: int, other: int, num_bytes: float, now_s: float) -> tuple[float, float]:
+        """When a transfer begins, and when the whole of it has arrived. Within a peer nothing is sent."""
+        if one == other:
+            return now_s, now_s
+        up, pair = self._up[one], self._links.pair_rate(one, other)
+        began_s = max(now_s, self._up_free_s[one])
+        if pair < up:
+            began_s = max(began_s, self._lane_free_s.get((one, other), 0.0))
+            self._lane_free_s[one, other] = began_s + num_bytes / pair
+        self._up_free_s[one] = began_s + num_bytes / up
+        taken_s = max(began_s + num_bytes / min(up, pair), self._down_free_s[other] + num_bytes / self._down[other])
+        self._down_free_s[other] = taken_s
+        self.sent_bytes[one] += num_bytes
+        return began_s, taken_s + self._links.delay_s(one, other)

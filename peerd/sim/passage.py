@@ -1,0 +1,186 @@
+"""Microbatches on their way through simulated stages, by the daemon's own wiring, slots and order of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from peerd.planner.steady import RunCost
+from peerd.policy.route.admission import slots_for
+from peerd.policy.route.wiring import FIRST_PAUSE_S, Router, next_pause_s, own_time_s, point_of
+from peerd.sim.clock import Clock
+from peerd.sim.machine import BACKWARD, FORWARD, FORWARD_SHARE, Machine
+from peerd.sim.network import SharedLines
+from peerd.table.record import PeerId, PeerRecord
+from peerd.timeline.spans import Span, SpanKind
+
+SLOTS_FACTOR = 4
+"""Times as many slots as usual that a peer has where its memory is large enough."""
+OWN_ROUTERS = 300
+"""Up to so many peers each caller keeps its own opinion of the next stage's peers. In a larger swarm the callers of a stage share one,
+which learns at the end of a step: the opinions of thousands of callers about thousands of peers would take the simulator's time."""
+
+
+@dataclass(slots=True, eq=False)
+class PipelinePeer:
+    """A daemon without torch. `number` is its place in the network."""
+
+    number: int
+    record: PeerRecord
+    machine: Machine
+    microbatch_s: float
+    """Computing time of a microbatch in its stage, forward and backward."""
+    keeps_spans: bool
+    spans: list[Span] = field(default_factory=list)
+    held: int = 0
+    """Microbatches between acceptance and reply."""
+
+    def note(
+        self, kind: SpanKind, began_s: float, ended_s: float, step: int, index: int = -1, peer: str = "", num_bytes: float = 0
+    ) -> None:
+        if self.keeps_spans:
+            self.spans.append(Span(kind, began_s, ended_s, step, index, peer, int(num_bytes)))
+
+
+@dataclass(slots=True, eq=False)
+class Hop:
+    """A microbatch at one stage: from the moment its caller looks for a peer until that has the gradient."""
+
+    caller: PipelinePeer
+    stage: int
+    step: int
+    index: int
+    above: Hop | None
+    """The hop of the caller; None for a trainer's."""
+    ended: Callable[[Hop], None]
+    """What a trainer does when its microbatch is done."""
+    callee: PipelinePeer | None = None
+    attempt: int = 0
+    pause_s: float = FIRST_PAUSE_S
+    asked_s: float = 0.0
+    came_s: float = 0.0
+    """When it began to wait for the pass that is due."""
+    queued_s: float = 0.0
+    downstream_s: float = 0.0
+    held_s: float = 0.0
+    """What it has waited and computed here and in later stages."""
+
+
+class Passages:
+    """Carries microbatches. `added` is called with the stage and step of each one that a stage has added."""
+
+    def __init__(self, clock: Clock, lines: SharedLines, cost: RunCost, slots: int, added: Callable[[int, int], None]) -> None:
+        self._clock, self._lines, self._cost = clock, lines, cost
+        self._slots, self._added = slots, added
+        self._last = len(cost.stages) - 1
+        self._stages: list[tuple[PeerRecord, ...]] = [() for _ in cost.stages]
+        self._peers: dict[PeerId, PipelinePeer] = {}
+        self._routers: dict[tuple[PeerId, int], Router] = {}
+        self._learned: list[tuple[Router, PeerId, float, float, float]] = []
+        self.num_refused = 0
+
+    def serve(self, stages: Sequence[Sequence[PipelinePeer]]) -> None:
+        """The peers of each stage."""
+        self._stages = [tuple(peer.record for peer in peers) for peers in stages]
+        self._peers = {peer.record.peer: peer for peers in stages for peer in peers}
+
+    def launch(self, trainer: PipelinePeer, step: int, index: int, ended: Callable[[Hop], None]) -> None:
+        self._send(Hop(trainer, 0, step, index, None, ended))
+
+    def step_ended(self) -> None:
+        """Let the routers that several callers share learn what the step has shown."""
+        for router, peer, own_s, elapsed_s, later_s in self._learned:
+            router.observe(peer, own_s, elapsed_s, later_s)
+        self._learned.clear()
+
+    @property
+    def _are_shared(self) -> bool:
+        return len(self._peers) > OWN_ROUTERS
+
+    def _router(self, hop: Hop) -> Router:
+        whose = PeerId("") if self._are_shared else hop.caller.record.peer
+        return self._routers.setdefault((whose, hop.stage), Router())
+
+    def _send(self, hop: Hop) -> None:
+        router = self._router(hop)
+        record = router.choose(self._stages[hop.stage], point_of(hop.index, self._cost.microbatches_per_step, hop.attempt), (), hop.step)
+        assert record is not None  # nobody is banned
+        callee = self._peers[record.peer]
+        if callee.held >= slots_for(0, SLOTS_FACTOR * self._slots):
+            self.num_refused += 1
+            self._clock.after(hop.pause_s, self._send, hop)
+            hop.pause_s, hop.attempt = next_pause_s(hop.pause_s, router.response_s(record.peer)), hop.attempt + 1
+            return
+        callee.held += 1
+        hop.callee, hop.asked_s = callee, self._clock.now_s
+        num_bytes = self._cost.stages[hop.stage - 1].forth_bytes if hop.stage else 0.0
+        began_s, arrives_s = self._lines.send(hop.caller.number, callee.number, num_bytes, hop.asked_s)
+        hop.caller.note(SpanKind.SEND, began_s, arrives_s, hop.step, hop.index, record.peer, num_bytes)
+        callee.note(SpanKind.RECEIVE, began_s, arrives_s, hop.step, hop.index, hop.caller.record.peer, num_bytes)
+        self._clock.at(arrives_s, self._arrived, hop, callee)
+
+    def _arrived(self, hop: Hop, callee: PipelinePeer) -> None:
+        hop.came_s = self._clock.now_s
+        usual_s = callee.microbatch_s * (1.0 if hop.stage == self._last else FORWARD_SHARE)
+        callee.machine.compute(hop.step, FORWARD, usual_s, partial(self._forward_done, hop, callee))
+
+    def _forward_done(self, hop: Hop, callee: PipelinePeer, began_s: float, ended_s: float) -> None:
+        self._passed(SpanKind.FORWARD, hop, callee, began_s, ended_s)
+        if hop.stage == self._last:
+            middle_s = began_s + (ended_s - began_s) * FORWARD_SHARE
+            if callee.keeps_spans:
+                callee.spans[-1] = callee.spans[-1]._replace(ended_s=middle_s)
+            callee.note(SpanKind.BACKWARD, middle_s, ended_s, hop.step, hop.index)
+            self._reply(hop, callee)
+            return
+        hop.came_s = ended_s
+        self._send(Hop(callee, hop.stage + 1, hop.step, hop.index, hop, hop.ended))
+
+    def _gradient_came(self, hop: Hop, below: Hop) -> None:
+        callee = hop.callee
+        assert callee is not None
+        now_s = self._clock.now_s
+        hop.downstream_s, hop.held_s = now_s - hop.came_s, hop.held_s + below.held_s
+        callee.note(SpanKind.BELOW, hop.came_s, now_s, hop.step, hop.index, below.callee.record.peer if below.callee else "")
+        hop.came_s = now_s
+        usual_s = callee.microbatch_s * (1 - FORWARD_SHARE)
+        callee.machine.compute(hop.step, BACKWARD, usual_s, partial(self._backward_done, hop, callee))
+
+    def _backward_done(self, hop: Hop, callee: PipelinePeer, began_s: float, ended_s: float) -> None:
+        self._passed(SpanKind.BACKWARD, hop, callee, began_s, ended_s)
+        self._reply(hop, callee)
+
+    def _passed(self, kind: SpanKind, hop: Hop, callee: PipelinePeer, began_s: float, ended_s: float) -> None:
+        hop.queued_s += began_s - hop.came_s
+        hop.held_s += ended_s - hop.came_s
+        callee.note(SpanKind.QUEUED, hop.came_s, began_s, hop.step, hop.index)
+        callee.note(kind, began_s, ended_s, hop.step, hop.index)
+
+    def _reply(self, hop: Hop, callee: PipelinePeer) -> None:
+        self._added(hop.stage, hop.step)
+        num_bytes = self._cost.stages[hop.stage - 1].back_bytes if hop.stage else 0.0
+        began_s, arrives_s = self._lines.send(callee.number, hop.caller.number, num_bytes, self._clock.now_s)
+        if num_bytes:
+            callee.note(SpanKind.SEND_GRADIENT, began_s, arrives_s, hop.step, hop.index, hop.caller.record.peer, num_bytes)
+            hop.caller.note(SpanKind.RECEIVE_GRADIENT, began_s, arrives_s, hop.step, hop.index, callee.record.peer, num_bytes)
+        self._clock.at(arrives_s, self._replied, hop, callee)
+
+    def _replied(self, hop: Hop, callee: PipelinePeer) -> None:
+        callee.held -= 1
+        elapsed_s = self._clock.now_s - hop.asked_s
+        own_s = own_time_s(elapsed_s, hop.downstream_s, hop.queued_s, self._slots, self._last + 1 - hop.stage)
+        router = self._router(hop)
+        if self._are_shared:
+            self._learned.append((router, callee.record.peer, own_s, elapsed_s, hop.downstream_s))
+        else:
+            router.observe(callee.record.peer, own_s, elapsed_s, hop.downstream_s)
+        if hop.above is None:
+            hop.ended(hop)
+        else:
+            self._gradient_came(hop.above, hop)
+
+
+def machine_of(clock: Clock, noise: float, seed: int, number: int) -> Machine:
+    return Machine(clock, noise, Random(f"machine/{seed}/{number}"))

@@ -1,0 +1,113 @@
+"""Steps of a run in virtual time: what follows from links and devices, and that every microbatch is computed once."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from peerd.planner import placing
+from peerd.planner.network import PeerSpec, Topology
+from peerd.planner.steady import Members, RunCost, StageDemand, SteadyModel
+from peerd.sim.network import Homes, Pairs, SharedLines
+from peerd.sim.step_run import RunResult, RunSettings, joined, simulate_run
+from peerd.timeline.critical import critical_shares
+from peerd.timeline.spans import SpanKind
+
+
+def cost(num_stages: int, num_microbatches: int, boundary: float = 1e4, gradients: float = 0.0, hidden: bool = False) -> RunCost:
+    ends = [boundary] * (num_stages - 1) + [0.0]
+    stages = [StageDemand(flops=1e12, memory_bytes=0, forth_bytes=end, back_bytes=end, gradient_bytes=gradients) for end in ends]
+    return RunCost(stages=tuple(stages), microbatches_per_step=num_microbatches, tokens_per_microbatch=10, is_averaging_hidden=hidden)
+
+
+def network(*peers: PeerSpec, delay_s: float = 0.0) -> Topology:
+    count = range(len(peers))
+    delays = tuple(tuple(delay_s * (a != b) for b in count) for a in count)
+    return Topology(peers, delays, ((math.inf,) * len(peers),) * len(peers))
+
+
+def homes(num_peers: int, seed: int) -> Topology:
+    drawn, count = Homes(num_peers, 1e12, seed), range(num_peers)
+    delays = tuple(tuple(0.0 if a == b else drawn.delay_s(a, b) for b in count) for a in count)
+    return Topology(drawn.peers, delays, ((math.inf,) * num_peers,) * num_peers)
+
+
+def simulated(run: RunCost, peers: Topology, members: Members, num_steps: int = 3, noise: float = 0.0) -> RunResult:
+    settings = RunSettings(num_steps=num_steps, slots=2 * len(run.stages) + 4, microbatch_size=1, noise=noise)
+    return simulate_run(run, Pairs(peers), members, settings)
+
+
+def test_one_peer_alone_takes_what_its_microbatches_take() -> None:
+    found = simulated(cost(1, 8), network(PeerSpec(name="a", flops=2e12)), ((0,),))
+    assert found.step_s == pytest.approx([4.0] * 3)
+    assert found.tokens_per_s == pytest.approx(20.0)
+    assert sum(found.sent_bytes) == 0
+
+
+def test_two_stages_of_a_peer_take_the_passage_of_one_microbatch_more_than_a_stage_does() -> None:
+    peers = network(PeerSpec(name="a", flops=1e12), PeerSpec(name="b", flops=1e12), delay_s=0.1)
+    found = simulated(cost(2, 32), peers, ((0,), (1,)))
+    assert 32 <= min(found.step_s) <= max(found.step_s) <= 32 + 4
+    assert found.sent_bytes == pytest.approx((3 * 32 * 1e4, 3 * 32 * 1e4))
+
+
+def test_a_slow_uplink_binds_and_averages_that_overlap_cost_nothing_while_they_are_shorter() -> None:
+    peers = network(*(PeerSpec(name=name, flops=1e13, up=1e6, down=1e7) for name in "abcd"))
+    shown = simulated(cost(2, 40, boundary=1e6, gradients=5e6), peers, ((0, 1), (2, 3)), num_steps=6)
+    hidden = simulated(cost(2, 40, boundary=1e6, gradients=5e6, hidden=True), peers, ((0, 1), (2, 3)), num_steps=6)
+    assert shown.averaging_s == hidden.averaging_s == pytest.approx(5.0)
+    assert min(shown.step_s) >= 20 + 5
+    assert sum(hidden.step_s) < sum(shown.step_s)
+
+
+def test_every_stage_computes_every_microbatch_once_and_peers_tell_what_they_did() -> None:
+    run, peers = cost(3, 50), homes(9, seed=1)
+    found = simulated(run, peers, placing.joining(SteadyModel(run, peers)), noise=0.1)
+    for stage in range(3):
+        for kind in (SpanKind.FORWARD, SpanKind.BACKWARD):
+            spans = [span for each in found.timelines if each.stage == stage for span in each.spans if span.kind is kind]
+            assert Counter((span.step, span.microbatch) for span in spans) == Counter((step, n) for step in range(3) for n in range(50))
+    shares = critical_shares(found.timelines)
+    assert shares.compute + shares.wait + shares.wire + shares.step_end == pytest.approx(1.0)
+    assert shares.compute > 0.3
+
+
+def test_the_same_seed_gives_the_same_steps() -> None:
+    run, peers = cost(2, 40), homes(8, seed=2)
+    members = placing.dealt(SteadyModel(run, peers))
+    assert simulated(run, peers, members, noise=0.2) == simulated(run, peers, members, noise=0.2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_order_of_placements_by_the_steady_state_is_that_of_the_simulation(seed: int) -> None:
+    run, peers = cost(4, 256, gradients=1e5), homes(24, seed)
+    steady = SteadyModel(run, peers)
+    placements = [placing.at_random(steady, seed), placing.dealt(steady), placing.searched(steady, 0)]
+    expected = [steady.state(members).step_s for members in placements]
+    found = [sum(simulated(run, peers, members, num_steps=4, noise=0.05).step_s[1:]) for members in placements]
+    assert expected == sorted(expected, reverse=True)
+    assert found == sorted(found, reverse=True)
+
+
+def test_a_thousand_homes_join_evenly_and_take_a_step_in_a_second_of_a_core() -> None:
+    run, links = cost(4, 1024), Homes(1000, 1e12, seed=0)
+    members = joined(run, links)
+    assert sorted(peer for peers in members for peer in peers) == list(range(1000))
+    found = simulate_run(run, links, members, RunSettings(num_steps=2, slots=12, microbatch_size=1))
+    assert len(found.step_s) == 2
+    assert len(found.timelines) == 64
+
+
+def test_a_stage_without_a_peer_is_named() -> None:
+    with pytest.raises(ValueError, match="stage 1 has no peer"):
+        simulated(cost(2, 4), network(PeerSpec(name="a")), ((0,), ()))
+
+
+def test_transfers_share_the_uplink_in_order_and_a_pair_with_a_limit_leaves_room_for_others() -> None:
+    lines = SharedLines(Pairs(network(PeerSpec(name="a", up=1e6), PeerSpec(name="b", down=1e6), PeerSpec(name="c"), delay_s=0.5)))
+    assert lines.send(0, 1, 1e6, 0.0) == pytest.approx((0.0, 1.5))
+    assert lines.send(0, 2, 1e6, 0.0) == pytest.approx((1.0, 2.5))
+    assert lines.send(2, 1, 1e6, 0.0) == pytest.approx((0.0, 2.5)), "b's downlink takes them one after the other"
+    assert lines.send(1, 1, 1e9, 3.0) == (3.0, 3.0)
