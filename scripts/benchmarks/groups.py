@@ -27,8 +27,8 @@ from dataclasses import dataclass, field, replace
 
 from peerd.policy.round.debts import Debts
 from peerd.policy.round.slices import least_exchange_s
+from peerd.policy.step import groups as two_levels
 from peerd.policy.step.acts import DropSums
-from peerd.policy.step.groups import by_sum, groups_of, is_section_held, makers_of_section, makes_sections, num_sections_of
 from peerd.policy.step.ledger import full, this_dropped, with_sum
 from peerd.policy.step.roster import Roster, compose, turns, union_of
 from peerd.policy.step.sections import SECTIONS_AT_ONCE, section_to_fetch
@@ -104,12 +104,12 @@ class Stage:
             ttl_s=15.0,
             averaging_s=9.0,
             group_size=group_size,
-            num_sections=num_sections_of(group_size),
+            num_sections=two_levels.num_sections_of(group_size),
         )
         self.now_s, self.attempt = 0.0, 0
         self.num_first = self.num_top = self.num_sums = self.deaths = 0
         self.largest = 0
-        self.num_sections = num_sections_of(group_size)
+        self.num_sections = two_levels.num_sections_of(group_size)
         self.ended_s: float | None = None
         self.made_s = 0.0
         """When the last section was made, or the whole average."""
@@ -155,8 +155,8 @@ class Stage:
         while proposed:
             proposed = False
             members = live.members(0, self.step)
-            groups = groups_of(members, self.group_size)
-            if self.num_sections > 1 and makes_sections(members, self.group_size):
+            groups = two_levels.groups_of(members, self.group_size)
+            if self.num_sections > 1 and two_levels.makes_sections(members, self.group_size):
                 self.propose_sections(live, members)
                 return
             idle = [group for group in groups.values() if len(group) > 1 and all(m.phase is Phase.ACCUMULATING for m in group)]
@@ -169,10 +169,14 @@ class Stage:
                     live, proposed = self.view(), bool(groups)
 
     def propose_sections(self, live: LiveView, members: Sequence[PeerRecord]) -> None:
-        sums = by_sum(members)
+        sums = two_levels.by_sum(members)
         for number in range(self.num_sections):
-            makers = makers_of_section(sums, number)
-            if is_section_held(members, number) or any(self.members[m.peer].phase is Phase.AVERAGING for m in makers):
+            makers = two_levels.makers_of_section(sums, number)
+            if two_levels.is_section_held(members, number) or not all(
+                two_levels.is_section_held(members, each) for each in two_levels.sections_before(sums, number)
+            ):
+                continue
+            if any(self.members[m.peer].phase is Phase.AVERAGING for m in makers):
                 continue
             mine, rest = self.members[turns(makers)[0]], (self.group_size, self.num_sections)
             roster = compose(mine, live, self.num_microbatches, self.attempt, 1, (), *rest)

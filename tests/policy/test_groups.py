@@ -255,6 +255,25 @@ def test_holders_of_all_sums_make_the_sections_of_the_average_at_one_moment_each
     assert [roster.section for roster in made] == list(range(NUM_SECTIONS))
 
 
+@pytest.mark.parametrize("step", range(3))
+def test_no_member_is_wanted_for_two_sections_at_one_moment_and_all_are_made_in_a_few_turns(step: int) -> None:
+    members = [replace(m, done=1 << number, step=step) for number, m in enumerate(stage_of(90))]
+    live = view_of(members)
+    rosters = [compose(m, live, 90, 0, group_size=8) for m in members]
+    members = with_sums(members, [roster for roster in rosters if roster is not None])
+    sizes, turns_taken = [len(holders) for holders in by_sum(members)], 0
+    while True:
+        live = view_of(members)
+        found = [roster for m in members if (roster := compose(m, live, 90, 0, group_size=8, num_sections=8)) is not None]
+        if not found:
+            break
+        peers = [peer for roster in found for peer in roster.peers]
+        assert len(peers) == len(set(peers))
+        members, turns_taken = with_sections(members, found), turns_taken + 1
+    assert all(sum(m.sections >> number & 1 for m in members) == len(sizes) for number in range(8))
+    assert turns_taken <= -(-8 // min(sizes)) + 1
+
+
 def test_the_average_of_all_sections_is_named_by_their_rounds_and_told_by_the_first() -> None:
     _, made = all_sections()
     whole = whole_of(made)

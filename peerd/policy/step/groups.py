@@ -47,6 +47,12 @@ def makers_of_section(sums: Sequence[Sequence[PeerRecord]], number: int) -> list
     return [holders[number % len(holders)] for holders in ordered]
 
 
+def sections_before(sums: Sequence[Sequence[PeerRecord]], number: int) -> set[int]:
+    """The sections that some maker of this one makes before it. So a member is wanted for one at a time, and no two proposals meet."""
+    sizes = {len(holders) for holders in sums if holders[0].done}
+    return {before for size in sizes for before in range(number % size, number, size)}
+
+
 def is_section_held(members: Sequence[PeerRecord], number: int) -> bool:
     return sum(m.sections >> number & 1 for m in members) >= LEAST_HOLDERS
 

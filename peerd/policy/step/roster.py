@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from peerd.policy.hashing import digest, peer_rank
-from peerd.policy.step.groups import by_sum, is_section_held, makers_of_section, makes_sections, round_mates
+from peerd.policy.step.groups import by_sum, is_section_held, makers_of_section, makes_sections, round_mates, sections_before
 from peerd.policy.step.ledger import full
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
@@ -220,9 +220,10 @@ def compose(
 def _section(bare: Roster, members: Sequence[PeerRecord], num_microbatches: int, has_turn: Callable[[set[PeerId]], bool]) -> Roster | None:
     """The roster of the first section that nobody holds, that its leader makes with idle mates, and whose turn it has."""
     sums = by_sum(members)
-    for number in range(bare.num_sections):
+    held = {number for number in range(bare.num_sections) if is_section_held(members, number)}
+    for number in sorted(set(range(bare.num_sections)) - held):
         makers = makers_of_section(sums, number)
-        if bare.leader not in {m.peer for m in makers} or is_section_held(members, number):
+        if bare.leader not in {m.peer for m in makers} or not sections_before(sums, number) <= held:
             continue
         if any(m.phase is not Phase.ACCUMULATING for m in makers) or not has_turn({m.peer for m in makers}):
             continue
