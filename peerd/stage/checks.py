@@ -23,11 +23,15 @@ class Checks:
 
     def finite(self, tensors: Sequence[Tensor], error: RemoteError) -> None:
         """Raise this error, in `fetch`, if a value is not finite."""
-        self._looks.append((peak_of(tensors), math.nextafter(math.inf, 0), error))
+        self._look(tensors, math.nextafter(math.inf, 0), error)
 
     def usable(self, tensors: Sequence[Tensor], error: RemoteError | None) -> None:
         """Raise this error, in `fetch`, if a value has overflowed; without one, only note it in what `fetch` returns."""
-        self._looks.append((peak_of(tensors), LARGEST, error))
+        self._look(tensors, LARGEST, error)
+
+    def _look(self, tensors: Sequence[Tensor], most: float, error: RemoteError | None) -> None:
+        if tensors:  # of none the peak would lie in the machine's memory, and not on the device
+            self._looks.append((peak_of(tensors), most, error))
 
     def fetch(self, *wanted: Tensor) -> tuple[bool, list[Tensor]]:
         """Return whether a value had overflowed, and the `wanted` tensors in the machine's memory: one wait for all.

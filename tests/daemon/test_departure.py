@@ -106,6 +106,7 @@ async def test_a_client_hears_that_a_drain_goes_on_however_long_it_takes(monkeyp
         "place": SimpleNamespace(signed=None),
         "membership": None,
         "network": SimpleNamespace(path_to=None),
+        "gossip": SimpleNamespace(position=SimpleNamespace(round_trip_s=None)),
         "seat": seat,
     }
     answers = Answers(cast(Peer, SimpleNamespace(**parts)), departure, "")
