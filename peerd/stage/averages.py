@@ -46,6 +46,6 @@ class StageAverages:
 
     @property
     def num_sections(self) -> int:
-        """Of an average in two levels. Where parameters are averaged, too, it has one: their mean is over the members of one round."""
+        """The number of sections of an average in two levels: one where parameters are averaged, too, as their mean is over one round."""
         is_one = self._manifest.train.averages_parameters_at(self.record.step)
         return 1 if is_one else num_sections_of(self._manifest.swarm.group_size)
