@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 
@@ -26,15 +27,14 @@ class Stream:
     device: Any = None
     done: int = 0
     """How many pieces of work were put on it."""
-    seen: dict[int, int] = field(default_factory=dict)
-    """How far it has waited for other streams, by their identity."""
+    seen: WeakKeyDictionary[Stream, int] = field(default_factory=WeakKeyDictionary)
+    """How far it has waited for other streams that still exist."""
 
     def record_event(self) -> Event:
         return Event(self, self.done)
 
     def wait_event(self, event: Event) -> None:
-        key = id(event.stream)
-        self.seen[key] = max(self.seen.get(key, 0), event.done)
+        self.seen[event.stream] = max(self.seen.get(event.stream, 0), event.done)
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Made:
 
     stream: Stream
     number: int
-    recorded: set[int] = field(default_factory=set)
+    recorded: WeakSet[Stream] = field(default_factory=WeakSet)
 
     def check_use(self) -> None:
         """Raise RuntimeError if the present stream may not use the tensor."""
         here = current_stream()
         if here is self.stream:
             return
-        if here.seen.get(id(self.stream), 0) < self.number:
+        if here.seen.get(self.stream, 0) < self.number:
             raise RuntimeError("a tensor is used on a stream that has not waited for the stream that makes it")
-        if id(here) not in self.recorded:
+        if here not in self.recorded:
             raise RuntimeError("a tensor of one stream is used on another one for which it is not recorded")
 
 
