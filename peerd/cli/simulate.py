@@ -130,6 +130,7 @@ def run(run_file: str, network_file: Path | None, num_peers: int | None, methods
     """
     from peerd.cli import simulate_run
 
-    if (network_file is None) == (num_peers is None):
+    network = network_file if num_peers is None else num_peers
+    if network is None or (network_file is not None and num_peers is not None):
         raise UsageError("a simulation is of one network", "give either --network FILE or --peers N")
-    simulate_run.run(run_file, network_file, num_peers or 0, methods, as_json, **fields)
+    simulate_run.run(run_file, network, methods, as_json, **fields)

@@ -35,8 +35,7 @@ ALL = ("random", "joining", "greedy", "search")
 
 def run(
     run_file: str,
-    network_file: Path | None,
-    num_peers: int,
+    network: Path | int,
     methods: Sequence[str],
     as_json: bool,
     *,
@@ -45,15 +44,15 @@ def run(
     seed: int,
     out: Path | None,
 ) -> None:
-    """Simulate each method's placement and print what comes of it."""
+    """Simulate each method's placement and print what comes of it. `network`: its file, or how many homes are drawn."""
     described = manifest.load(run_file_path(run_file))
     settings = RunSettings(
         num_steps=num_steps, slots=described.slots, microbatch_size=described.train.microbatch_size, noise=noise, seed=seed
     )
-    if network_file is None:
-        results = [_of_homes(described, num_peers, methods, settings)]
+    if isinstance(network, int):
+        results = [_of_homes(described, network, methods, settings)]
     else:
-        planning = Planning(described, loads_of(described), network_of(network_file)[0], seed)
+        planning = Planning(described, loads_of(described), network_of(network)[0], seed)
         results = [found for method in dict.fromkeys(methods or ALL) if (found := _planned(planning, method, settings)) is not None]
     if not results:
         raise UsageError("no placement fits the devices' memory", "add devices, or cut the run into more stages")

@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 
-from peerd.policy.route.admission import choose_stage
+from peerd.policy.route.admission import weakest_stage
 from peerd.sim.simulated_swarm import SimulatedPeer
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -58,9 +58,7 @@ class DelayedTable:
             if record.throughput != total:
                 self._summary[stage] = PeerRecord(peer=record.peer, stage=stage, throughput=total)
         peopled = tuple(record for record in self._summary if record.throughput > ROUNDING)
-        choice = choose_stage(LiveView(me=joiner, records=peopled), [""] * len(self._totals))
-        assert choice.stage is not None  # every stage fits
-        return choice.stage
+        return weakest_stage(LiveView(me=joiner, records=peopled), range(len(self._totals)))[0]
 
     def view(self, *, with_queues: bool) -> LiveView:
         """The view that a planner has now."""

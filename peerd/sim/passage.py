@@ -9,7 +9,7 @@ from random import Random
 
 from peerd.planner.steady import RunCost
 from peerd.policy.route.admission import slots_for
-from peerd.policy.route.wiring import FIRST_PAUSE_S, Router, next_pause_s, own_time_s, point_of
+from peerd.policy.route.wiring import FIRST_PAUSE_S, PartedLine, Router, next_pause_s, own_time_s, point_of
 from peerd.sim.clock import Clock
 from peerd.sim.machine import BACKWARD, FORWARD, FORWARD_SHARE, Machine
 from peerd.sim.network import SharedLines
@@ -52,11 +52,8 @@ class Hop:
     stage: int
     step: int
     index: int
-    above: Hop | None
-    """The hop of the caller; None for a trainer's."""
-    ended: Callable[[Hop], None]
-    """What a trainer does when its microbatch is done."""
-    callee: PipelinePeer | None = None
+    ended: Callable[[Hop, PipelinePeer], None]
+    """What the caller does once the callee's gradient is there."""
     attempt: int = 0
     pause_s: float = FIRST_PAUSE_S
     asked_s: float = 0.0
@@ -78,21 +75,24 @@ class Passages:
         self._stages: list[tuple[PeerRecord, ...]] = [() for _ in cost.stages]
         self._peers: dict[PeerId, PipelinePeer] = {}
         self._routers: dict[tuple[PeerId, int], Router] = {}
+        self._parted_lines: dict[Router, tuple[int, PartedLine]] = {}
+        """By router, and for which step."""
         self._learned: list[tuple[Router, PeerId, float, float, float]] = []
         self.num_refused = 0
 
     def serve(self, stages: Sequence[Sequence[PipelinePeer]]) -> None:
         """The peers of each stage."""
+        self._parted_lines.clear()
         self._stages = [tuple(peer.record for peer in peers) for peers in stages]
         self._peers = {peer.record.peer: peer for peers in stages for peer in peers}
 
-    def launch(self, trainer: PipelinePeer, step: int, index: int, ended: Callable[[Hop], None]) -> None:
-        self._send(Hop(trainer, 0, step, index, None, ended))
+    def launch(self, trainer: PipelinePeer, step: int, index: int, ended: Callable[[Hop, PipelinePeer], None]) -> None:
+        self._send(Hop(trainer, 0, step, index, ended))
 
     def step_ended(self) -> None:
         """Let the routers that several callers share learn what the step has shown."""
-        for router, peer, own_s, elapsed_s, later_s in self._learned:
-            router.observe(peer, own_s, elapsed_s, later_s)
+        for learned in self._learned:
+            self._observe(*learned)
         self._learned.clear()
 
     @property
@@ -103,10 +103,20 @@ class Passages:
         whose = PeerId("") if self._are_shared else hop.caller.record.peer
         return self._routers.setdefault((whose, hop.stage), Router())
 
+    def _parted(self, router: Router, hop: Hop) -> PartedLine:
+        """The line of a stage, which stays while its step lasts and nothing is measured."""
+        known = self._parted_lines.get(router)
+        if known is None or known[0] != hop.step:
+            known = self._parted_lines[router] = hop.step, router.parted(self._stages[hop.stage], hop.step)
+        return known[1]
+
+    def _observe(self, router: Router, peer: PeerId, own_s: float, elapsed_s: float, later_s: float) -> None:
+        router.observe(peer, own_s, elapsed_s, later_s)
+        self._parted_lines.pop(router, None)
+
     def _send(self, hop: Hop) -> None:
         router = self._router(hop)
-        record = router.choose(self._stages[hop.stage], point_of(hop.index, self._cost.microbatches_per_step, hop.attempt), (), hop.step)
-        assert record is not None  # nobody is banned
+        record = self._parted(router, hop).at(point_of(hop.index, self._cost.microbatches_per_step, hop.attempt))
         callee = self._peers[record.peer]
         if callee.held >= slots_for(0, SLOTS_FACTOR * self._slots):
             self.num_refused += 1
@@ -114,7 +124,7 @@ class Passages:
             hop.pause_s, hop.attempt = next_pause_s(hop.pause_s, router.response_s(record.peer)), hop.attempt + 1
             return
         callee.held += 1
-        hop.callee, hop.asked_s = callee, self._clock.now_s
+        hop.asked_s = self._clock.now_s
         num_bytes = self._cost.stages[hop.stage - 1].forth_bytes if hop.stage else 0.0
         began_s, arrives_s = self._lines.send(hop.caller.number, callee.number, num_bytes, hop.asked_s)
         hop.caller.note(SpanKind.SEND, began_s, arrives_s, hop.step, hop.index, record.peer, num_bytes)
@@ -136,14 +146,13 @@ class Passages:
             self._reply(hop, callee)
             return
         hop.came_s = ended_s
-        self._send(Hop(callee, hop.stage + 1, hop.step, hop.index, hop, hop.ended))
+        self._send(Hop(callee, hop.stage + 1, hop.step, hop.index, partial(self._gradient_came, hop, callee)))
 
-    def _gradient_came(self, hop: Hop, below: Hop) -> None:
-        callee = hop.callee
-        assert callee is not None
+    def _gradient_came(self, hop: Hop, callee: PipelinePeer, below: Hop, giver: PipelinePeer) -> None:
+        """The later stage's peer has given the gradient of a hop below this one."""
         now_s = self._clock.now_s
         hop.downstream_s, hop.held_s = now_s - hop.came_s, hop.held_s + below.held_s
-        callee.note(SpanKind.BELOW, hop.came_s, now_s, hop.step, hop.index, below.callee.record.peer if below.callee else "")
+        callee.note(SpanKind.BELOW, hop.came_s, now_s, hop.step, hop.index, giver.record.peer)
         hop.came_s = now_s
         usual_s = callee.microbatch_s * (1 - FORWARD_SHARE)
         callee.machine.compute(hop.step, BACKWARD, usual_s, partial(self._backward_done, hop, callee))
@@ -175,11 +184,8 @@ class Passages:
         if self._are_shared:
             self._learned.append((router, callee.record.peer, own_s, elapsed_s, hop.downstream_s))
         else:
-            router.observe(callee.record.peer, own_s, elapsed_s, hop.downstream_s)
-        if hop.above is None:
-            hop.ended(hop)
-        else:
-            self._gradient_came(hop.above, hop)
+            self._observe(router, callee.record.peer, own_s, elapsed_s, hop.downstream_s)
+        hop.ended(hop, callee)
 
 
 def machine_of(clock: Clock, noise: float, seed: int, number: int) -> Machine:

@@ -19,7 +19,7 @@ from statistics import median
 from peerd.planner.network import PeerSpec
 from peerd.planner.steady import Members, RunCost
 from peerd.policy.round.slices import exchange_s, shares_by_rate
-from peerd.policy.route.admission import choose_stage
+from peerd.policy.route.admission import weakest_stage
 from peerd.policy.route.launching import OfStep, WayTime, Work, on_the_way, share, window
 from peerd.policy.route.owning import ring_of
 from peerd.policy.swarm.rates import SampleDemand, carried
@@ -83,10 +83,9 @@ def joined(cost: RunCost, links: SimulatedLinks) -> Members:
     totals = [0.0] * len(members)
     for number in range(len(links.peers)):
         records = [PeerRecord(peer=PeerId(f"stage {stage}"), stage=stage, throughput=total) for stage, total in enumerate(totals) if total]
-        choice = choose_stage(LiveView(me=PeerId(links.peers[number].name), records=tuple(records)), [""] * len(members))
-        assert choice.stage is not None  # every stage fits
-        members[choice.stage].append(number)
-        totals[choice.stage] += rate_in(cost, choice.stage, links.peers[number])
+        stage, _ = weakest_stage(LiveView(me=PeerId(links.peers[number].name), records=tuple(records)), range(len(members)))
+        members[stage].append(number)
+        totals[stage] += rate_in(cost, stage, links.peers[number])
     return tuple(map(tuple, members))
 
 
@@ -233,9 +232,8 @@ class _Run:
             trainer.in_flight += 1
             self._passages.launch(trainer.peer, step, index, partial(self._done, trainer, self._clock.now_s))
 
-    def _done(self, trainer: _Trainer, began_s: float, hop: Hop) -> None:
-        assert hop.callee is not None
-        self._way.note(hop.callee.record.peer, max(0.0, self._clock.now_s - began_s - hop.held_s))
+    def _done(self, trainer: _Trainer, began_s: float, hop: Hop, callee: PipelinePeer) -> None:
+        self._way.note(callee.record.peer, max(0.0, self._clock.now_s - began_s - hop.held_s))
         trainer.in_flight -= 1
         if hop.step in self._missing:  # the step may have ended before this news of it came
             trainer.left[hop.step] -= 1

@@ -292,6 +292,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "slowness": lambda w: w.random.choice((0.0, 1e-9, 0.5, 1.0, 1e9)),
     "microbatch_size": lambda w: w.random.randint(1, 512),
     "lacking": lambda w: [w.random.choice(["", "memory"]) for _ in range(w.num_stages)],
+    "stages": lambda w: range(w.num_stages),
     **dict.fromkeys(("ranks", "attempt"), lambda w: w.random.randrange(9)),
     "why": lambda w: w.random.choice(("", "its upload is too slow for this run")),
     ("before", "int"): World.count,

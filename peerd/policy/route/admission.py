@@ -23,14 +23,22 @@ class StageChoice:
 
 
 def choose_stage(live: LiveView, lacking: Sequence[str]) -> StageChoice:
-    """The weakest stage among those that fit this machine's memory. `lacking`: by stage, what is too little for it, or an empty string.
+    """The weakest stage among those that fit this machine's memory. `lacking`: by stage, what is too little for it, or an empty string."""
+    fitting = [stage for stage, lacks in enumerate(lacking) if not lacks]
+    if not fitting:
+        return StageChoice(None, f"stage 0 needs {lacking[0]}, and the others do not fit either")
+    weakest, total = weakest_stage(live, fitting)
+    if total == 0:
+        return StageChoice(weakest, f"stage {weakest} has nobody")
+    return StageChoice(weakest, f"stage {weakest} is the weakest, at {total:.1f} samples/s")
+
+
+def weakest_stage(live: LiveView, stages: Sequence[int]) -> tuple[int, float]:
+    """The weakest of some stages, at least one, and its strength in samples per second.
 
     Strength is the sum of throughputs; a peer still downloading counts, and one not yet measured counts as the mean.
     Ties go by hash, so that joiners at one moment spread.
     """
-    fitting = [stage for stage, lacks in enumerate(lacking) if not lacks]
-    if not fitting:
-        return StageChoice(None, f"stage 0 needs {lacking[0]}, and the others do not fit either")
     measured = [r.throughput for r in live.records if r.throughput > 0 and r.peer != live.me]
     mean = sum(measured) / len(measured) if measured else 1.0
 
@@ -40,11 +48,8 @@ def choose_stage(live: LiveView, lacking: Sequence[str]) -> StageChoice:
         known = sum(r.throughput or mean for r in peers)
         return max(known, told.throughput if told else 0.0), digest("stage", live.me, stage, size=8)
 
-    weakest = min(fitting, key=strength)
-    total = strength(weakest)[0]
-    if total == 0:
-        return StageChoice(weakest, f"stage {weakest} has nobody")
-    return StageChoice(weakest, f"stage {weakest} is the weakest, at {total:.1f} samples/s")
+    weakest = min(stages, key=strength)
+    return weakest, strength(weakest)[0]
 
 
 def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from statistics import fmean, median_high, median_low
+from typing import NamedTuple
 
 from peerd.policy.hashing import digest
 from peerd.table.record import PeerId, PeerRecord
@@ -102,6 +103,18 @@ class Measured(MovingMedian):
         return min(1.0, self.mean_s / self.with_queue.mean_s) if self.with_queue.mean_s > 0 else 1.0
 
 
+class PartedLine(NamedTuple):
+    """A line on which each peer of a stage has a part, as long as its share of the work."""
+
+    peers: list[PeerRecord]
+    ends: list[float]
+    """Where each one's part ends."""
+
+    def at(self, point: float) -> PeerRecord:
+        """The peer on whose part a point lies, 0 to 1."""
+        return self.peers[min(bisect_right(self.ends, point * self.ends[-1]), len(self.peers) - 1)]
+
+
 class Router:
     """One caller's opinion of the peers of one stage. Holds numbers only; the caller measures."""
 
@@ -110,8 +123,6 @@ class Router:
         self._measured: dict[PeerId, Measured] = {}
         """Ordered by the last measurement, latest last."""
         self._banned_at: dict[PeerId, tuple[int, int]] = {}
-        self._line: tuple[Sequence[PeerRecord], int, list[PeerRecord], list[float]] | None = None
-        """The line parted last, for which candidates (a tuple, which does not change) and step; None since something was measured."""
         self._typical: tuple[float, float] | None = None
         """The peers' median own part, and the most that is believed of later stages; None if something was measured since."""
 
@@ -120,16 +131,16 @@ class Router:
 
         Peers in `prefer` win if any of them may be chosen. The order of the peers on the line depends on the step.
         """
-        if prefer or self._banned_at or self._line is None or self._line[0] is not candidates or self._line[1] != step:
-            allowed = [record for record in candidates if not self._is_banned(record)]
-            if not allowed:
-                return None
-            pool = sorted([record for record in allowed if record.peer in prefer] or allowed, key=lambda record: _place(record.peer, step))
-            ends = list(accumulate(1 / max(each_s, LEAST_RESPONSE_S) for each_s in self._responses_s([record.peer for record in pool])))
-            self._line = (candidates, step, pool, ends) if isinstance(candidates, tuple) and not prefer else None
-        else:
-            _, _, pool, ends = self._line
-        return pool[min(bisect_right(ends, point * ends[-1]), len(pool) - 1)]
+        allowed = [record for record in candidates if not self._is_banned(record)]
+        if not allowed:
+            return None
+        return self.parted([record for record in allowed if record.peer in prefer] or allowed, step).at(point)
+
+    def parted(self, candidates: Sequence[PeerRecord], step: int) -> PartedLine:
+        """The line of these peers, of which there is at least one, by what is known now."""
+        pool = sorted(candidates, key=lambda record: _place(record.peer, step))
+        responses_s = self._responses_s([record.peer for record in pool])
+        return PartedLine(pool, list(accumulate(1 / max(each_s, LEAST_RESPONSE_S) for each_s in responses_s)))
 
     def observe(self, peer: PeerId, response_s: float, elapsed_s: float = 0.0, later_s: float = 0.0) -> None:
         """Add the response time of one request to `peer`: forward, backward and network, without the time in its queue (`own_time_s`).
@@ -141,7 +152,7 @@ class Router:
         measured.with_queue.add(max(response_s, elapsed_s - later_s), self._smoothing)
         measured.later.add(later_s, self._smoothing)
         self._measured[peer] = measured
-        self._typical = self._line = None
+        self._typical = None
         if len(self._measured) > REMEMBERED:
             del self._measured[next(iter(self._measured))]
 
