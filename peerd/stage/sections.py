@@ -14,7 +14,7 @@ from peerd.table.record import Lineage
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldSections:
-    """Any thread may read it: `flat` is written only where no section is yet, unless a section is made again."""
+    """Any thread may read it: `flat` is written only where no section is yet. One that is made again is written into a copy."""
 
     lineage: Lineage
     """Of the parameters that the average was computed with."""
@@ -25,11 +25,12 @@ class HeldSections:
 
     def with_one(self, roster: Roster, values: Tensor) -> HeldSections:
         """`values` may be that part of `flat` itself."""
-        start, end = section_bounds(len(self.flat), roster.section, roster.num_sections)
-        place = self.flat[start:end]
+        flat = self.flat.clone() if roster.section in self.rosters else self.flat  # a mate may be getting it
+        start, end = section_bounds(len(flat), roster.section, roster.num_sections)
+        place = flat[start:end]
         if place.data_ptr() != values.data_ptr():
             place.copy_(values)
-        return replace(self, rosters={**self.rosters, roster.section: roster})
+        return replace(self, flat=flat, rosters={**self.rosters, roster.section: roster})
 
     def values_of(self, section: int) -> Tensor:
         roster = self.rosters[section]
