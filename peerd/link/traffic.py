@@ -16,6 +16,7 @@ from google.protobuf.message import Message as ProtoMessage
 from peerd.config.codec import NONE, Codec
 from peerd.link.lanes import Waiting
 from peerd.link.line import OwnLine
+from peerd.link.uplink import Uplink
 from peerd.policy.route.compressing import RateMeter
 from peerd.table.record import PeerId
 
@@ -71,6 +72,10 @@ class Traffic:
     """Microbatches and gradients that wait until others to the same peer have left."""
     taken: dict[PeerId, Way] = field(default_factory=dict)
     """The way that the last microbatch to each peer took."""
+    uplink: Uplink = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uplink = Uplink(lambda: self.line.measured.up)
 
     def sent(self, what: str, role: PeerRole, num_bytes: int, codec: Codec = NONE) -> None:
         self.tensors[what, str(codec), role, "sent"] += num_bytes

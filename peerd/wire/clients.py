@@ -80,6 +80,7 @@ class StageClient(Client):
 
             async def messages() -> AsyncIterator[stage_pb2.CallMessage | Headed | Pieces]:
                 began_s = time.monotonic()
+                traffic.uplink.sends(call.inputs.num_bytes + call.labels.num_bytes)
                 for message in convert.call_messages(header, call):
                     yield message
                 turn.end()

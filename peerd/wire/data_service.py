@@ -28,6 +28,7 @@ class DataServicer(Servicer[DataHandler], data_pb2_grpc.DataServicer):
         with Watch(self._door.patience_s, lambda: start(chunks.aclose())) as watch:
             async for chunk in chunks:
                 watch.sends(len(chunk))
+                await self._door.traffic.uplink.turn(len(chunk))
                 yield data_pb2.DataMessage(chunk=chunk)
                 self._door.traffic.gave("data", PeerRole.RECIPIENT, len(chunk))
         await self._door.check_taken(context, caller, watch)

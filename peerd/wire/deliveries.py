@@ -15,10 +15,9 @@ import structlog
 
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.link.links import Bytes
+from peerd.policy.route.yielding import IN_FLIGHT_BYTES
 from peerd.wire.chunks import CutFile
 
-IN_FLIGHT_BYTES = 16 << 20
-"""Buffers on the way (gRPC, libp2p, TCP) take up to so much before the receiver has any of it, and go on in steps of up to this size."""
 SLOWEST_BYTES_PER_S = 125_000.0
 """A receiver that takes so much makes progress. One that has taken less so far is measured by its own rate."""
 LOG = structlog.get_logger()

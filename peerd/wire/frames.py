@@ -50,6 +50,7 @@ async def frames_of(read: Callable[[], Awaitable[Any]], size_of: Callable[[Frame
 
 
 def count_sent(frame: Frame, traffic: Traffic) -> None:
+    traffic.uplink.sends(frame.num_bytes)
     traffic.gave("sums" if frame.is_sum else "parts", PeerRole.STAGE_PEER, frame.num_bytes)
 
 

@@ -165,6 +165,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
             began_s, work = time.monotonic(), _nothing()  # the task holds the gradient, too
             done, chunks = convert.result_to(result, self._door.traffic.incoming[link].rate)
             result = replace(result, gradient=result.gradient and result.gradient.with_chunks(()))
+            self._door.traffic.uplink.sends(result.gradient.num_bytes if result.gradient else 0)
             with Delivery(chunks, self._door.patience_s, turn.end) as delivery:
                 del chunks
                 yield done
@@ -330,6 +331,7 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
                 yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
                 while (asked := await next_within(requests, lending.allowed_s(0))) is not None:
                     chunk = await lending.read(asked.chunk)
+                    await self._door.traffic.uplink.turn(len(chunk))
                     yield state_pb2.StateMessage(chunk=chunk)
                     self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
                 lending.is_whole = True

@@ -20,6 +20,7 @@ from peerd.errors import BusyError
 from peerd.generated import averaging_pb2, averaging_pb2_grpc, data_pb2, data_pb2_grpc, stage_pb2, stage_pb2_grpc, state_pb2, state_pb2_grpc
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.link.traffic import Traffic
+from peerd.policy.route.yielding import IN_FLIGHT_BYTES
 from peerd.policy.step.following import Followers
 from peerd.stage import snapshots
 from peerd.stage.executor import Executor
@@ -28,7 +29,7 @@ from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
 from peerd.wire import convert, deliveries
 from peerd.wire.data_service import DataServicer
-from peerd.wire.deliveries import IN_FLIGHT_BYTES, SLOWEST_BYTES_PER_S, Watch
+from peerd.wire.deliveries import SLOWEST_BYTES_PER_S, Watch
 from peerd.wire.door import Door
 from peerd.wire.handlers import Receive
 from peerd.wire.messages import Call, CallResult, StateRequest, TensorBytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -19,11 +21,12 @@ from peerd.generated import (
 )
 from peerd.table.record import AverageId, RunId
 from peerd.wire.chunks import state_chunk_bytes
-from peerd.wire.clients import AveragingClient
+from peerd.wire.clients import AveragingClient, StageClient
 from peerd.wire.messages import Beat, StateRequest
 from peerd.wire.state_client import StateClient
 from peerd.wire.swarm_client import SwarmClient
 from tests.wire.callee import BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.lent import whole_of
 
 
 async def test_state_of_another_stage_and_averages_that_are_not_held_are_refused(callee: Callee) -> None:
@@ -47,6 +50,28 @@ async def test_a_joiner_asks_for_chunks_by_number_and_gets_them_in_the_order_in_
     assert tuple(blake3(chunks[number]).digest() for number in sorted(chunks)) == header.chunk_hashes
     assert links.traffic.tensors == {("state", "none", "donor", "received"): header.num_bytes}
     assert callee.door.traffic.tensors == {("state", "none", "recipient", "sent"): header.num_bytes}
+
+
+async def test_a_state_waits_until_what_training_has_sent_is_gone(callee: Callee) -> None:
+    traffic = callee.door.traffic
+    traffic.line.probed(1e6, 0.0)
+    await traffic.uplink.turn(1 << 20)  # another joiner has just got a chunk
+    traffic.uplink.sends(400_000)
+    began_s = time.monotonic()
+    async with StateClient(callee.links(), RUN).open(callee.caller.peer, StateRequest(stage=1), PATIENCE_S) as opened:
+        assert len(await whole_of(opened)) == opened.header.num_bytes
+    assert time.monotonic() - began_s > 0.35
+
+
+async def test_microbatches_and_their_gradients_count_as_what_training_sends(callee: Callee) -> None:
+    links, call = callee.links(), callee.call()
+    for traffic in (links.traffic, callee.door.traffic):
+        traffic.line.probed(call.inputs.num_bytes / 10.0, 0.0)
+        await traffic.uplink.turn(1 << 20)
+    await StageClient(links, RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
+    for traffic in (links.traffic, callee.door.traffic):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(traffic.uplink.turn(1), 0.1)
 
 
 @pytest.mark.parametrize("number", [1 << 20, (1 << 64) - 1])

@@ -1,0 +1,46 @@
+"""When a chunk that can wait leaves an uplink: states and data for joiners go when training has nothing to send.
+
+Microbatches, averages and news go at once. Of what they gave to the line, as much is taken to have left as the line carries at its measured
+rate. A chunk for a joiner waits for the rest. Where training always has something to send, the joiner still gets a small share of the line,
+so that it comes some day, and no longer takes its donor for dead.
+"""
+
+from __future__ import annotations
+
+import math
+
+LEAST_SHARE = 0.1
+"""The share of the line that joiners get while training would fill it."""
+IN_FLIGHT_BYTES = 16 << 20
+"""Buffers on the way (gRPC, libp2p, TCP) take up to so much before the receiver has any of it, and go on in steps of up to this size."""
+LEAST_BYTES_PER_S = 32_000.0
+"""What joiners get at least, twice of what makes a stream count as broken (`links.LEAST_BYTES_PER_S`)."""
+
+
+class UplinkUse:
+    """What leaves one uplink. Rates are bytes per second, times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._idle_s = -math.inf
+        """When all that was given to the line so far has left."""
+        self._free_s = -math.inf
+        """When all of it that is training's has left."""
+        self._due_s = -math.inf
+        """When the next chunk that can wait may leave, although training has something to send."""
+
+    def sends(self, num_bytes: int, rate: float, now_s: float) -> None:
+        """Training gives so many bytes to the line."""
+        self._leaves(num_bytes, rate, now_s)
+        self._free_s = self._idle_s
+
+    def wait_s(self, now_s: float) -> float:
+        """How long a chunk has to wait still; 0: it may leave now. Ask again then, since training may have sent more."""
+        return max(0.0, min(self._free_s, self._due_s) - now_s)
+
+    def gives(self, num_bytes: int, rate: float, now_s: float) -> None:
+        """A chunk that could wait leaves now."""
+        self._leaves(num_bytes, rate, now_s)
+        self._due_s = now_s + num_bytes / max(LEAST_SHARE * rate, LEAST_BYTES_PER_S)
+
+    def _leaves(self, num_bytes: int, rate: float, now_s: float) -> None:
+        self._idle_s = min(max(self._idle_s, now_s) + num_bytes / rate, now_s + max(num_bytes, IN_FLIGHT_BYTES) / rate)
