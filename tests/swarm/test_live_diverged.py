@@ -42,8 +42,9 @@ def test_a_run_that_diverges_stands_still_everywhere_and_harms_nobody(precision:
             assert said == f"diverged at step {step}: the loss or its gradients are not finite"
         assert [daemon.status["peer"]["step"] for daemon in swarm.daemons] == [step] * 4
         swarm.assert_exact()
-        for name in ("messages_refused", "faults_seen", "rounds_failed", "ledger_resets"):
+        for name in ("messages_refused", "faults_seen", "ledger_resets"):
             assert (name, swarm.total(name)) == (name, 0)
+        assert swarm.total("rounds_failed") <= 3  # each that joined may have proposed a round to a mate that was done without it
         assert swarm.total("reloads") <= 3  # one for each that joined after the first step
         assert swarm.total("replayed_microbatches") <= 60
         with pytest.raises(DivergedError, match=f"diverged at step {step}"):
