@@ -19,7 +19,7 @@ from peerd.config import manifest as manifest_files
 from peerd.config.manifest import Manifest
 from peerd.config.paths import Home
 from peerd.errors import ManifestError, UsageError, disk_error
-from peerd.models.stages import initial_parameter_spec, layers_of
+from peerd.models.stages import layers_of, whole_parameter_spec
 from peerd.stage.checkpoints import Checkpoint, read_checkpoint, scan_folder
 from peerd.stage.history import HistoryEntry
 from peerd.stage.optimizer import optimizer_spec
@@ -84,7 +84,7 @@ def read_export(folder: Path) -> GatheredState:
 def gather_checkpoints(homes: Sequence[Home], before: int | None = None) -> GatheredState:
     """The newest step (before `before`) for which the homes' checkpoints together hold every parameter."""
     manifest, found = _checkpoints_of(homes)
-    wanted = _whole_model(manifest)
+    wanted = whole_parameter_spec(manifest)
     for step in sorted({checkpoint.step for checkpoint in found if before is None or checkpoint.step < before}, reverse=True):
         parts = _best_of_each_place([checkpoint for checkpoint in found if checkpoint.step == step])
         tensors = {name: value for part in parts for name, value in part.tensors.items()}
@@ -134,11 +134,6 @@ def _best_of_each_place(checkpoints: Sequence[Checkpoint]) -> list[Downloaded]:
         if state is not None and (place not in best or state.lineage < best[place].lineage):
             best[place] = state
     return list(best.values())
-
-
-def _whole_model(manifest: Manifest) -> dict[str, tuple[int, ...]]:
-    stages = range(manifest.train.num_stages)
-    return {name: shape for stage in stages for name, shape in initial_parameter_spec(manifest, stage).items()}
 
 
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:

@@ -16,6 +16,7 @@ from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire.clients import AveragingClient
+from peerd.wire.messages import Average
 from peerd.wire.tensors import decode_flat
 
 
@@ -34,13 +35,16 @@ class AverageFetcher:
 
         Raises WrongStateError if this peer cannot adopt it.
         """
-        itemsize, length = self._state.accumulator.flat.itemsize, self._state.average_length(step)
-        sizes = length * itemsize, (length + self._state.accumulator.num_tied) * itemsize
-        received = await self._client.get_average(peer, self._state.record.stage, step, sizes, 2 * self._averaging_s)
+        received = await self._client.get_average(peer, self._state.record.stage, step, self._num_bytes, 2 * self._averaging_s)
         reason = why_not_adopt(self._state.record, step, received[0].lineage)
         if reason is not None:
             raise WrongStateError(reason)
         return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))
+
+    def _num_bytes(self, average: Average) -> int:
+        """What an average has, with the parameters that were averaged with it and a tied weight's gradients."""
+        sums = self._state.accumulator
+        return (self._state.round_length(average.roster) + (sums.num_tied if average.tied_sum else 0)) * sums.flat.itemsize
 
     async def fetch_section(self, peer: PeerId, step: int, section: int) -> tuple[Roster, Tensor]:
         """Fetch and check one section of a mate's average. Returns its round's roster and its elements.
@@ -49,8 +53,8 @@ class AverageFetcher:
         """
         state = self._state
         start, end = section_bounds(state.accumulator.flat.numel(), section, state.num_sections)
-        sizes = 2 * ((end - start) * state.accumulator.flat.itemsize,)
-        received = await self._client.get_average(peer, state.record.stage, step, sizes, 2 * self._averaging_s, section)
+        num_bytes = (end - start) * state.accumulator.flat.itemsize
+        received = await self._client.get_average(peer, state.record.stage, step, lambda _: num_bytes, 2 * self._averaging_s, section)
         if reason := why_not_adopt(state.record, step, received[0].lineage):
             raise WrongStateError(reason)
         return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked_section(received, state, step, section))

@@ -28,7 +28,7 @@ def packed(held: HeldAverage) -> tuple[Average, Sequence[Bytes]]:
 def unpacked(received: tuple[Average, bytes, Sequence[Bytes]], state: StageState, step: int) -> HeldAverage:
     """Decode and check an average. Raises BadMessageError unless it is an average of this stage at `step`."""
     average, checksum, chunks = received
-    dtype, length = state.accumulator.flat.dtype, state.average_length(step)
+    dtype, length = state.accumulator.flat.dtype, state.round_length(average.roster)
     num_tied = state.accumulator.num_tied if average.tied_sum else 0
     if sum(len(chunk) for chunk in chunks) != (length + num_tied) * dtype.itemsize:
         raise BadMessageError("the average has another length than the stage's parameters")
@@ -71,11 +71,11 @@ def check_average(roster: Roster, flat_sum: Tensor, state: StageState, step: int
     reason = why_inexact(roster.entries, state.num_microbatches)
     if (roster.stage, roster.step, roster.num_sections) != (state.record.stage, step, 1):
         reason = "it is of another stage or step, or a section"
-    if flat_sum.shape != (state.average_length(step),) or flat_sum.dtype != state.accumulator.flat.dtype:
+    if flat_sum.shape != (state.round_length(roster),) or flat_sum.dtype != state.accumulator.flat.dtype:
         reason = "it has another length than the stage's parameters"
     elif not all_finite([flat_sum]):
         reason = "it is not finite"
-    if reason is not None:
+    if reason := reason or state.why_not_averaged(roster):
         raise BadMessageError(f"the average is refused: {reason}")
 
 

@@ -109,6 +109,7 @@ class Rounds:
         """
         if len(self._own_errors) >= MOST_OWN_ERRORS:
             raise self._own_errors[-1]
+        roster = self._state.with_parameters(roster)
         roster = self._proposing.planned(roster, self.compression, self._state.round_length(roster), self._clock())
         asked = {peer: Asking(self._around, peer, roster) for peer in roster.peers if peer != self._state.record.peer}
         proposals = [start(self._propose_to(peer, asking)) for peer, asking in asked.items()]

@@ -143,13 +143,13 @@ class Manifest:
             raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
         cut.check_cut(self.model, self.train)
         exact = self.wire.weight_gradients == "none"
-        if self.ties_stages and self.train.average_parameters_every_steps:
+        if self.ties_stages and self.train.average_parameters == "always":
             raise ValueError(
-                "model.tie_word_embeddings cannot go with train.average_parameters_every_steps in several stages: "
+                'model.tie_word_embeddings cannot go with train.average_parameters = "always" in several stages: '
                 "the first and the last stage would average their copies of one weight apart"
             )
-        if not exact and self.train.average_parameters_every_steps:
-            raise ValueError('train.average_parameters_every_steps needs wire.weight_gradients "none": parameters must not lose digits')
+        if not exact and self.train.average_parameters == "always":
+            raise ValueError('train.average_parameters = "always" needs wire.weight_gradients "none": parameters must not lose digits')
         if not exact and self.train.precision == "float16":
             raise ValueError('train.precision "float16" needs wire.weight_gradients "none": overflows must be detected exactly')
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
@@ -157,6 +157,14 @@ class Manifest:
                 f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "
                 "lower train.microbatch_size or train.sequence_length"
             )
+
+    @property
+    def may_average_parameters(self) -> bool:
+        """Whether mates average parameters at all: always, or while their devices are unlike."""
+        if self.train.average_parameters != "auto":
+            return self.train.average_parameters == "always"
+        is_simple = not self.train.delayed_updates and not self.swarm.group_size and not self.ties_stages
+        return is_simple and self.wire.weight_gradients == "none"
 
     def model_as(self, kind: type[Kind]) -> Kind:
         """The model, for code that belongs to this kind alone."""

@@ -82,11 +82,14 @@ class TrainConfig:
     """The scale is doubled after so many steps without overflow."""
     delayed_updates: bool = False
     """Make a step's update while the next step is computed without it: every gradient is one update late."""
-    average_parameters_every_steps: NumSteps = 0
-    """Peers of a stage average parameters this often, against drift of unlike devices; 0: never.
+    average_parameters: Literal["auto", "always", "never"] = "auto"
+    """Peers of a stage average their parameters, a few with each step's gradients: unlike devices round differently, and drift apart.
 
-    Unlike devices round differently.
+    "auto" does it while devices are unlike, where gradients have no codec, updates are not delayed, and stages have no groups and share
+    no weight.
     """
+    average_parameters_every_steps: Annotated[int, Between(1, 1_000_000)] = 100
+    """Each parameter is averaged once in so many steps."""
     accumulate: Literal["float32", "float64"] = "float32"
     """ "float64" makes the sum of gradients independent of its order (exact comparisons); "float32" is faster."""
     evaluate_every_steps: NumSteps = 0
@@ -111,15 +114,10 @@ class TrainConfig:
                 '"lamb" needs whole tensors in float32, and "sgd" without momentum keeps no state'
             )
         self._check_schedule()
-        if self.delayed_updates and self.average_parameters_every_steps:
-            raise ValueError("train.average_parameters_every_steps cannot go with train.delayed_updates: set one of them only")
+        if self.delayed_updates and self.average_parameters == "always":
+            raise ValueError('train.average_parameters = "always" cannot go with train.delayed_updates: set one of them only')
         if not math.log2(self.loss_scale).is_integer():
             raise ValueError(f"train.loss_scale is {self.loss_scale}; it must be a power of two")
-
-    def averages_parameters_at(self, step: int) -> bool:
-        """True if parameters are averaged with the gradients of `step`."""
-        every = self.average_parameters_every_steps
-        return every > 0 and (step + 1) % every == 0
 
     def evaluates_at(self, step: int) -> bool:
         """True if the parameters after `step` updates are evaluated."""

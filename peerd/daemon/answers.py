@@ -322,7 +322,7 @@ class Answers:
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
             contradictory=peer.membership.contradictory,
-            lets_drift=not peer.place.manifest.train.average_parameters_every_steps,
+            lets_drift=not peer.place.manifest.may_average_parameters,
             why_unaveraged=partial(why_unaveraged, peer.place.manifest, live),
         )
 

@@ -23,6 +23,7 @@ from peerd.data.tokenizer import tokenizer_path
 from peerd.errors import StageError, TimedOutError, disk_error
 from peerd.models.chosen import Chosen
 from peerd.models.published import check_publishable
+from peerd.models.stages import whole_parameter_spec
 from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.hf_export import write_hf_export
 from peerd.stage.snapshots import Downloaded
@@ -67,7 +68,7 @@ async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_
         evaluations = [each for each in await peer.past.all_evaluations() if each.step <= step]
         await asyncio.to_thread(write_evaluations, folder, evaluations)
         files += [EVALUATIONS_FILE] if evaluations else []
-    num_parameters = sum(parameters[name].numel() for name in parameters)
+    num_parameters = sum(map(math.prod, whole_parameter_spec(manifest).values()))  # to look at the tensors would read them
     return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
 
 

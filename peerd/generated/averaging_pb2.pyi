@@ -47,6 +47,7 @@ class Roster(_message.Message):
     SECTION_FIELD_NUMBER: _builtins.int
     NUM_SECTIONS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    AVERAGES_PARAMETERS_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     step: _builtins.int
     attempt: _builtins.int
@@ -65,6 +66,8 @@ class Roster(_message.Message):
     """of the average, which the round makes"""
     num_sections: _builtins.int
     """0: it makes the whole"""
+    averages_parameters: _builtins.bool
+    """a few of the members' parameters follow the gradients"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -122,10 +125,11 @@ class Roster(_message.Message):
         section: _builtins.int = ...,
         num_sections: _builtins.int = ...,
         parts: _abc.Iterable[_builtins.bytes] | None = ...,
+        averages_parameters: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec_of", b"codec_of", "codecs", b"codecs", "credited", b"credited", "credited_marks", b"credited_marks", "credits", b"credits", "expected_s", b"expected_s", "holders", b"holders", "incarnations", b"incarnations", "leader", b"leader", "ledger_nos", b"ledger_nos", "marks", b"marks", "num_chunks", b"num_chunks", "num_sections", b"num_sections", "parts", b"parts", "peers", b"peers", "section", b"section", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "averages_parameters", b"averages_parameters", "codec_of", b"codec_of", "codecs", b"codecs", "credited", b"credited", "credited_marks", b"credited_marks", "credits", b"credits", "expected_s", b"expected_s", "holders", b"holders", "incarnations", b"incarnations", "leader", b"leader", "ledger_nos", b"ledger_nos", "marks", b"marks", "num_chunks", b"num_chunks", "num_sections", b"num_sections", "parts", b"parts", "peers", b"peers", "section", b"section", "shares", b"shares", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -111,6 +111,12 @@ def initial_parameter_spec(manifest: Manifest, stage: int) -> dict[str, tuple[in
     return dict(_parameter_shapes(manifest, stage))
 
 
+def whole_parameter_spec(manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the whole model's parameters. One that two stages hold counts once."""
+    stages = range(manifest.train.num_stages)
+    return {name: shape for stage in stages for name, shape in initial_parameter_spec(manifest, stage).items()}
+
+
 @functools.lru_cache(maxsize=64)
 def _parameter_shapes(manifest: Manifest, stage: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(parameter.shape)) for name, parameter in _on_meta(manifest, stage).named_parameters())

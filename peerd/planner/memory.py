@@ -135,14 +135,13 @@ def _in_pass(manifest: Manifest, load: Load, slots: int) -> int:
 
 
 def _in_round(manifest: Manifest, load: Load) -> int:
-    """A copy of the sum. With parameter averaging the values follow it, and are copied twice. With a lossy codec the new residuals.
+    """A copy of the sum; the few parameters that follow it count for nothing. With a lossy codec the new residuals.
 
     In a stage of groups those of before stay beside them. For a tied weight the other stage's gradients and the sum of both.
     """
     of_sums = sum_bytes(manifest.train)
-    num_copies = 3 if manifest.train.average_parameters_every_steps else 1
     residuals = _residuals(manifest, load) * (2 if manifest.swarm.group_size else 1)
-    return of_sums * (num_copies * load.num_parameters + 2 * load.num_tied) + residuals
+    return of_sums * (load.num_parameters + 2 * load.num_tied) + residuals
 
 
 def _residuals(manifest: Manifest, load: Load) -> int:

@@ -98,16 +98,15 @@ class Accumulator:
         yield
         self.is_void = False
 
-    def copied(self, bounds: tuple[int, int] | None = None) -> Tensor:
-        """A copy in the machine's memory. The heap may still keep that of the last microbatch's gradients: it goes back first.
+    def copied(self, bounds: tuple[int, int], spare: int) -> Tensor:
+        """A copy in the machine's memory, with room for `spare` elements after it.
 
-        With `bounds`, from and to, nothing else is copied, and the pages of the rest take no memory until they are written to.
+        The heap may still keep that of the last microbatch's gradients: it goes back first. Nothing outside of `bounds`, from and to, is
+        copied, and the pages of the rest take no memory until they are written to.
         """
-        start, end = bounds or (0, self.flat.numel())
-        make_room((end - start) * self.flat.itemsize)
-        if (start, end) == (0, self.flat.numel()):
-            return self.flat.detach().to("cpu", copy=True)
-        found = torch.empty(self.flat.shape, dtype=self.flat.dtype)
+        start, end = bounds
+        make_room((end - start + spare) * self.flat.itemsize)
+        found = torch.empty(self.flat.numel() + spare, dtype=self.flat.dtype)
         found[start:end].copy_(self.flat.detach()[start:end])
         return found
 

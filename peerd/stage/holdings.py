@@ -21,7 +21,7 @@ from peerd.stage.delayed import DelayedUpdate
 from peerd.stage.leases import Lease, Leases
 from peerd.stage.moments import forget_tables
 from peerd.stage.optimizer import Optimizer
-from peerd.stage.parameters import by_kind, check_parameters, checked_state, copy_parameters, set_mean_parameters, set_parameters
+from peerd.stage.parameters import by_kind, check_parameters, checked_state, copy_parameters, set_parameters, take_drift_back
 from peerd.stage.passes import Passes
 from peerd.stage.places import Places
 from peerd.stage.precision import norm_tensors, norms_from
@@ -95,9 +95,10 @@ class Holdings:
         self._leases.wait()
         self.places.leave()
 
-    def average(self, flat_sum: Tensor, num_peers: int) -> None:
-        """Set the parameters to the mean over the stage's peers, of which `flat_sum` is the sum."""
-        self._change = set_mean_parameters(self.module, flat_sum, num_peers)
+    def average(self, means: Tensor, start: int, num_updates: int) -> None:
+        """After an update, move the parameters from `start` on by what those before it were off their means over the stage's peers."""
+        assert self.previous is not None
+        self._change = take_drift_back(self.module, self.previous, means, start, num_updates)
 
     def fetch_drift(self) -> None:
         if self._change is not None:

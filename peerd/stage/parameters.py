@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule
-from peerd.stage.accumulator import all_finite, views_of
+from peerd.stage.accumulator import all_finite
 from peerd.transfers import queues_copies
 
 
@@ -75,22 +75,42 @@ def copy_parameters(source: StageModule, target: StageModule) -> None:
         torch._foreach_copy_(ours, theirs)
 
 
-def flat_parameters(module: StageModule, dtype: torch.dtype) -> Tensor:
-    """All values in the parameters' order, [num_parameters] on the CPU: a peer's contribution to a parameter average."""
-    return torch.cat([parameter.detach().to("cpu", dtype).flatten() for parameter in module.parameters()])
+def flat_parameters(module: StageModule, start: int, into: Tensor) -> None:
+    """Copy the values from `start` on, in the parameters' order, into a vector: a peer's contribution to a parameter average."""
+    for place, values in _within(module, start, len(into)):
+        into[place : place + len(values)].copy_(values)
 
 
-def set_mean_parameters(module: StageModule, flat_sum: Tensor, num_peers: int) -> Tensor:
-    """Set the parameters to `flat_sum` / `num_peers`. A sum of equal values in double precision gives these values back.
+def take_drift_back(module: StageModule, previous: StageModule, means: Tensor, start: int, num_updates: int) -> Tensor:
+    """Move the parameters from `start` on by what those `previous` to the last update were off `means` [n].
 
-    Returns [2] on the device: the squared norms of their change and of the mean. The processor does not wait for it.
+    They move no further than `num_updates` updates like the last one would have moved them: so far unlike devices do not drift in that
+    time, and a member that says false values of its own gains no more by it than by false gradients. Where they would, they stay.
+    Returns [2] on the device: the squared norms of how far they were off, and of the means. The processor does not wait for it.
     """
-    named = dict(module.named_parameters())
-    means = views_of(flat_sum / num_peers, {name: parameter.shape for name, parameter in named.items()})
-    squares = []
+    pieces, squares = [], []
     with torch.no_grad():
-        for name, parameter in named.items():
-            before = parameter.clone()
-            parameter.copy_(means[name], non_blocking=queues_copies(parameter.device))
-            squares.append(torch.stack([(parameter - before).pow_(2).sum(), parameter.pow(2).sum()]))
-    return torch.stack(squares).sum(0)
+        both = zip(_within(module, start, len(means)), _within(previous, start, len(means)), strict=True)
+        for (place, now), (_, before) in both:
+            own = before.to(now.device, non_blocking=queues_copies(now.device))
+            mean = means[place : place + len(now)].to(now.device, now.dtype, non_blocking=queues_copies(now.device))
+            apart = mean - own
+            pieces.append((now, apart))
+            squares.append(torch.stack([apart.square().sum(), mean.square().sum(), (now - own).square().sum()]))
+        if not squares:
+            return torch.zeros(2)
+        off, size, moved = torch.stack(squares).sum(0)
+        is_near = off <= num_updates**2 * moved
+        for now, apart in pieces:
+            now += torch.where(is_near, apart, 0.0)
+    return torch.stack([off, size])
+
+
+def _within(module: StageModule, start: int, length: int) -> Iterator[tuple[int, Tensor]]:
+    """The parameters' values from `start` on, up to `length` of them: each run with its place among these."""
+    begin = 0
+    for parameter in module.parameters():
+        first, last = max(start, begin), min(start + length, begin + parameter.numel())
+        if first < last:
+            yield first - start, parameter.detach().view(-1)[first - begin : last - begin]
+        begin += parameter.numel()

@@ -21,7 +21,6 @@ from peerd.config.manifest import Manifest
 from peerd.errors import WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
-from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.ledger import at_next_step, both_dropped, full, ledger_dropped, marked, may_accumulate, with_overlap, with_sum
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import Roster, group_within, lineage_after, lineage_skipped, union_of, why_refuse
@@ -31,7 +30,6 @@ from peerd.stage.averages import StageAverages
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
-from peerd.stage.parameters import flat_parameters
 from peerd.stage.phase_spans import PhaseSpans
 from peerd.stage.results import HeldAverage, Ticket, TiedGradients
 from peerd.stage.sections import HeldSections
@@ -147,16 +145,14 @@ class StageState(StageAverages):
 
         The round's memory is that of the asides, which end here.
         """
-        if (reason := why_refuse(self.record, roster, *self.averages_by)) is not None:
+        if (reason := why_refuse(self.record, roster, *self.averages_by) or self.why_not_averaged(roster)) is not None:
             return reason, None
         for ahead in range(len(self._sums)):
             with self._whole_or_dropped(roster.step + ahead) as sums:
                 sums.merge_all()
         self.record = all_merged(self.record)
-        share = self.accumulator.copied(section_bounds(self.accumulator.flat.numel(), roster.section, roster.num_sections))
         self.holdings.fetch_drift()
-        if self.round_length(roster) > len(share):
-            share = torch.cat([share, flat_parameters(self.holdings.module, share.dtype)])
+        share = self.contribution(roster)
         self.round = roster
         self._move(Phase.AVERAGING)
         return "", share
@@ -266,10 +262,11 @@ class StageState(StageAverages):
         accumulator, length, num_microbatches = self.accumulator, self.accumulator.flat.numel(), train.microbatches_per_step
 
         def update() -> None:
-            if train.averages_parameters_at(roster.step):
-                self.holdings.average(flat_sum[length:], len(roster.entries))
             sums = accumulator.sums(flat_sum[:length], tied.values if tied else None)
             apply_sums(train, optimizer, roster.step, sums, num_microbatches, norm)
+            if roster.averages_parameters:
+                means = flat_sum[length:] / len(roster.entries)
+                self.holdings.average(means, self.parameter_bounds(roster)[0], train.average_parameters_every_steps)
 
         self.holdings.advance(update)
         if module.is_last:

@@ -79,7 +79,7 @@ class Joining:
             rate=under_way.rate,
             steps_behind=self._behind(live, step if under_way.step is None else under_way.step),
             step_s=self._pace.step_s(now_s),
-            average_bytes=self._state.average_length(step) * self._state.accumulator.flat.itemsize,
+            average_bytes=self._state.accumulator.flat.nbytes,
             average_s=sum(times_s) / len(times_s) if len(times_s) > 1 else None,
         )
 

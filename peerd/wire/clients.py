@@ -209,22 +209,21 @@ class AveragingClient(Client):
         await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id, left_out=left_out, reason=reason), timeout_s)
 
     async def get_average(
-        self, peer: PeerId, stage: int, step: int, sizes: tuple[int, int], patience_s: float, section: int | None = None
+        self, peer: PeerId, stage: int, step: int, due: Callable[[Average], int], patience_s: float, section: int | None = None
     ) -> tuple[Average, bytes, tuple[memoryview]]:
         """Fetch a finished average: its header, its hash, and itself in one chunk. The caller has to check them, off the event loop.
 
-        `sizes`: the bytes that an average of this stage and step has, without and with a tied weight's gradients. No other is read.
-        With a `section`, that section alone is fetched.
+        `due`: the bytes of an average with this header. No other is read. With a `section`, that section alone is fetched.
         """
         request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step, section=section)
         with ending((await self._stub(peer)).GetAverage(request)) as rpc:
             header = await header_of(rpc, patience_s, "an average without a header")
-            due = sizes[bool(header.tied_sum)]
-            if header.num_bytes != due:
-                raise BadMessageError(f"an average of {header.num_bytes} bytes where {due} are due")
+            average = rosters.average_from(header)
+            if header.num_bytes != (num_bytes := due(average)):
+                raise BadMessageError(f"an average of {header.num_bytes} bytes where {num_bytes} are due")
             whole = await filled(_reader(rpc, patience_s), header.num_bytes)
         self._links.traffic.took("averages", PeerRole.STAGE_PEER, header.num_bytes)
-        return rosters.average_from(header), header.blake3, (whole,)
+        return average, header.blake3, (whole,)
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
         """Fetch a tied weight's gradients as chunks of `num_bytes` together. Their hash is checked here."""

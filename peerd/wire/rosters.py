@@ -46,6 +46,7 @@ def roster_to(roster: Roster, marked: bool = False) -> averaging_pb2.Roster:
         credits=[bitmap_to(plane) for plane in _planes([credit.done for credit in roster.credits])],
         section=roster.section,
         num_sections=roster.num_sections if roster.num_sections > 1 else 0,
+        averages_parameters=roster.averages_parameters,
         parts=roster.parts,
     )
 
@@ -80,6 +81,7 @@ def roster_from(message: averaging_pb2.Roster, peers: Sequence[PeerId] | None = 
         of_groups,
         message.section,
         max(1, message.num_sections),
+        message.averages_parameters,
         tuple(map(AverageId, message.parts)),
     )
 

@@ -47,7 +47,7 @@ OPTIONS: dict[str, Option] = {
     "cosine": Option(changes={"train": {"schedule": "cosine", "warmup_steps": 2}}),
     "float16": Option(changes={"train": {"precision": "float16"}}),
     "delayed updates": Option(changes={"train": {"delayed_updates": True}}),
-    "parameter averaging": Option(changes={"train": {"average_parameters_every_steps": 2}}),
+    "parameter averaging": Option(changes={"train": {"average_parameters": "always", "average_parameters_every_steps": 2}}),
     "dropout": Option(changes={"train": {"dropout": 0.1}}),
 }
 MOST_LOGITS_APART = 1e-5

@@ -185,7 +185,7 @@ class Client:
         self.group.members[peer].rounds.abort(self.me, average_id, left_out, reason)
 
     async def get_average(
-        self, peer: PeerId, stage: int, step: int, _sizes: object, _patience_s: float, section: int | None = None
+        self, peer: PeerId, stage: int, step: int, _due: object, _patience_s: float, section: int | None = None
     ) -> tuple[Average, bytes, Sequence[Bytes]]:
         await self._deliver("get_average", peer)
         return await self.group.members[peer].rounds.kept.get_average(stage, step, section)

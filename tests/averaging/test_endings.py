@@ -21,7 +21,7 @@ MakeGroup = Callable[..., Group]
 AVERAGING_S = 0.5
 
 
-def _raise(*_arguments: Any) -> Any:
+def _raise(*_arguments: Any, **_named: Any) -> Any:
     raise MemoryError
 
 

@@ -23,7 +23,6 @@ from peerd.config.manifest import WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority
-from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldAverage
 from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire.messages import Beat, Frame, Verified
@@ -138,31 +137,6 @@ async def test_the_bits_do_not_depend_on_who_is_late(make_group: MakeGroup, late
     await group.leader(roster).rounds.lead(roster)
     await group.settled(Phase.AVERAGED)
     assert all(torch.equal(member.average, whole_sum(member)) for member in group.members.values())
-
-
-@pytest.mark.parametrize("num_members", [2, 3])
-async def test_parameters_that_drifted_apart_are_averaged_and_equal_ones_keep_their_bits(make_group: MakeGroup, num_members: int) -> None:
-    group = make_group(num_members, replace_train(MANIFEST, average_parameters_every_steps=1))
-    modules = [member.state.holdings.module for member in group.members.values()]
-    drifted, steady = [[dict(module.named_parameters())[name] for module in modules] for name in ("head.weight", "embedding.weight")]
-    with torch.no_grad():
-        for number, parameter in enumerate(drifted):
-            parameter.fill_(2.0**number)
-    mean, kept = sum(2.0**number for number in range(num_members)) / num_members, steady[0].detach().clone()
-    roster = group.roster()
-    assert await group.leader(roster).rounds.lead(roster) == ""
-    await group.settled(Phase.AVERAGED)
-    late, holder = list(group.members.values())[-2:]
-    fetched = await late.rounds.fetcher.fetch(holder.peer, 0)
-    assert torch.equal(fetched.flat_sum, holder.average), "a mate that missed the round gets the parameters too"
-    rates = [replace(MANIFEST.train, learning_rate=0.0, weight_decay=0.0) for _ in modules]
-    for member, train in zip(group.members.values(), rates, strict=True):
-        member.state.holdings.optimizer = Optimizer(replace(MANIFEST, train=train), dict(member.state.holdings.module.named_parameters()))
-        member.state.commit()
-        member.state.holdings.fetch_drift()
-        assert 0.05 < (member.state.holdings.drift or 0.0) < 1
-    assert all(torch.equal(parameter, torch.full_like(parameter, mean)) for parameter in drifted)
-    assert all(torch.equal(parameter, kept) for parameter in steady)
 
 
 async def test_a_chunk_that_comes_before_its_proposal_is_held(make_group: MakeGroup) -> None:

@@ -38,7 +38,7 @@ def bytes_of(manifest: Manifest, placing: Placing) -> tuple[float, float]:
         ({"optimizer": "sgd"}, 20, (20, 4), (12, 12)),
         ({"optimizer": "sgd", "momentum": 0.0}, 16, (16, 4), (12, 8)),
         ({"delayed_updates": True}, 36, (32, 4), (24, 12)),
-        ({"average_parameters_every_steps": 2}, 32, (24, 12), (12, 24)),
+        ({"average_parameters": "always"}, 24, (24, 4), (12, 16)),
     ],
 )
 def test_bytes_of_a_parameter(train: dict[str, Any], together: int, device: tuple[int, int], offloaded: tuple[int, int]) -> None:

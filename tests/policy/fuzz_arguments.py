@@ -64,6 +64,7 @@ def _roster(world: World) -> Roster:
     sections = (
         random.choice((0, 1, world.count())),
         random.choice((1, 2, 16, world.count())),
+        random.random() < 0.5,
         random.choice(((), (AverageId(world.raw(16)),))),
     )
     return Roster(stage, world.some_step(), 0, world.some_peer(), entries, codecs, shares, num_chunks, expected_s, of_groups, *sections)

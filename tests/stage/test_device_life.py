@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "8 bits": {"optimizer_bits": 8},
     "dropout": {"dropout": 0.1},
     "delayed updates": {"delayed_updates": True},
-    "parameter averaging": {"average_parameters_every_steps": 2},
+    "parameter averaging": {"average_parameters": "always", "average_parameters_every_steps": 2},
     "evaluation": {"evaluate_every_steps": 1, "evaluation_fraction": 0.1},
 }
 HALVES = ("bfloat16", "float16")

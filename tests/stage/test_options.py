@@ -44,7 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bfloat16": {"precision": "bfloat16"},
     "float16": {"precision": "float16", "loss_scale": 2.0**17, "loss_scale_growth_steps": 2},
     "dropout": {"dropout": 0.2},
-    "parameter averaging": {"average_parameters_every_steps": 2},
+    "parameter averaging": {"average_parameters": "always", "average_parameters_every_steps": 2},
     "delayed updates": {"delayed_updates": True},
     "all": {
         "delayed_updates": True,
@@ -59,7 +59,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 PACKED: dict[str, dict[str, Any]] = {
     "8 bits": {"optimizer_bits": 8, "max_gradient_norm": 0.5},
     "8 bits, sgd": {"optimizer_bits": 8, "optimizer": "sgd", "learning_rate": 0.3, "weight_decay": 0.1},
-    "8 bits, delayed updates": {"optimizer_bits": 8, "delayed_updates": True, "average_parameters_every_steps": 0},
+    "8 bits, delayed updates": {"optimizer_bits": 8, "delayed_updates": True},
 }
 """The plain loop does not know these."""
 

@@ -195,6 +195,6 @@ def test_the_planner_counts_the_copy_where_there_is_one(num_stages: int) -> None
 
 
 def test_copies_are_not_averaged_apart() -> None:
-    with pytest.raises(ValueError, match=r"model\.tie_word_embeddings cannot go with train\.average_parameters_every_steps"):
-        tied(tiny_manifest(2, average_parameters_every_steps=2))
-    assert tied(tiny_manifest(1, average_parameters_every_steps=2)).decoder.tie_word_embeddings
+    with pytest.raises(ValueError, match=r"model\.tie_word_embeddings cannot go with train\.average_parameters"):
+        tied(tiny_manifest(2, average_parameters="always"))
+    assert tied(tiny_manifest(1, average_parameters="always")).decoder.tie_word_embeddings

@@ -22,8 +22,8 @@ class Join:
         self.now_s = 100.0
         self.stage_step = 0
         self.mine, self.mate = member("me", step=0, phase=Phase.JOINING), member("m", step=0)
-        flat = torch.zeros(1)
-        state: Any = SimpleNamespace(record=self.mine, average_length=lambda _step: 10**8, accumulator=SimpleNamespace(flat=flat))
+        flat = torch.empty(10**8, device="meta")
+        state: Any = SimpleNamespace(record=self.mine, accumulator=SimpleNamespace(flat=flat))
         self.state = state
         downloader: Any = SimpleNamespace(bytes_total=0, bytes_done=0, rate=None, step=None)
         self.joining = Joining(state, downloader)

@@ -47,7 +47,7 @@ def calls(draw: st.DrawFn) -> Call:
 
 
 sections = st.tuples(
-    st.integers(0, 600), st.integers(1, MAX_SECTIONS), st.lists(st.binary(max_size=16).map(AverageId), max_size=3).map(tuple)
+    st.integers(0, 600), st.integers(1, MAX_SECTIONS), st.booleans(), st.lists(st.binary(max_size=16).map(AverageId), max_size=3).map(tuple)
 )
 
 

@@ -64,6 +64,8 @@ class Roster:
     section: int = 0
     """The section of the average that the round makes, of `num_sections`."""
     num_sections: int = 1
+    averages_parameters: bool = False
+    """Whether a few of the members' parameters follow the gradients."""
     parts: tuple[AverageId, ...] = ()
     """The rounds that made the sections of this average, in their order; the rest is the roster of the first. Empty: one round made it."""
 
@@ -79,6 +81,7 @@ class Roster:
         for credit in self.credits:
             parts += ["credit", credit.peer, hex(credit.done)]
         parts += ["section", self.section, self.num_sections] if self.num_sections > 1 else []
+        parts += ["parameters"] if self.averages_parameters else []
         return AverageId(digest(*parts))
 
     @property

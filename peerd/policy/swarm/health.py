@@ -11,6 +11,7 @@ from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
 from peerd.policy.step.ledger import full, held, stage_step
 from peerd.policy.step.roster import unreached_mates
 from peerd.policy.swarm.checkup import files_needed, too_few_files
+from peerd.policy.swarm.devices import kinds_of
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
@@ -289,15 +290,15 @@ def _contradictory(facts: Facts) -> HealthNote | None:
 
 
 def _unlike(facts: Facts) -> HealthNote | None:
-    """Mates on unlike devices, whose parameters drift apart by rounding. A device without a name is unknown."""
-    kinds = sorted({record.device for record in facts.live.serving(facts.mine.stage) if record.device})
+    """Mates on unlike devices, whose parameters drift apart by rounding."""
+    kinds = kinds_of(facts.live.serving(facts.mine.stage))
     if len(kinds) < 2 or not facts.lets_drift:
         return None
     more = f" and {len(kinds) - MOST_TOLD} more" if len(kinds) > MOST_TOLD else ""
     title = (
         f"stage {facts.mine.stage} computes on unlike devices ({', '.join(kinds[:MOST_TOLD])}{more}), so its peers drift apart by rounding"
     )
-    return HealthNote("unlike-devices", title, "info", "in a run with train.average_parameters_every_steps, averages take the drift back")
+    return HealthNote("unlike-devices", title, "info", "a run with train.average_parameters takes the drift back")
 
 
 def _inexact(facts: Facts) -> HealthNote | None:
