@@ -168,6 +168,7 @@ def _row(planning: Planning, method: str, found: RunPlan | None) -> dict[str, An
         "tokens_per_s": round(state.tokens_per_s, 3),
         "step_s": round(state.step_s, 4),
         "fill_s": round(state.fill_s, 4),
+        "waiting_s": round(state.waiting_s, 4),
         "averaging_s": round(state.averaging_s, 4),
         "exposed_averaging_s": round(state.exposed_s, 4),
         "stages": stages,

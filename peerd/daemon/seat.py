@@ -130,7 +130,6 @@ class Seat:
             train.microbatches_per_step,
             peer.patience_s,
             MOST_UNTAKEN_S,
-            num_slots=manifest.slots,
         )
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)

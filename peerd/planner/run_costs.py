@@ -19,6 +19,7 @@ def run_cost(manifest: Manifest, loads: ModelLoads, cut: Sequence[range]) -> Run
         microbatches_per_step=manifest.train.microbatches_per_step,
         tokens_per_microbatch=manifest.tokens_per_microbatch,
         is_averaging_hidden=manifest.train.delayed_updates,
+        slots=manifest.slots,
     )
 
 

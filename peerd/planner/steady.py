@@ -15,9 +15,15 @@ from itertools import pairwise
 
 from peerd.planner.flow import most_flow
 from peerd.planner.network import Topology
+from peerd.planner.queues import waiting_share
 from peerd.policy.round.slices import bytes_each_way, least_exchange_s, shares_by_rate
+from peerd.policy.route.launching import FORWARDS_PER_MICROBATCH, window_of
 
 DAY_S = 86400.0
+SLOTS_FACTOR = 4
+"""Times as many slots as usual that a peer has where its memory is large enough."""
+LUMP = 0.5
+"""Part of the slowest peer's time for a microbatch by which a step ends later, as shares are whole numbers."""
 
 Members = tuple[tuple[int, ...], ...]
 """The peers of each stage, by their positions in the topology."""
@@ -44,6 +50,8 @@ class RunCost:
     tokens_per_microbatch: int
     is_averaging_hidden: bool
     """Averaging overlaps the next step's microbatches."""
+    slots: int = 0
+    """Microbatches that a peer holds at once; 0: as many as may come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,8 @@ class SteadyState:
     rate: float
     step_s: float
     fill_s: float
+    waiting_s: float
+    """What peers wait for microbatches that wait at others."""
     averaging_s: float
     """Of the stage that takes longest."""
     exposed_s: float
@@ -109,13 +119,16 @@ class SteadyModel:
         rate = self._rate(members, stage_rates)
         averages = [self.averaging_s(stage, members[stage]) for stage in stages]
         busy_s = run.microbatches_per_step / rate if rate > 0 else math.inf
-        fill_s = self._fill_s(members, stage_rates)
-        exposed_s = max(0.0, max(averages) - busy_s) if run.is_averaging_hidden and rate > 0 else max(averages)
-        step_s = busy_s + fill_s + exposed_s
+        passed_s = self._passed_s(members, stage_rates)
+        fill_s = self._computed_s(members, stage_rates) + passed_s
+        waiting_s = self._waiting_s(members, stage_rates, passed_s, busy_s)
+        exposed_s = max(0.0, max(averages) - busy_s - waiting_s) if run.is_averaging_hidden and rate > 0 else max(averages)
+        step_s = busy_s + waiting_s + fill_s + exposed_s
         return SteadyState(
             rate=rate,
             step_s=step_s,
             fill_s=fill_s,
+            waiting_s=waiting_s,
             averaging_s=max(averages),
             exposed_s=exposed_s,
             tokens_per_s=run.microbatches_per_step * run.tokens_per_microbatch / step_s,
@@ -175,26 +188,43 @@ class SteadyModel:
         network = self.topology
         return min(_per(network.link_rate(a, b), cost.forth_bytes), _per(network.link_rate(b, a), cost.back_bytes))
 
-    def _fill_s(self, members: Members, stage_rates: Sequence[float]) -> float:
-        """The passage of one microbatch forth and back, by the mean of the peers of each stage, weighted by what they do.
+    def _shares(self, members: Members, stage_rates: Sequence[float]) -> list[list[float]]:
+        """What each peer of each stage does of the stage's work."""
+        return [[self.peer_rate(stage, peer).rate / stage_rates[stage] for peer in peers] for stage, peers in enumerate(members)]
 
-        The time that it computes in the slowest stage counts there already.
-        """
+    def _computed_s(self, members: Members, stage_rates: Sequence[float]) -> float:
+        """What one microbatch computes in all stages but the slowest, where that counts already, by the mean of each stage's peers."""
         if not all(stage_rates):
             return 0.0
-        weights = [[self.peer_rate(stage, peer).rate / stage_rates[stage] for peer in peers] for stage, peers in enumerate(members)]
         computed = [
-            sum(weight / self._computed(stage, peer) for weight, peer in zip(found, peers, strict=True))
-            for stage, (found, peers) in enumerate(zip(weights, members, strict=True))
+            sum(share / self._computed(stage, peer) for share, peer in zip(found, peers, strict=True))
+            for stage, (found, peers) in enumerate(zip(self._shares(members, stage_rates), members, strict=True))
         ]
-        passed = 0.0
+        return sum(computed) - max(computed)
+
+    def _passed_s(self, members: Members, stage_rates: Sequence[float]) -> float:
+        """What one microbatch spends between peers, forth and back, by the mean of each stage's peers."""
+        if not all(stage_rates):
+            return 0.0
+        shares, passed = self._shares(members, stage_rates), 0.0
         for stage in range(len(members) - 1):
             cost = self.run.stages[stage]
-            for a, share in zip(members[stage], weights[stage], strict=True):
-                for b, other in zip(members[stage + 1], weights[stage + 1], strict=True):
+            for a, share in zip(members[stage], shares[stage], strict=True):
+                for b, other in zip(members[stage + 1], shares[stage + 1], strict=True):
                     forth, back = self.topology.hop_s(a, b, cost.forth_bytes), self.topology.hop_s(b, a, cost.back_bytes)
                     passed += share * other * (forth + back)
-        return sum(computed) - max(computed) + passed
+        return passed
+
+    def _waiting_s(self, members: Members, stage_rates: Sequence[float], passed_s: float, busy_s: float) -> float:
+        """Queues, as long as the daemons' window makes them; and a peer's share of a step is a whole number of microbatches."""
+        if not all(stage_rates) or not self.run.slots:
+            return 0.0
+        sizes = [len(peers) for peers in members]
+        underway = int(FORWARDS_PER_MICROBATCH * min(stage_rates) * passed_s)
+        in_flight = window_of(sizes, self.run.slots, underway, SLOTS_FACTOR * self.run.slots)
+        slowest_s = max(1 / self.peer_rate(stage, peer).rate for stage, peers in enumerate(members) for peer in peers)
+        lump_s = 0.0 if self.run.is_averaging_hidden else LUMP * min(slowest_s, busy_s)
+        return busy_s * waiting_share(stage_rates, sizes, in_flight, passed_s) + lump_s
 
     def _bound_by(self, stage: int, peers: Sequence[int], averaging_s: float, busy_s: float) -> str:
         """In words: averaging where it takes longer than the microbatches, else what holds the peers that lose most by it."""

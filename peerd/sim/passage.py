@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from peerd.planner.steady import RunCost
+from peerd.planner.steady import SLOTS_FACTOR, RunCost
 from peerd.policy.route.admission import slots_for
-from peerd.policy.route.wiring import FIRST_PAUSE_S, PartedLine, Router, next_pause_s, own_time_s, point_of
+from peerd.policy.route.wiring import FIRST_PAUSE_S, PartedLine, Router, next_pause_s, point_of
 from peerd.sim.clock import Clock
 from peerd.sim.machine import BACKWARD, FORWARD, FORWARD_SHARE, Machine
 from peerd.sim.network import SharedLines
 from peerd.table.record import PeerId, PeerRecord
 from peerd.timeline.spans import Span, SpanKind
 
-SLOTS_FACTOR = 4
-"""Times as many slots as usual that a peer has where its memory is large enough."""
 OWN_ROUTERS = 300
 """Up to so many peers each caller keeps its own opinion of the next stage's peers. In a larger swarm the callers of a stage share one,
 which learns at the end of a step: the opinions of thousands of callers about thousands of peers would take the simulator's time."""
@@ -59,7 +57,6 @@ class Hop:
     asked_s: float = 0.0
     came_s: float = 0.0
     """When it began to wait for the pass that is due."""
-    queued_s: float = 0.0
     downstream_s: float = 0.0
     held_s: float = 0.0
     """What it has waited and computed here and in later stages."""
@@ -77,7 +74,7 @@ class Passages:
         self._routers: dict[tuple[PeerId, int], Router] = {}
         self._parted_lines: dict[Router, tuple[int, PartedLine]] = {}
         """By router, and for which step."""
-        self._learned: list[tuple[Router, PeerId, float, float, float]] = []
+        self._learned: list[tuple[Router, PeerId, float, float]] = []
         self.num_refused = 0
 
     def serve(self, stages: Sequence[Sequence[PipelinePeer]]) -> None:
@@ -110,8 +107,8 @@ class Passages:
             known = self._parted_lines[router] = hop.step, router.parted(self._stages[hop.stage], hop.step)
         return known[1]
 
-    def _observe(self, router: Router, peer: PeerId, own_s: float, elapsed_s: float, later_s: float) -> None:
-        router.observe(peer, own_s, elapsed_s, later_s)
+    def _observe(self, router: Router, peer: PeerId, elapsed_s: float, later_s: float) -> None:
+        router.observe(peer, elapsed_s, later_s)
         self._parted_lines.pop(router, None)
 
     def _send(self, hop: Hop) -> None:
@@ -162,7 +159,6 @@ class Passages:
         self._reply(hop, callee)
 
     def _passed(self, kind: SpanKind, hop: Hop, callee: PipelinePeer, began_s: float, ended_s: float) -> None:
-        hop.queued_s += began_s - hop.came_s
         hop.held_s += ended_s - hop.came_s
         callee.note(SpanKind.QUEUED, hop.came_s, began_s, hop.step, hop.index)
         callee.note(kind, began_s, ended_s, hop.step, hop.index)
@@ -179,12 +175,11 @@ class Passages:
     def _replied(self, hop: Hop, callee: PipelinePeer) -> None:
         callee.held -= 1
         elapsed_s = self._clock.now_s - hop.asked_s
-        own_s = own_time_s(elapsed_s, hop.downstream_s, hop.queued_s, self._slots, self._last + 1 - hop.stage)
         router = self._router(hop)
         if self._are_shared:
-            self._learned.append((router, callee.record.peer, own_s, elapsed_s, hop.downstream_s))
+            self._learned.append((router, callee.record.peer, elapsed_s, hop.downstream_s))
         else:
-            self._observe(router, callee.record.peer, own_s, elapsed_s, hop.downstream_s)
+            self._observe(router, callee.record.peer, elapsed_s, hop.downstream_s)
         hop.ended(hop, callee)
 
 

@@ -17,7 +17,7 @@ from random import Random
 from statistics import median
 
 from peerd.planner.network import PeerSpec
-from peerd.planner.steady import Members, RunCost
+from peerd.planner.steady import SLOTS_FACTOR, Members, RunCost
 from peerd.policy.round.slices import exchange_s, shares_by_rate
 from peerd.policy.route.admission import weakest_stage
 from peerd.policy.route.launching import OfStep, WayTime, Work, on_the_way, share, window
@@ -25,7 +25,7 @@ from peerd.policy.route.owning import ring_of
 from peerd.policy.swarm.rates import SampleDemand, carried
 from peerd.sim.clock import Clock
 from peerd.sim.network import SharedLines, SimulatedLinks
-from peerd.sim.passage import SLOTS_FACTOR, Hop, Passages, PipelinePeer, machine_of
+from peerd.sim.passage import Hop, Passages, PipelinePeer, machine_of
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.timeline.spans import PeerTimeline, SpanKind

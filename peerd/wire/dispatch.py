@@ -18,7 +18,7 @@ import structlog
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.route.admission import able_to_compute
-from peerd.policy.route.wiring import FIRST_PAUSE_S, Router, next_pause_s, own_time_s, point_of
+from peerd.policy.route.wiring import FIRST_PAUSE_S, Router, next_pause_s, point_of
 from peerd.policy.step.ledger import makers, work_step
 from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
@@ -74,8 +74,6 @@ class Dispatcher:
     _deaf_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Peers that asked for a pause, and when it ends (monotonic clock)."""
     _cancels: Tasks = field(default_factory=Tasks)
-    num_slots: int = 8
-    """Number of microbatches that a peer holds at once, while links are short."""
     replayed: int = 0
     """Number of times that a microbatch went to another peer because its callee failed."""
 
@@ -163,8 +161,7 @@ class Dispatcher:
         result = replace(result, records=tuple(self._table.absorb(path, peer.peer)))
         if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work
             downstream_s = result.downstream_s if call.stage < self._num_stages - 1 else 0.0
-            own_s = own_time_s(elapsed_s, downstream_s, result.queued_s, self.num_slots, self._num_stages - call.stage)
-            router.observe(peer.peer, own_s, elapsed_s, downstream_s)
+            router.observe(peer.peer, elapsed_s, downstream_s)
         return result
 
     def _give_up_on(self, router: Router, peer: PeerRecord, call: Call, error: RemoteError) -> None:

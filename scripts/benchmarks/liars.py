@@ -62,7 +62,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "slow-calls-1024": ("slow_calls", {"calls": 1024, "num_bytes": 0, "every_s": 1.0}),
     "huge-header": ("slow_calls", {"calls": 8, "num_bytes": 1 << 50, "every_s": 0.01}),
     **{f"flood-{kind}": ("floods", {"kind": kind, "at_once": 16}) for kind in FLOODS},
-    "no-response-time": ("no_response_time", {"slower_s": 0.3}),
+    "overstates": ("overstates", {"slower_s": 0.3}),
 }
 """The module in `_liars/`, and its arguments."""
 

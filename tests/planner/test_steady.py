@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from peerd.planner import placing
 from peerd.planner.flow import most_flow
 from peerd.planner.network import PeerSpec, Topology
+from peerd.planner.queues import UNEVEN, waiting_share
 from peerd.planner.steady import RunCost, StageDemand, SteadyModel
 
 MIDDLE = StageDemand(flops=1e9, memory_bytes=1e9, forth_bytes=1e6, back_bytes=1e6, gradient_bytes=4e6)
@@ -53,6 +54,25 @@ def test_a_peer_is_as_fast_as_its_slower_line_lets_it_be() -> None:
     found = steady.state(((0,), (1,), (2,)))
     assert found.bound_by == ("compute", "up of b", "down of c")
     assert found.rate == pytest.approx(1.0)
+
+
+def test_queues_cost_less_the_more_is_in_flight_and_most_where_all_stages_bind() -> None:
+    alike, sizes = (10.0, 10.0, 10.0), (4, 4, 4)
+    costs = [waiting_share(alike, sizes, in_flight, 0.0) for in_flight in (1, 12, 48, 192, math.inf)]
+    assert costs == sorted(costs, reverse=True)
+    assert costs[0] == pytest.approx(UNEVEN * 11), "one in flight: of twelve peers one computes"
+    assert costs[-2] < 0.03
+    assert costs[-1] == 0
+    assert waiting_share((10.0, 20.0, 20.0), sizes, 48, 0.0) < costs[2] / 2
+    assert waiting_share(alike, sizes, 48, 2.0) > costs[2]
+
+
+def test_a_step_ends_later_where_peers_hold_few_microbatches_and_the_slowest_one_does_its_last() -> None:
+    peers = network(peer("a"), peer("b", flops=1e9), peer("c", flops=1.1e10))
+    free, few = (SteadyModel(run_of(2, slots=slots), peers).state(((0, 1), (2,))) for slots in (0, 4))
+    assert free.waiting_s == 0
+    assert few.waiting_s > 0.5, "half of b's second, and queues"
+    assert few.step_s == pytest.approx(free.step_s + few.waiting_s)
 
 
 def test_averaging_binds_where_it_takes_longer_than_the_microbatches_and_is_hidden_by_delayed_updates() -> None:

@@ -155,7 +155,7 @@ def _takeover(world: World) -> Takeover:
 def _router(world: World) -> Router:
     router = Router()
     for _ in range(world.random.randrange(30)):
-        router.observe(world.some_peer(), *(world.random.choice((0.0, 5e-324, 1.0, 1e6)) for _ in range(3)))
+        router.observe(world.some_peer(), *(world.random.choice((0.0, 5e-324, 1.0, 1e6)) for _ in range(2)))
     for record in world.random.choices(world.records, k=world.random.randrange(4)):
         router.ban(record)
     return router

@@ -112,7 +112,7 @@ NOTICED_BY = {
     "norms told": 307,
     "sums told": 306,
     "wait before lost": 306,
-    "close unnoted": 385,
+    "close unnoted": 453,
 }
 """The seeds of short runs that notice it, as found by the search below; it begins with them."""
 
@@ -220,7 +220,7 @@ def test_hole_23_wrong_suspicions_cost_what_was_done_twice_and_not_ledgers(seed:
 
 
 def test_hole_23_without_asides_they_cost_ledgers() -> None:
-    assert computed_again(frozenset({"asides"}), 1) > MICROBATCHES // 10
+    assert computed_again(frozenset({"asides"}), 5) > MICROBATCHES // 10
 
 
 def test_hole_12_a_peer_restarted_without_its_stored_incarnation_serves_again() -> None:
@@ -328,7 +328,7 @@ def test_if_they_did_not_the_run_would_stand_still() -> None:
 
 def sums_died(off: frozenset[str] = frozenset()) -> World:
     """Stage 1 dies at step 7, with step 6 on disks. p0, alone in stage 0, has downloaded step 7, and so holds no sum of step 6."""
-    world = World(Scenario(seed=1, survivor=Survivor.ANY, last_step=9, num_microbatches=48, ties_stages=True, off=off))
+    world = World(Scenario(seed=11, survivor=Survivor.ANY, last_step=9, num_microbatches=48, ties_stages=True, off=off))
     p0, mate = world.peers[PeerId("p0")], world.peers[PeerId("p2")]
     world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 7)
     p0.alive = False

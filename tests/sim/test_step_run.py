@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import combinations
+from statistics import fmean
 
 import pytest
 
@@ -19,7 +21,13 @@ from peerd.timeline.spans import SpanKind
 def cost(num_stages: int, num_microbatches: int, boundary: float = 1e4, gradients: float = 0.0, hidden: bool = False) -> RunCost:
     ends = [boundary] * (num_stages - 1) + [0.0]
     stages = [StageDemand(flops=1e12, memory_bytes=0, forth_bytes=end, back_bytes=end, gradient_bytes=gradients) for end in ends]
-    return RunCost(stages=tuple(stages), microbatches_per_step=num_microbatches, tokens_per_microbatch=10, is_averaging_hidden=hidden)
+    return RunCost(
+        stages=tuple(stages),
+        microbatches_per_step=num_microbatches,
+        tokens_per_microbatch=10,
+        is_averaging_hidden=hidden,
+        slots=2 * num_stages + 4,
+    )
 
 
 def network(*peers: PeerSpec, delay_s: float = 0.0) -> Topology:
@@ -35,7 +43,7 @@ def homes(num_peers: int, seed: int) -> Topology:
 
 
 def simulated(run: RunCost, peers: Topology, members: Members, num_steps: int = 3, noise: float = 0.0) -> RunResult:
-    settings = RunSettings(num_steps=num_steps, slots=2 * len(run.stages) + 4, microbatch_size=1, noise=noise)
+    settings = RunSettings(num_steps=num_steps, slots=run.slots, microbatch_size=1, noise=noise)
     return simulate_run(run, Pairs(peers), members, settings)
 
 
@@ -80,15 +88,18 @@ def test_the_same_seed_gives_the_same_steps() -> None:
     assert simulated(run, peers, members, noise=0.2) == simulated(run, peers, members, noise=0.2)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_order_of_placements_by_the_steady_state_is_that_of_the_simulation(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_the_steady_state_foretells_what_the_simulation_shows_and_in_which_order(seed: int) -> None:
+    """Placements that it tells apart by more than two percent."""
     run, peers = cost(4, 256, gradients=1e5), homes(24, seed)
     steady = SteadyModel(run, peers)
     placements = [placing.at_random(steady, seed), placing.dealt(steady), placing.searched(steady, 0)]
     expected = [steady.state(members).step_s for members in placements]
-    found = [sum(simulated(run, peers, members, num_steps=4, noise=0.05).step_s[1:]) for members in placements]
+    found = [fmean(simulated(run, peers, members, num_steps=4, noise=0.05).step_s[1:]) for members in placements]
     assert expected == sorted(expected, reverse=True)
-    assert found == sorted(found, reverse=True)
+    for (here, told), (later, told_later) in combinations(zip(found, expected, strict=True), 2):
+        assert later < here or told_later > 0.98 * told
+    assert all(0.9 <= here / there <= 1.15 for here, there in zip(found, expected, strict=True))
 
 
 def test_a_thousand_homes_join_evenly_and_take_a_step_in_a_second_of_a_core() -> None:

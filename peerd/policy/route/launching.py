@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from statistics import median_high
@@ -307,8 +307,12 @@ def window(live: LiveView, num_stages: int, slots: int, underway: int = 0, most_
     A peer keeps a slot free: the microbatches in flight are not spread evenly at every moment, and what a full peer refuses must go
     through another. Where links are long, `underway` more are on them (`on_the_way`), as far as peers hold `most_slots` each.
     """
-    narrowest = min((live.num_serving(stage) for stage in range(num_stages)), default=0)
-    widest = max((live.num_serving(stage) for stage in range(num_stages)), default=0)
+    return window_of([live.num_serving(stage) for stage in range(num_stages)], slots, underway, most_slots)
+
+
+def window_of(sizes: Sequence[int], slots: int, underway: int = 0, most_slots: int = 0) -> int:
+    """The same for stages of so many peers."""
+    num_stages, narrowest, widest = len(sizes), min(sizes, default=0), max(sizes, default=0)
     at_peers = min((2 * num_stages - 1) * (narrowest + widest), (slots - 1) * max(narrowest, 1))
     return max(1, at_peers, min(at_peers + underway, most_slots * max(narrowest, 1)))
 
