@@ -239,7 +239,6 @@ class Done(_message.Message):
 
     GRADIENT_FIELD_NUMBER: _builtins.int
     DOWNSTREAM_S_FIELD_NUMBER: _builtins.int
-    QUEUED_S_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     RECEIVE_RATE_FIELD_NUMBER: _builtins.int
@@ -247,8 +246,6 @@ class Done(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     downstream_s: _builtins.float
     """time the callee spent waiting for later stages"""
-    queued_s: _builtins.float
-    """time the microbatch waited its turn at the callee"""
     loss: _builtins.float
     """of an evaluation, mean over the microbatch, nats per token"""
     receive_rate: _builtins.float
@@ -270,7 +267,6 @@ class Done(_message.Message):
         *,
         gradient: Global___TensorHeader | None = ...,
         downstream_s: _builtins.float = ...,
-        queued_s: _builtins.float = ...,
         records: _abc.Iterable[_swarm_pb2.SignedRecord] | None = ...,
         loss: _builtins.float | None = ...,
         receive_rate: _builtins.float = ...,
@@ -279,7 +275,7 @@ class Done(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "gradient", b"gradient", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "held_s", b"held_s", "loss", b"loss", "queued_s", b"queued_s", "receive_rate", b"receive_rate", "records", b"records", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "held_s", b"held_s", "loss", b"loss", "receive_rate", b"receive_rate", "records", b"records", "slots", b"slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

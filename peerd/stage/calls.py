@@ -224,7 +224,7 @@ class StageService:
         if finished := self._jobs.finished(call):
             if finished.inputs == await asyncio.to_thread(digest_of, chunks):
                 self.counters.suppressed += 1
-                return CallResult(gradient=finished.gradient, downstream_s=0.0, queued_s=0.0, records=tuple(self._host.own_records()))
+                return CallResult(gradient=finished.gradient, downstream_s=0.0, records=tuple(self._host.own_records()))
             self._check_slots(call, len(self._held) - 1)
         holdings = self._state.holdings
         if holdings.delayed is not None and call.step > self._state.record.step:
@@ -263,13 +263,11 @@ class StageService:
         job = partial(self._jobs.forward_only, call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks))
         output, labels = await self._run(Priority.FORWARD, ticket, job, self._state.record.step)
         if isinstance(output, float):
-            return CallResult(
-                gradient=None, downstream_s=0.0, queued_s=ticket.queued_s, records=tuple(self._host.own_records()), loss=output
-            )
+            return CallResult(gradient=None, downstream_s=0.0, records=tuple(self._host.own_records()), loss=output)
         started_s = time.monotonic()
         below = await self._next_hop.send(_onward(call, output, labels), progress)
         downstream_s, records = time.monotonic() - started_s, (*self._host.own_records(), *below.records)
-        return CallResult(gradient=None, downstream_s=downstream_s, queued_s=ticket.queued_s, records=records, loss=below.loss)
+        return CallResult(gradient=None, downstream_s=downstream_s, records=records, loss=below.loss)
 
     async def _run(self, priority: Priority, ticket: Ticket, work: Callable[[], Result], step: int | None = None) -> Result:
         """Run a job on the executor and note how long it waited and worked; an evaluation counts as the current step's."""
@@ -321,7 +319,6 @@ class StageService:
         return CallResult(
             gradient=gradient,
             downstream_s=downstream_s,
-            queued_s=ticket.queued_s,
             records=(*self._host.own_records(), *(below.records if below else ())),
             held_s=ticket.queued_s + ticket.computed_s + (below.held_s if below else 0.0),
             slots=min(slots),

@@ -36,7 +36,7 @@ ID_BYTES = 16
 TRACE_BYTES = 24
 # Fields that a message and the value for it have under the same names.
 _CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again")
-_TIMES = ("downstream_s", "queued_s", "held_s", "slots")
+_TIMES = ("downstream_s", "held_s", "slots")
 _FRAME, _VERIFIED = ("slice", "author", "number", "to", "signature"), ("part", "sum", "summed")
 _COUNTED = ("parts", "sums", "given_parts", "given_sums")
 _BEAT = ("average_id", *_COUNTED)

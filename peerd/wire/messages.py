@@ -96,8 +96,6 @@ class CallResult:
     gradient: TensorBytes | None
     downstream_s: float
     """Time for which the callee waited for later stages."""
-    queued_s: float
-    """Time for which the microbatch waited for its turn at the callee."""
     records: tuple[RawRecord, ...]
     loss: float | None = None
     held_s: float = 0.0

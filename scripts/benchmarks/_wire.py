@@ -103,7 +103,7 @@ class Receiver:
         from peerd.wire.messages import CallResult
 
         num_bytes = sum(map(len, await receive()))
-        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=(), loss=float(num_bytes))
+        return CallResult(gradient=None, downstream_s=0.0, records=(), loss=float(num_bytes))
 
     def absorb(self, _caller: Any, records: Any) -> None:
         return

@@ -106,7 +106,7 @@ class SlowReader:
             self.news.notify_all()
         await self.reads[call.index].wait()
         chunks = await receive()
-        return CallResult(gradient=call.inputs.with_chunks(tuple(chunks[:-1])), downstream_s=0.0, queued_s=0.0, records=())
+        return CallResult(gradient=call.inputs.with_chunks(tuple(chunks[:-1])), downstream_s=0.0, records=())
 
     def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None: ...
 

@@ -55,7 +55,7 @@ class Swarm:
         if self.errors:
             error, *self.errors = self.errors
             raise error
-        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=(), loss=float(call.index))
+        return CallResult(gradient=None, downstream_s=0.0, records=(), loss=float(call.index))
 
 
 async def evaluated(swarm: Swarm, cache: Path, until: Callable[[Evaluator], bool]) -> Evaluator:

@@ -70,7 +70,7 @@ class Swarm:
             self.records = [replace(record, step=record.step + 1, done=0) for record in self.records]
             if self.records[0].step == STEPS:
                 self.is_over.set()
-        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=())
+        return CallResult(gradient=None, downstream_s=0.0, records=())
 
 
 async def test_what_is_launched_again_is_told_once_for_each_step_and_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ class Silent:
     async def send(self, call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         self.launched.add(call.index)
         await asyncio.sleep(0.001)
-        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=())
+        return CallResult(gradient=None, downstream_s=0.0, records=())
 
     async def look(self, times: int) -> set[int]:
         """The microbatches launched after the trainer has looked so many more times."""
@@ -179,7 +179,7 @@ async def test_where_my_own_microbatches_take_long_others_are_not_late(monkeypat
     async def send(call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         swarm.launched.add(call.index)
         await done.wait()
-        return CallResult(gradient=None, downstream_s=0.0, queued_s=0.0, records=())
+        return CallResult(gradient=None, downstream_s=0.0, records=())
 
     monkeypatch.setattr(swarm, "send", send)
     monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)

@@ -217,7 +217,7 @@ class Large:
     async def backpropagate(self, _caller: PeerId, _call: Call, receive: Receive, _progress: object) -> CallResult:
         await receive()
         gradient = TensorBytes("float32", (NUM_CHUNKS * CHUNK_BYTES // 4,), self._chunks())
-        return CallResult(gradient=gradient, downstream_s=0.0, queued_s=0.0, records=())
+        return CallResult(gradient=gradient, downstream_s=0.0, records=())
 
     def absorb(self, *_: object) -> None: ...
 

@@ -71,7 +71,7 @@ class Client:
         if left := self.answers.get(peer):
             await asyncio.sleep(self.works_s)
             raise left.pop(0)
-        return CallResult(gradient=self.gradient, downstream_s=0.0, queued_s=0.0, records=self.records, loss=self.losses.get(peer))
+        return CallResult(gradient=self.gradient, downstream_s=0.0, records=self.records, loss=self.losses.get(peer))
 
     async def cancel(self, peer: PeerId, _call_id: bytes, _timeout_s: float) -> None:
         self.cancelled.append(peer)

@@ -82,7 +82,7 @@ class Answers:
 
     async def backpropagate(self, _caller: PeerId, _call: Call, receive: Receive, _progress: Progress) -> CallResult:
         await receive()
-        return CallResult(gradient=self._gradient, downstream_s=0.0, queued_s=0.0, records=())
+        return CallResult(gradient=self._gradient, downstream_s=0.0, records=())
 
     def absorb(self, caller: PeerId, records: Sequence[RawRecord]) -> None: ...
 

@@ -140,7 +140,7 @@ async def test_a_reply_tells_how_fast_tensors_came_in_how_long_they_were_held_an
     result = results[0]  # the others are of a microbatch that is done
     assert all((rate or 0) > 0 for rate in links.traffic.rates(peer))
     assert links.traffic.rates(peer) == links.traffic.rates(peer, Way.TUNNEL) != links.traffic.rates(peer, Way.DIRECT)
-    assert result.held_s >= result.queued_s > 0
+    assert result.held_s > 0
     assert result.slots == MANIFEST.slots
 
 
@@ -181,7 +181,7 @@ async def test_a_microbatch_of_the_step_that_my_average_leads_to_waits_for_it_an
     assert found.gradient is not None
     assert later.gradient is not None
     assert found.gradient.chunks == later.gradient.chunks, "computed with the same parameters"
-    assert found.queued_s > 0, "its wait is no part of what this peer takes"
+    assert found.held_s > later.held_s > 0, "its wait is no part of the way"
 
 
 @pytest.mark.parametrize("loses", ["its average", "its patience"])
