@@ -164,7 +164,10 @@ class _Run:
     def _peer(self, number: int, stage: int, keeps_spans: bool) -> PipelinePeer:
         spec = self._links.peers[number]
         throughput = rate_in(self._cost, stage, spec) * self._settings.microbatch_size
-        record = PeerRecord(peer=PeerId(spec.name), stage=stage, phase=Phase.ACCUMULATING, throughput=throughput, trains=True)
+        computes = self._settings.microbatch_size / microbatch_s(self._cost, stage, spec)
+        record = PeerRecord(
+            peer=PeerId(spec.name), stage=stage, phase=Phase.ACCUMULATING, throughput=throughput, computes=computes, trains=True
+        )
         machine = machine_of(self._clock, self._settings.noise, self._settings.seed, number)
         return PipelinePeer(number, record, machine, microbatch_s(self._cost, stage, spec), keeps_spans)
 

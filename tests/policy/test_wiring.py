@@ -300,6 +300,24 @@ def test_queues_that_are_long_for_a_while_do_not_bend_the_shares_of_honest_peers
     assert found["a"] / found["c"] == pytest.approx(slower, rel=0.2)
 
 
+def test_a_peer_whose_line_binds_makes_no_mate_look_slow() -> None:
+    """What its microbatches wait for its line counts as later stages' time: what it takes here says nothing of its claim."""
+    router, peers = Router(), [member("wide", throughput=5.0, computes=5.0), member("narrow", throughput=2.4, computes=5.0)]
+    rng = random.Random(0)
+    for _ in range(20):
+        for peer, took_s in zip(peers, (0.6, 0.25), strict=True):
+            later_s = rng.uniform(0.0, 4.0)
+            router.observe(peer.peer, took_s + later_s, later_s)
+    assert one_step([router], peers, 74)["narrow"] == pytest.approx(24, abs=1)
+
+
+def test_a_fast_peer_that_was_measured_bears_out_that_others_may_be_as_fast() -> None:
+    router, peers = measured({"slow": 1.0, "slow too": 1.0, "fast": 0.1})
+    peers.append(member("new", throughput=10.0))
+    found = one_step([router], peers, 220)
+    assert found["new"] == pytest.approx(found["fast"], abs=1)
+
+
 def test_a_peer_that_has_not_measured_itself_counts_as_the_median_and_by_what_it_takes() -> None:
     """The first microbatches of a run: no record tells anything. A peer that takes 8 times as long gets 3/8 of what others do."""
     router, peers = Router(), [member("a"), member("b"), member("slow")]

@@ -22,7 +22,7 @@ on to the same few later peers. So of that time the median is believed, and two 
 
 A single response may take seconds where the next takes a tenth of one: connection set-up and the first use of every kernel ride on a
 peer's first, and a home machine is used for other things. So the average is of medians of three, and until its second response a peer
-counts as at most three times as fast as the median claims to be.
+counts as at most three times as fast as the median claims to be, or as fast as the fastest that was measured.
 """
 
 from __future__ import annotations
@@ -142,11 +142,17 @@ class Router:
         return known.here.mean_s if known is not None and known.here.count > 1 else UNKNOWN_RESPONSE_S
 
     def _believed_s(self, pool: Sequence[PeerRecord]) -> list[float]:
-        """What each peer takes for a sample, as far as what was measured bears its claim out, s."""
-        claimed_s, took_s = _claimed_s(pool), self._took_s(pool)
-        parts = [each_s / max(took, LEAST_RESPONSE_S) for each_s, took in zip(claimed_s, took_s, strict=True) if took is not None]
+        """What each peer takes for a sample, as far as what was measured bears its claim out, s.
+
+        A request waits for its callee's line in the time of later stages, so what it takes here is compared with what peers compute.
+        """
+        claimed_s = _claimed_s([record.throughput for record in pool])
+        computed_s = _claimed_s([record.computes or record.throughput for record in pool])
+        took_s = self._took_s(pool)
+        parts = [each_s / max(took, LEAST_RESPONSE_S) for each_s, took in zip(computed_s, took_s, strict=True) if took is not None]
         part = median_high(parts) / BELIEVED_MORE if parts else 0.0
-        least_s = median_high(claimed_s) / BELIEVED_MORE
+        known_s = [max(each_s, took * part) for each_s, took in zip(computed_s, took_s, strict=True) if took is not None]
+        least_s = min([median_high(computed_s) / BELIEVED_MORE, *known_s])
         return [max(each_s, least_s if took is None else took * part) for each_s, took in zip(claimed_s, took_s, strict=True)]
 
     def _took_s(self, pool: Sequence[PeerRecord]) -> list[float | None]:
@@ -181,11 +187,11 @@ def point_of(index: int, num_microbatches: int, attempt: int = 0) -> float:
     return (place + _halvings(attempt)) % 1.0
 
 
-def _claimed_s(pool: Sequence[PeerRecord]) -> list[float]:
-    """What each peer takes for a sample by its record, s. One that has not measured itself counts as the median of the others."""
-    known = [1 / min(max(record.throughput, LEAST_RATE), MOST_RATE) for record in pool if record.throughput > 0]
+def _claimed_s(rates: Sequence[float]) -> list[float]:
+    """What peers take for a sample at these rates, s. One that has not measured itself counts as the median of the others."""
+    known = [1 / min(max(rate, LEAST_RATE), MOST_RATE) for rate in rates if rate > 0]
     usual_s = median_high(known) if known else 1.0
-    return [1 / min(max(record.throughput, LEAST_RATE), MOST_RATE) if record.throughput > 0 else usual_s for record in pool]
+    return [1 / min(max(rate, LEAST_RATE), MOST_RATE) if rate > 0 else usual_s for rate in rates]
 
 
 @lru_cache(maxsize=REMEMBERED)
