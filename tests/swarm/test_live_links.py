@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(180)]
 FOR_S, STEPS = 120.0, 8
 
 
-@pytest.mark.parametrize("num_mates", [2, 3])
+@pytest.mark.parametrize("num_mates", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_hole_22_a_run_goes_on_where_a_peer_cannot_call_its_mate_that_can_call_it(num_mates: int) -> None:
     """Of two mates the one that misses a step of the other steps aside until the link is whole (gap 6)."""
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
