@@ -45,7 +45,7 @@ class Sensors:
     has_neighbours: bool = False
     """Daemons of this machine's other devices are not other programs."""
     _shares: tuple[float, float, dict[int, float]] | None = None
-    """Clock, busy seconds of all cores, of which mine by process."""
+    """Clock, busy seconds of all cores without programs that give way (nice), of which mine by process."""
     _others: float | None = None
     _power: float | None = None
     _gpu_seen_us: int = 0
@@ -103,7 +103,10 @@ class Sensors:
         return self._others
 
     def _own_cpu_s(self) -> dict[int, float]:
-        """CPU seconds of this daemon, its children and its neighbours, by process. The list is renewed if one is gone, and now and then."""
+        """CPU seconds of this daemon, its children and its neighbours, by process, without those of threads that give way.
+
+        The list is renewed if one is gone, and now and then.
+        """
         known = self._children and all(child.is_running() for child in self._children)
         if not known or time.monotonic() - self._looked_s >= SLOW_PERIOD_S:
             daemons = [psutil.Process(), *(_neighbours() if self.has_neighbours else ())]
@@ -111,8 +114,7 @@ class Sensors:
         found = {}
         for process in (psutil.Process(), *self._children):
             with contextlib.suppress(psutil.Error):
-                spent = process.cpu_times()
-                found[process.pid] = spent.user + spent.system
+                found[process.pid] = _usual_cpu_s(process)
         return found
 
     def _gpu_shared(self) -> bool | None:
@@ -153,6 +155,17 @@ class Sensors:
             told = self._sensed(name, ask)
             self._slow[name] = (time.monotonic(), told)
         return told
+
+
+def _usual_cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process, without what the machine counts apart: the work of threads that give way, outside of the kernel."""
+    spent = process.cpu_times()
+    if not hasattr(psutil.cpu_times(), "nice"):
+        return spent.user + spent.system
+    if sys.platform != "linux":
+        return spent.system + (spent.user if process.nice() <= 0 else 0.0)
+    niced = sum(thread.user_time for thread in process.threads() if os.getpriority(os.PRIO_PROCESS, thread.id) > 0)
+    return spent.user + spent.system - niced
 
 
 def _neighbours() -> Iterator[psutil.Process]:

@@ -7,9 +7,12 @@ of the step protocol. The accumulator needs no lock, because nothing else touche
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import heapq
 import itertools
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +46,10 @@ class Priority(enum.IntEnum):
 FORWARD_SHARE = 1 / FORWARDS_PER_MICROBATCH
 BACKWARD_SHARE = 1 - FORWARD_SHARE
 """The shares of the forward and the backward pass in the computing time of a microbatch."""
+
+
+GIVES_WAY = 5
+"""By so much the niceness of a thread that computes is higher: it has a third of the weight of the event loop where both want a core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,7 @@ class Executor:
     def _enter(self) -> None:
         _HERE.executor = self
         keep_freed_memory()
+        give_way()
 
     def _run_next(self) -> None:
         with self._guard:
@@ -162,6 +170,14 @@ class Executor:
             future.set_exception(error)
         if priority in (Priority.BACKWARD, Priority.FORWARD):
             self.busy_s += time.monotonic() - started
+
+
+def give_way() -> None:
+    """Let this thread, and those that it starts, come after the event loop where cores are short: calls and news wait for that."""
+    if sys.platform == "linux":  # elsewhere threads have no priority of their own
+        with contextlib.suppress(OSError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + GIVES_WAY)
 
 
 def executor_here() -> Executor | None:

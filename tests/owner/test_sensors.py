@@ -49,6 +49,24 @@ def test_children_are_looked_for_where_none_is_known_and_where_one_is_gone(monke
     assert looked == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+def test_threads_that_give_way_are_counted_apart_as_the_machine_counts_them() -> None:
+    """A service has a niceness of 10, and threads that compute more than the rest of a daemon."""
+    burn = (
+        "import os, sys, time\nos.nice(int(sys.argv[1]))\nwhile time.process_time() < 0.5: sum(range(200_000))\nprint(flush=True); input()"
+    )
+    spent = {}
+    for niceness in (0, 10):
+        command = [sys.executable, "-c", burn, str(niceness)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            spent[niceness] = Sensors(torch.device("cpu"))._own_cpu_s()[child.pid]
+            child.kill()
+    assert spent[0] >= 0.45
+    assert spent[10] < 0.2
+
+
 def test_a_sensor_that_fails_tells_nothing_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine whose kernel shows a battery without its files."""
 
