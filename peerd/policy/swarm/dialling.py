@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 
 from peerd.policy.owner.rate_limit import Ration
 from peerd.table.circuit import is_circuit
@@ -41,6 +42,7 @@ class DialRation:
         return True
 
 
+@lru_cache(maxsize=MAX_KEPT)
 def is_dialable(address: str) -> bool:
     """True for TCP at a host that one machine has: no broadcast, no multicast, no address of the link alone."""
     parts = address.split("/")
@@ -56,6 +58,7 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 1 << 16
 
 
+@lru_cache(maxsize=MAX_KEPT)
 def _is_loopback(address: str) -> bool:
     host = _host(address.split("/"))
     return host is not None and host.is_loopback and not is_circuit(address)
