@@ -215,6 +215,16 @@ class SteadyModel:
                     passed += share * other * (forth + back)
         return passed
 
+    def _works_s(self, members: Members, stage_rates: Sequence[float]) -> list[float]:
+        """What each peer's device, uplink and downlink work for a microbatch of the swarm, as far as they do."""
+        found = []
+        for stage, (shares, peers) in enumerate(zip(self._shares(members, stage_rates), members, strict=True)):
+            sends, receives = self.traffic(stage)
+            for share, peer in zip(shares, peers, strict=True):
+                spec = self.topology.peers[peer]
+                found += [share / self._computed(stage, peer), share * sends / spec.up, share * receives / spec.down]
+        return [work_s for work_s in found if work_s > 0]
+
     def _waiting_s(self, members: Members, stage_rates: Sequence[float], passed_s: float, busy_s: float) -> float:
         """Queues, as long as the daemons' window makes them; and a peer's share of a step is a whole number of microbatches."""
         if not all(stage_rates) or not self.run.slots:
@@ -224,7 +234,7 @@ class SteadyModel:
         in_flight = window_of(sizes, self.run.slots, underway, SLOTS_FACTOR * self.run.slots)
         slowest_s = max(1 / self.peer_rate(stage, peer).rate for stage, peers in enumerate(members) for peer in peers)
         lump_s = 0.0 if self.run.is_averaging_hidden else LUMP * min(slowest_s, busy_s)
-        return busy_s * waiting_share(stage_rates, sizes, in_flight, passed_s) + lump_s
+        return busy_s * waiting_share(self._works_s(members, stage_rates), in_flight, passed_s) + lump_s
 
     def _bound_by(self, stage: int, peers: Sequence[int], averaging_s: float, busy_s: float) -> str:
         """In words: averaging where it takes longer than the microbatches, else what holds the peers that lose most by it."""

@@ -1,7 +1,8 @@
 """The lines of simulated peers, and networks too large to write down pair by pair. Rates are bytes per second, delays one-way seconds.
 
 Transfers to one peer leave one after another, as in the daemon's lanes, and those to several share the uplink in the order in which they
-were asked for. A downlink takes them as they come. So a transfer costs the same whatever the number of peers.
+were asked for. A downlink takes as many bytes as it can, whichever come first: one that comes slowly holds up no other. So a transfer costs
+the same whatever the number of peers.
 """
 
 from __future__ import annotations
@@ -92,13 +93,13 @@ class SharedLines:
         """When a transfer begins, and when the whole of it has arrived. Within a peer nothing is sent."""
         if one == other:
             return now_s, now_s
-        up, pair = self._up[one], self._links.pair_rate(one, other)
+        up, down, pair = self._up[one], self._down[other], self._links.pair_rate(one, other)
         began_s = max(now_s, self._up_free_s[one])
+        self._up_free_s[one] = began_s + num_bytes / up
         if pair < up:
             began_s = max(began_s, self._lane_free_s.get((one, other), 0.0))
             self._lane_free_s[one, other] = began_s + num_bytes / pair
-        self._up_free_s[one] = began_s + num_bytes / up
-        taken_s = max(began_s + num_bytes / min(up, pair), self._down_free_s[other] + num_bytes / self._down[other])
-        self._down_free_s[other] = taken_s
+        self._down_free_s[other] = max(now_s, self._down_free_s[other]) + num_bytes / down
+        taken_s = max(began_s + num_bytes / min(up, pair), began_s + num_bytes / down, self._down_free_s[other])
         self.sent_bytes[one] += num_bytes
         return began_s, taken_s + self._links.delay_s(one, other)

@@ -56,15 +56,25 @@ def test_a_peer_is_as_fast_as_its_slower_line_lets_it_be() -> None:
     assert found.rate == pytest.approx(1.0)
 
 
-def test_queues_cost_less_the_more_is_in_flight_and_most_where_all_stages_bind() -> None:
-    alike, sizes = (10.0, 10.0, 10.0), (4, 4, 4)
-    costs = [waiting_share(alike, sizes, in_flight, 0.0) for in_flight in (1, 12, 48, 192, math.inf)]
+def test_queues_cost_less_the_more_is_in_flight_and_most_where_all_of_them_bind() -> None:
+    alike = [0.1] * 12
+    costs = [waiting_share(alike, in_flight, 0.0) for in_flight in (1, 12, 48, 192, math.inf)]
     assert costs == sorted(costs, reverse=True)
-    assert costs[0] == pytest.approx(UNEVEN * 11), "one in flight: of twelve peers one computes"
+    assert costs[0] == pytest.approx(UNEVEN * 11), "one in flight: of twelve queues one works"
     assert costs[-2] < 0.03
     assert costs[-1] == 0
-    assert waiting_share((10.0, 20.0, 20.0), sizes, 48, 0.0) < costs[2] / 2
-    assert waiting_share(alike, sizes, 48, 2.0) > costs[2]
+    assert waiting_share([0.1] * 4 + [0.05] * 8, 48, 0.0) < costs[2] / 2
+    assert waiting_share(alike, 48, 2.0) > costs[2]
+
+
+def test_lines_that_are_as_busy_as_the_devices_are_queues_of_their_own() -> None:
+    """2 MB each way take as long as computing."""
+    run = run_of(3, slots=10)
+    wide, narrow = (
+        SteadyModel(run, network(*(peer(name, up=rate, down=rate) for name in "abc"))).state(((0,), (1,), (2,))) for rate in (1e9, 2e7)
+    )
+    assert wide.rate == narrow.rate
+    assert narrow.waiting_s > 1.3 * wide.waiting_s
 
 
 def test_a_step_ends_later_where_peers_hold_few_microbatches_and_the_slowest_one_does_its_last() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from statistics import fmean
 
@@ -90,7 +91,7 @@ def test_the_same_seed_gives_the_same_steps() -> None:
 
 @pytest.mark.parametrize("seed", range(1, 7))
 def test_the_steady_state_foretells_what_the_simulation_shows_and_in_which_order(seed: int) -> None:
-    """Placements that it tells apart by more than two percent."""
+    """Placements that it tells apart by more than a tenth."""
     run, peers = cost(4, 256, gradients=1e5), homes(24, seed)
     steady = SteadyModel(run, peers)
     placements = [placing.at_random(steady, seed), placing.dealt(steady), placing.searched(steady, 0)]
@@ -98,7 +99,7 @@ def test_the_steady_state_foretells_what_the_simulation_shows_and_in_which_order
     found = [fmean(simulated(run, peers, members, num_steps=4, noise=0.05).step_s[1:]) for members in placements]
     assert expected == sorted(expected, reverse=True)
     for (here, told), (later, told_later) in combinations(zip(found, expected, strict=True), 2):
-        assert later < here or told_later > 0.98 * told
+        assert later < here or told_later > 0.9 * told
     assert all(0.9 <= here / there <= 1.15 for here, there in zip(found, expected, strict=True))
 
 
@@ -122,3 +123,23 @@ def test_transfers_share_the_uplink_in_order_and_a_pair_with_a_limit_leaves_room
     assert lines.send(0, 2, 1e6, 0.0) == pytest.approx((1.0, 2.5))
     assert lines.send(2, 1, 1e6, 0.0) == pytest.approx((0.0, 2.5)), "b's downlink takes them one after the other"
     assert lines.send(1, 1, 1e9, 3.0) == (3.0, 3.0)
+
+
+def test_a_transfer_that_comes_slowly_holds_up_no_other() -> None:
+    slow, fast = PeerSpec(name="slow", up=1e5), PeerSpec(name="fast", up=1e7)
+    lines = SharedLines(Pairs(network(slow, fast, PeerSpec(name="to", down=1e6))))
+    assert lines.send(0, 2, 1e6, 0.0) == pytest.approx((0.0, 10.0))
+    assert lines.send(1, 2, 1e6, 0.0) == pytest.approx((0.0, 2.0)), "after as many bytes of the other"
+    limited = ((math.inf, 1e5, math.inf), (math.inf,) * 3, (math.inf,) * 3)
+    lines = SharedLines(Pairs(replace(network(fast, slow, PeerSpec(name="to")), rate=limited)))
+    assert [lines.send(0, 1, 1e6, 0.0)[1] for _ in range(2)] == pytest.approx([10.0, 20.0])
+    assert lines.send(0, 2, 1e6, 0.0)[1] == pytest.approx(0.3), "a pair that is slow leaves the uplink to others"
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_where_lines_bind_steps_take_what_the_steady_state_says(seed: int) -> None:
+    run, peers = cost(4, 256, boundary=1e6, gradients=1e5), homes(24, seed)
+    steady = SteadyModel(run, peers)
+    for members in (placing.dealt(steady), placing.searched(steady, 0)):
+        found = fmean(simulated(run, peers, members, num_steps=4, noise=0.05).step_s[1:])
+        assert 0.95 <= found / steady.state(members).step_s <= 1.2
