@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Protocol, cast
 
 from peerd.cli.demo_daemons import DemoSwarm, Placement, here
@@ -80,9 +80,10 @@ class Peers:
         per_stage: int = 1,
         stand_in_ms: float = 0.0,
         place: Callable[[int], Placement] = here,
+        slow: Mapping[int, float] = MappingProxyType({}),
     ) -> None:
         num_peers = per_stage * manifest.train.num_stages
-        plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=stand_in_ms, observed=observed)
+        plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow=slow, kills=(), chaos=None, stand_in_ms=stand_in_ms, observed=observed)
         self._swarm = DemoSwarm(plan, lambda _text: None, place=place)
         self._steps: list[Step] = []
         self.dashboard = ""
