@@ -28,6 +28,8 @@ class Arriving:
         self._value = value
         self._device = device
         self._finish: Callable[[], Tensor] | None = None
+        self.digest = b""
+        """The hash of all that came with it, where a gradient is given back for it."""
 
     async def begin(self) -> None:
         """Begin the copy beside the event loop, where there is a stream for it. Raises BadMessageError if the tensor cannot be decoded."""

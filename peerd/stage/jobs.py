@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -46,9 +47,11 @@ class StageJobs:
         return self._finished.find(call, self._codec_of(call), self._state.holdings.generation)
 
     async def arriving(self, call: Call, chunks: Sequence[Bytes]) -> Arriving:
-        """Return the call's inputs, on their way to the device where they can be. Not a job. Raises BadMessageError."""
+        """Return the call's inputs, on their way to the device where they can be, and hashed. Not a job. Raises BadMessageError."""
         inputs, _ = take(chunks, call.inputs, call.labels)
         found = Arriving(inputs, self._state.holdings.device)
+        if call.needs_gradient:
+            found.digest = await asyncio.to_thread(digest_of, chunks)
         if call.inputs.dtype != "int32":  # tokens are looked at first
             await found.begin()
         return found
@@ -69,10 +72,9 @@ class StageJobs:
         """
         inputs, labels = take(chunks, call.inputs, call.labels)
         device = self._state.holdings.device
-        digest = digest_of(chunks) if call.needs_gradient else b""
         given = decode(labels, _CPU)
         _check_tokens(_asked(given, self._manifest), self._manifest)
-        batch = HeldMicrobatch(ticket, torch.empty(0), to_device(given, device).long(), digest)
+        batch = HeldMicrobatch(ticket, torch.empty(0), to_device(given, device).long(), arriving.digest if arriving is not None else b"")
         if call.inputs.dtype == "int32":
             tokens = decode(inputs, _CPU)
             _check_tokens(tokens, self._manifest)
