@@ -13,6 +13,7 @@ from peerd.policy.route.evaluating import Takeover
 from peerd.policy.route.launching import Late, Standstill
 from peerd.policy.route.wiring import Router
 from peerd.policy.step.acts import LoadCheckpoint, Reload, Wait
+from peerd.policy.step.certificates import SignedSlice
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.following import Followers
@@ -48,6 +49,7 @@ def _rules(world: World) -> StepRules:
         ties_stages=random.random() < 0.5,
         group_size=random.choice((0, 1, 4, 32)),
         num_sections=random.choice((1, 2, 16)),
+        certifies=random.random() < 0.5,
     )
 
 
@@ -95,6 +97,8 @@ def _situation(world: World) -> Situation:
         fetching=frozenset((world.some_peer(), random.randrange(16)) for _ in range(random.randrange(4))),
         refused=some,
         unanswered=some,
+        joined=frozenset(world.many(lambda: AverageId(world.raw(16)))),
+        refuted=world.maybe(lambda: _roster(world)),
         has_start=random.random() < 0.8,
     )
     return Situation(state, world.live, world.now_s, _rules(world))
@@ -188,6 +192,10 @@ def _peers(world: World) -> frozenset[Any]:
 
 def _some(world: World) -> list[PeerRecord]:
     return world.random.sample(world.records, world.random.randint(1, len(world.records)))
+
+
+def _slices(world: World) -> tuple[SignedSlice, ...]:
+    return world.many(lambda: SignedSlice(world.some_peer(), world.raw(16), world.raw(64)))
 
 
 def _signed(mine: Any) -> RawRecord:
@@ -332,6 +340,12 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "port": lambda w: w.random.randrange(65536),
     "round_trip_s": lambda w: w.random.choice((-1.0, 0.0, 5e-324, 0.1, 1e308, math.inf, math.nan)),
     **dict.fromkeys(("coordinate", "one"), lambda w: w.maybe(w.coordinate)),
+    "slices": _slices,
+    **dict.fromkeys((("one", "Sequence[SignedSlice]"), ("other", "Sequence[SignedSlice]")), _slices),
+    **dict.fromkeys(("voter", "member"), lambda w: w.random.choice(w.records)),
+    "ahead": _some,
+    **dict.fromkeys(("joined", "refuted"), lambda w: frozenset(w.many(lambda: AverageId(w.raw(16))))),
+    **dict.fromkeys(("is_signed", "is_counted", "is_late"), lambda w: w.random.random() < 0.5),
     ("one", "PeerRecord"): lambda w: w.random.choice(w.records),
     "limits": lambda _w: Limits(),
     **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),

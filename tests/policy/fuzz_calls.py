@@ -27,7 +27,9 @@ MOST_S = 0.05
 """Processor time that a call may take."""
 TRIES = 3
 """A call counts as slow if it is slow each time: the collector of garbage strikes any."""
-_TYPES = "LiveView SwarmView PeerRecord RawRecord Situation Facts Roster RosterEntry Report StageTally ClockOffset Dialled Lineage"
+_TYPES = (
+    "LiveView SwarmView PeerRecord RawRecord Situation Facts Roster RosterEntry Report StageTally ClockOffset Dialled Lineage SignedSlice"
+)
 TOLD = re.compile(rf"\b({'|'.join(_TYPES.split())})\b")
 """Types of values that peers say, or that hold such values."""
 

@@ -173,6 +173,9 @@ class Exchange:
             return
         content = self.totals.get(flow.slice) if flow.is_sum else self.contents.get(flow.of, self.held.get(Edge(flow.of, flow.to)))
         if flow.hop >= 0 and content is not None and flow in self.flows:
+            if flow.is_sum and flow.slice == self.me:
+                content = self.peer.lies.sum_for(flow.to, self.roster, content)
+                self.peer.trust.signs(self.roster.average_id, content)
             done = self.roster.entries[flow.of].done if flow.of != self.me else self._done
             self._send(flow, Chunk(flow.slice, flow.of, flow.to, number, content, done))
         self._kick()
@@ -243,6 +246,7 @@ class Exchange:
         if self.summed <= self.mine.sums[self.me]:
             return
         self.totals[self.me] = tuple(sorted(gradient for part in self.contents.values() for gradient in part))
+        self.peer.trust.signs(self.roster.average_id, self.totals[self.me])
         self.mine.sums[self.me] = summed = self.summed
         for flow in self.flows:
             if flow.is_sum and flow.slice == self.me:

@@ -68,6 +68,14 @@ class Kind(enum.Enum):
     """For a while each chunk that a peer sends breaks at its end."""
     MISJUDGE = "misjudge"
     """For a while a peer closes each round that it may judge, and names a member that is at no fault."""
+    FORK = "fork"
+    """For a while a peer sends each member of a round another sum of the slice that it reduces."""
+    FABRICATE = "fabricate"
+    """For a while a peer makes averages up, of rounds with all members that never were, and goes on with them."""
+    FORGE = "forge"
+    """For a while the averages that a peer gives show other hashes of its mates' slices than those have signed."""
+    MISNAME = "misname"
+    """For a while a peer's record tells another average than it holds."""
     WITHHOLD = "withhold"
     """For a while a trainer launches nothing of what it owns."""
     GHOSTS = "ghosts"
@@ -84,7 +92,8 @@ class Survivor(enum.Enum):
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
 _LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}
-LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS)
+LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME})
+LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS)
 HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 
@@ -133,6 +142,8 @@ class Scenario:
     """Stages with more members average in two levels; 0: none does."""
     num_sections: int = 1
     """The sections of an average that is made in two levels."""
+    certifies: bool = False
+    """Averages count once more than half of the voters hold them."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0
@@ -147,6 +158,7 @@ def draw(
     delayed: bool = False,
     steps: tuple[int, int] = (4, 7),
     group_size: int = 0,
+    certifies: bool = False,
 ) -> Scenario:
     """A run of random size with random faults of these kinds, from one to seven for each step or so. `steps`: fewest and most.
 
@@ -179,6 +191,7 @@ def draw(
         download=rng.choice((0.0, 0.0, 2.5)),
         group_size=group_size,
         num_sections=1 + seed % 3 if group_size else 1,
+        certifies=certifies,
         off=off,
         limit_s=max(300.0, 20.0 * last_step),
     )

@@ -9,6 +9,7 @@ from peerd.policy.step.following import Followers, num_kept
 from peerd.table.record import AverageId, Lineage, PeerId
 from tests.policy.model_theta import Average
 from tests.policy.model_tied import Sum
+from tests.policy.model_trust import Claim
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
@@ -21,6 +22,7 @@ class Held:
     step: int
     average_id: AverageId
     average: Average
+    claim: Claim
     lineage: Lineage
     """Of the parameters that it was computed with."""
     tied: Sum | None = None

@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from peerd.policy.hashing import digest
+from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.roster import Roster, entry_of, why_inexact
 from peerd.table.forms import MAX_COUNT
-from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, PeerId, PeerRecord, Phase, Suspicion
+from tests.policy.model_exchange import Plan
 from tests.policy.model_faults import Kind
+from tests.policy.model_theta import Average
+from tests.policy.model_trust import SIGNED, Claim, falsified, root_of
 
 if TYPE_CHECKING:
-    from peerd.policy.step.roster import Roster
+    from peerd.policy.step.situation import StepRules
+    from peerd.table.view import LiveView
+    from tests.policy.model_kept import Held
     from tests.policy.model_peer import ModelPeer
 
 BOASTED_STEPS = 10
@@ -45,6 +53,10 @@ class Lies:
             record = replace(record, phase=Phase.AVERAGING)
         if self._tells(Kind.LAG) and record.phase is Phase.AVERAGED:
             record = replace(record, phase=Phase.ACCUMULATING, average_id=NO_AVERAGE, gradient_norm=None, tied_sum=NO_AVERAGE)
+        if self._tells(Kind.MISNAME) and record.phase is Phase.AVERAGED:
+            record = replace(record, average_id=AverageId(digest("misnamed", record.average_id)))
+        if self._tells(Kind.FORGE) and record.phase is Phase.AVERAGED and peer.claim is not None:
+            record = replace(record, average_id=self._forged(peer.claim).id)
         if self._tells(Kind.FRAME):
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, sidelined=tuple(others[:MAX_SIDELINED]))
@@ -65,6 +77,51 @@ class Lies:
     @property
     def misjudges(self) -> bool:
         return self._tells(Kind.MISJUDGE)
+
+    @property
+    def rules(self) -> StepRules:
+        """A peer that makes averages up goes on with them though nobody else does."""
+        return replace(self._peer.world.rules, certifies=False) if self._tells(Kind.FABRICATE) else self._peer.world.rules
+
+    @property
+    def has_lied(self) -> bool:
+        return bool(self._until_s)
+
+    @property
+    def are_of_numbers(self) -> bool:
+        """Whether it has lied so that what it holds itself may be wrong."""
+        return not self._until_s.keys().isdisjoint({Kind.FORK, Kind.FABRICATE})
+
+    def sum_for(self, member: int, roster: Roster, total: Average) -> Average:
+        """The sum of this peer's slice as it sends it to one member."""
+        return falsified(total, roster.step, member) if self._tells(Kind.FORK) else total
+
+    def make_up(self, live: LiveView) -> None:
+        """Hold an average of all members' present ledgers, with numbers of its own, once nothing is missing."""
+        peer = self._peer
+        mine = peer.record
+        if not self._tells(Kind.FABRICATE) or mine.phase is not Phase.ACCUMULATING:
+            return
+        members = [mine, *(m for m in live.members(mine.stage, mine.step) if m.peer != mine.peer)]
+        entries = tuple(sorted(entry_of(m) for m in members))
+        if why_inexact(entries, peer.world.scenario.num_microbatches):
+            return
+        roster, num = Roster(mine.stage, mine.step, 1_000_000 + peer.rounds.attempt, mine.peer, entries), len(entries)
+        peer.world.plans[roster.average_id] = Plan(tuple(100 * (e.peer == mine.peer) for e in entries), (1.0,) * num, 2, 1.0)
+        numbers = falsified(tuple(peer.accumulator), mine.step, 0)
+        peer.trust.signs(roster.average_id, numbers)
+        claim = Claim(roster, (SignedSlice(mine.peer, root_of(numbers), SIGNED),) if peer.world.rules.certifies else ())
+        peer.world.counts["made up"] += 1
+        peer.adopt(claim.id, numbers, claim)
+
+    def given(self, held: Held) -> Held:
+        """An average as it gives it to a mate."""
+        forged = self._forged(held.claim) if self._tells(Kind.FORGE) else held.claim
+        return replace(held, claim=forged, average_id=forged.id)
+
+    def _forged(self, claim: Claim) -> Claim:
+        slices = [each if each.reducer == self._peer.name else replace(each, root=b"forged") for each in claim.slices]
+        return replace(claim, slices=tuple(slices))
 
     def holds_back(self) -> bool:
         """Whether it does not commit, though it could: nobody of its stage has yet."""

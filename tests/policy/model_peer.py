@@ -13,21 +13,24 @@ from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import lineage_after, lineage_skipped
-from peerd.policy.step.situation import OwnState, Situation
+from peerd.policy.step.situation import Situation
 from peerd.policy.step.stepping import looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView
 from tests.policy.model_calls import Calls
-from tests.policy.model_exchange import FAST, SUM_BYTES, judge_silent_s
+from tests.policy.model_exchange import FAST, SUM_BYTES
+from tests.policy.model_fetching import Fetching
 from tests.policy.model_hearing import Hearing, KeptView
 from tests.policy.model_kept import Held, Kept
 from tests.policy.model_lies import Lies
 from tests.policy.model_links import DeadLinks
 from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds
+from tests.policy.model_situation import own_state_of
 from tests.policy.model_states import States
 from tests.policy.model_theta import Average, Gradient, ThetaId
 from tests.policy.model_tied import Sum, Tied
+from tests.policy.model_trust import Claim, Trust
 
 if TYPE_CHECKING:
     from tests.policy.protocol_model import World
@@ -37,7 +40,6 @@ AVERAGING_S = 1.5
 TICK_S = 0.15
 PUSH_S = 0.02
 FENCE_S = 1.5 * PERIOD_S
-FORGET_REFUSAL_S = 2.0
 
 
 class ModelPeer:
@@ -62,6 +64,8 @@ class ModelPeer:
         self.accumulator: list[Gradient] = []
         self.next_accumulator: list[Gradient] = []
         self.average: Average | None = None
+        self.claim: Claim | None = None
+        self.trust, self.averages = Trust(self), Fetching(self)
         self.kept = Kept(self)
         self.lost_since_s: float | None = None
         self.fenced_until_s = float("-inf")
@@ -244,36 +248,20 @@ class ModelPeer:
         if self.fenced or self.downloading or self.rounds.is_opening:
             return
         self.rounds.look(self.live().members(self.record.stage, self.record.step))
-        own, live = self._own_state(), self.live()
+        own, live = own_state_of(self), self.live()
         lost = looks_lost(Situation(own, live, self.now, self.world.rules))
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
         if lost and "wait before lost" in self.world.scenario.off:
             self.lost_since_s = float("-inf")
         own = self.recovery.noted(replace(own, lost_since_s=self.lost_since_s) if lost else own, live)
-        self.act(self.recovery.decide(Situation(own, live, self.now, self.world.rules)))
+        self.lies.make_up(live)
+        self.act(self.recovery.decide(Situation(own, live, self.now, self.lies.rules)))
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
             self._go()
 
-    def _own_state(self) -> OwnState:
-        self.refused = {key: at for key, at in self.refused.items() if self.now - at < FORGET_REFUSAL_S}
-        self.unanswered = {key: at for key, at in self.unanswered.items() if self.now - at < FORGET_REFUSAL_S}
-        current = self.rounds.current
-        return OwnState(
-            record=self.record,
-            round_roster=current.roster if current else None,
-            round_still_s=self.now - current.moved_at_s if current else 0.0,
-            judge_silent_s=judge_silent_s(current, self.now) if current and "give up" not in self.world.scenario.off else 0.0,
-            round_lost=self.rounds.lost,
-            giving_to=self.rounds.giving_to,
-            propose_after_s=self.rounds.propose_after_s,
-            attempt=self.rounds.attempt,
-            fetching=frozenset(self.rounds.sections.fetching),
-            last_in_turn=self.rounds.sidelining.last_in_turn(self.record.step),
-            refused=frozenset(self.refused),
-            unanswered=frozenset(self.unanswered),
-            reloads_in_vain=self.now - self.found_no_donor_s < FORGET_REFUSAL_S,
-        )
+    def situation(self) -> Situation:
+        return Situation(own_state_of(self), self.live(), self.now, self.world.rules)
 
     def act(self, act: Act) -> None:
         off = self.world.scenario.off
@@ -285,7 +273,7 @@ class ModelPeer:
             case acts.Commit(norm=norm) if not self.lies.holds_back():
                 self.commit(norm)
             case acts.FetchAverage(peer=peer, step=step) if "adopt" not in off and not self.fetching:
-                self.rounds.fetch_average(peer, step)
+                self.averages.fetch(peer, step)
             case acts.FetchSection():
                 self.rounds.sections.fetch(act)
             case acts.FetchTied() if not self.fetching:
@@ -298,6 +286,11 @@ class ModelPeer:
                 self.recovery.fetch_previous(act)
             case acts.CloseRound(reason=reason) if self.rounds.current is not None or "close unnoted" not in off:
                 self.rounds.close(reason)
+            case acts.GiveUpAverage():
+                self.world.counts["averages given up"] += 1
+                self.rounds.end_giving()
+                self.average = self.claim = self.tied.held = None
+                self.change(phase=Phase.ACCUMULATING, average_id=NO_AVERAGE)
             case acts.DropSums(names=names) if "overlap reset" not in off:
                 self.world.counts["resets"] += 1
                 self.record = dropped(self.record, names)
@@ -315,10 +308,10 @@ class ModelPeer:
                 self.world.check_history(self)
                 self.change(phase=Phase.ACCUMULATING, checkpoints=tuple(s for s in self.record.checkpoints if s <= self.record.step))
 
-    def adopt(self, step: int, average_id: AverageId, average: Average, norm: float | None = None, tied: Sum | None = None) -> None:
+    def adopt(self, average_id: AverageId, average: Average, claim: Claim, norm: float | None = None, tied: Sum | None = None) -> None:
         """A finished average of my present step, from my round or from a mate; a joiner applies it with the mate's `norm` and sum."""
         self.rounds.drop()
-        self.average, self.tied.held = average, tied
+        self.average, self.claim, self.tied.held = average, claim, tied
         if self.record.phase is Phase.JOINING:
             self.change(average_id=average_id)
             self.commit(norm)
@@ -328,10 +321,11 @@ class ModelPeer:
 
     def commit(self, norm: float | None) -> None:
         assert self.average is not None
+        assert self.claim is not None
         assert (norm is not None) == self.world.rules.shares_norms
         self.world.check_average(self, self.average)
         held = self.tied.held if self.tied.exists else None
-        self.kept.add(Held(self.record.step, self.record.average_id, self.average, self.record.lineage, held, norm))
+        self.kept.add(Held(self.record.step, self.record.average_id, self.average, self.claim, self.record.lineage, held, norm))
         self.world.counts["commits"] += 1
         self.recovery.clocks.committed(self.now)
         rounding = (self.record.average_id if self.world.scenario.rounding else b"") + (repr(held.shares).encode() if held else b"")
@@ -345,11 +339,12 @@ class ModelPeer:
         self.previous = None if "previous" in self.world.scenario.off else self.theta
         self.recovery.lacks_previous = False
         self.theta = theta
-        self.average = self.tied.held = None
+        self.average = self.claim = self.tied.held = None
         self.accumulator, self.next_accumulator = self.next_accumulator, []
         self.rounds.drop()
         self.rounds.attempt = 0
         self.rounds.begin_step()
+        self.trust.begin_step()
         self.lost_since_s = None
         phase = Phase.JOINING if self.record.phase is Phase.JOINING else Phase.ACCUMULATING
         norms = self._norms_with(norm)

@@ -11,6 +11,7 @@ from peerd.policy.step.ledger import full
 from peerd.policy.step.roster import Roster, why_refuse
 from peerd.table.record import AverageId, PeerId, Phase
 from tests.policy.model_theta import Average
+from tests.policy.model_trust import Claim
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
@@ -52,7 +53,8 @@ class Sections:
         found = [self._held[number] for number in range(num_sections)]
         rounds = [average_id for average_id, _ in found]
         peer.world.counts["averages by sections"] += 1
-        peer.adopt(peer.record.step, AverageId(digest("sections", peer.record.stage, peer.record.step, *rounds)), found[0][1])
+        whole = AverageId(digest("sections", peer.record.stage, peer.record.step, *rounds))
+        peer.adopt(whole, found[0][1], Claim(Roster(peer.record.stage, peer.record.step, 0, peer.name, (), parts=tuple(rounds))))
 
     def of(self, step: int, number: int) -> Section | None:
         record = self._peer.record

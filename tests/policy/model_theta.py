@@ -21,6 +21,11 @@ Average = tuple[Gradient, ...]
 """What an average holds, sorted: the very gradients that were summed, each as often as it was."""
 
 
+def is_made_up(average: Average) -> bool:
+    """Whether some of its numbers are no gradient's."""
+    return any(gradient.index < 0 for gradient in average)
+
+
 class Thetas:
     """Histories by number: equal histories have equal numbers, whoever made them."""
 

@@ -13,6 +13,7 @@ Checked, by the invariants of docs/protocol.md:
   I5  where gradient norms are shared, every stage applies the same norm of a step (but for rounding)
   I6  where the first and the last stage hold copies of one weight, both apply the whole step to it, copies with one history
       are the same, and no difference persists
+  I7  where averages are certified, no honest peer applies numbers that a peer made up (I1), and no honest peer is blamed for them
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class World:
         self.disk: dict[PeerId, int] = {}
         self.plans: dict[AverageId, Plan] = {}
         """What each roster says of its exchange."""
+        self.signed: set[tuple[PeerId, AverageId, bytes]] = set()
+        """Which hashes of slices of which round a peer has signed: nobody else can."""
         self.checkpoints: dict[PeerId, list[Snapshot]] = {}
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
@@ -90,6 +93,7 @@ class World:
             ties_stages=scenario.ties_stages and scenario.num_stages > 1,
             group_size=scenario.group_size,
             num_sections=scenario.num_sections,
+            certifies=scenario.certifies,
         )
         self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
         self._sequence = 0
@@ -151,7 +155,7 @@ class World:
         self.trace.append(f"{self.now:8.3f} {text}")
 
     def _finished(self) -> bool:
-        present = [peer for peer in self.peers.values() if peer.alive]
+        present = [peer for peer in self.peers.values() if peer.alive and not peer.lies.are_of_numbers]
         stages = {peer.record.stage for peer in present}
         return len(stages) == self.scenario.num_stages and all(
             peer.record.step >= self.scenario.last_step
@@ -164,6 +168,8 @@ class World:
     # invariants
 
     def check_average(self, peer: ModelPeer, average: Average) -> None:
+        if peer.lies.are_of_numbers:
+            return
         wrong = why_wrong(
             average,
             stage=peer.record.stage,
@@ -174,6 +180,12 @@ class World:
         )
         if wrong is not None:
             self.violations.append(f"I1 at {peer.name} of stage {peer.record.stage}: {wrong}")
+
+    def blames(self, name: PeerId, how: str) -> None:
+        """Somebody holds a lie against this peer. No honest peer is ever blamed."""
+        self.counts.update((how, f"{how} of {name}"))
+        if name not in self.peers or not self.peers[name].lies.has_lied:
+            self.violations.append(f"I7: {name}, which is honest, is {how}")
 
     def check_norm(self, peer: ModelPeer, norm: float | None) -> None:
         """Averages that differ in rounding, or a step given up, excuse two stages that applied different norms."""
@@ -205,7 +217,8 @@ class World:
             self.violations.append(f"I6: two copies of the tied weight at step {record.step} have one history")
 
     def _check_divergence(self) -> None:
-        awake = [p for p in self.peers.values() if p.alive and self.now >= p.awake_at and p.record.phase is not Phase.JOINING]
+        honest = [p for p in self.peers.values() if p.alive and not p.lies.are_of_numbers]
+        awake = [p for p in honest if self.now >= p.awake_at and p.record.phase is not Phase.JOINING]
         diverged = {}
         for one in awake:
             for other in awake:

@@ -227,3 +227,11 @@ def test_when_a_peer_dies_its_microbatches_of_both_steps_are_missing() -> None:
     both, rest = view_of(dead, lives), view_of(lives)
     assert (missing(both, 0, 0, NUM_MICROBATCHES), missing(both, 0, 1, NUM_MICROBATCHES)) == (0, FULL & ~0b10000)
     assert (missing(rest, 0, 0, NUM_MICROBATCHES), missing(rest, 0, 1, NUM_MICROBATCHES)) == (0b11, FULL)
+
+
+def test_a_peer_that_its_mates_leave_out_does_not_say_at_which_step_its_stage_is() -> None:
+    """Else what the stage lacks of its step would be computed by nobody for as long as one says that it is past it."""
+    liar = member("c", step=3)
+    mates = [member(name, step=2, sidelined=(liar.peer,)) for name in ("a", "b")]
+    assert stage_step(view_of(liar, *mates), 0) == 2
+    assert stage_step(view_of(liar, *(replace(mate, sidelined=()) for mate in mates)), 0) == 3

@@ -111,3 +111,19 @@ def test_hole_36_a_member_that_is_still_banned_after_a_fence_is_left_out_again()
     seen.banned({C: 5.0}, 5.0)
     assert seen.peers == (C,)
     assert at_next_step(seen, 10.1) == ()
+
+
+def test_a_mate_whose_average_nobody_takes_counts_once_it_has_held_it_for_long_and_is_out_the_second_time() -> None:
+    """It keeps its stage from averaging: what a mate says that it has is not averaged again."""
+    seen, patience_s = Sidelining(ME), PATIENCE * AVERAGING_S
+    assert [seen.disbelieved(C, AVERAGING_S, now_s) for now_s in (0.0, patience_s - 0.1, patience_s)] == [False, False, True]
+    assert C not in seen.peers
+    assert seen.disbelieved(C, AVERAGING_S, 2 * patience_s)
+    assert C in seen.peers
+
+
+def test_in_another_step_what_was_disbelieved_in_the_last_one_says_nothing() -> None:
+    seen = Sidelining(ME)
+    seen.disbelieved(C, AVERAGING_S, 0.0)
+    seen.begin_step(1e3)
+    assert not seen.disbelieved(C, AVERAGING_S, 1e3)

@@ -127,6 +127,13 @@ class CloseRound(_Reasoned):
 
 
 @dataclass(frozen=True, slots=True)
+class GiveUpAverage(_Reasoned):
+    """Hold this average no more, and accumulate the step again with the ledger of before."""
+
+    verb = "give the average up"
+
+
+@dataclass(frozen=True, slots=True)
 class DropSums(_Reasoned):
     """Drop these sums of this step's ledger (asides.py); the main one has this peer's own id."""
 
@@ -181,6 +188,7 @@ Act = (
     | FetchPrevious
     | Reload
     | CloseRound
+    | GiveUpAverage
     | DropSums
     | SkipStep
     | StepBack

@@ -96,11 +96,15 @@ def missing(live: LiveView, stage: int, step: int, num_microbatches: int) -> int
 def stage_step(live: LiveView, stage: int) -> int | None:
     """The newest step of the live peers that serve a stage; None if nobody serves it.
 
-    For a distant stage: the median of its speakers' steps, because one of them may be wrong.
+    One that its mates leave out does not count: it may say that the stage has finished a step, so that nobody computes what is missing. For
+    a distant stage: the median of its speakers' steps, because one of them may be wrong.
     """
     speakers = live.speakers(stage)
     if speakers:
         return median_high([record.step for record in speakers])
+    left_out = live.sidelined(stage)
+    if left_out:
+        return max((record.step for record in live.serving(stage) if record.peer not in left_out), default=live.newest_step(stage))
     return live.newest_step(stage)
 
 

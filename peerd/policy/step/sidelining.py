@@ -47,6 +47,7 @@ class Sidelining:
         self._banned: frozenset[PeerId] = frozenset()
         self._elsewhere_since_s: dict[PeerId, float] = {}
         """Members that are in a round without this peer, and since when."""
+        self._disbelieved_since_s: dict[PeerId, float] = {}
         self._step = -1
         self._led: list[PeerId] = []
         self._waited_for: list[PeerId] = []
@@ -97,6 +98,18 @@ class Sidelining:
         self._banned = frozenset(left_s)
         self._forget_the_first()
 
+    def disbelieved(self, peer: PeerId, averaging_s: float, now_s: float) -> bool:
+        """Note that a mate holds an average of this step that this peer does not take, though nothing proves it wrong: rule 18 (certify).
+
+        Nobody else can make one meanwhile. Returns whether that has lasted for longer than it takes to be held by others, too.
+        """
+        since_s, patience_s = self._disbelieved_since_s.setdefault(peer, now_s), PATIENCE * averaging_s
+        if now_s - since_s < patience_s:
+            return False
+        self._disbelieved_since_s[peer] = now_s
+        self._count(peer, self._me, patience_s, now_s)
+        return True
+
     def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float, group_size: int = 0) -> None:
         """Note members that are in a round without this peer for longer than a round may stand still.
 
@@ -123,6 +136,7 @@ class Sidelining:
 
     def begin_step(self, now_s: float) -> None:
         """Between two steps members come back whose time is over. Until then their ledgers are done anew by others."""
+        self._disbelieved_since_s = {}
         self._step = -1
         self.peers = tuple(sorted(peer for peer, known in self._absent.items() if now_s < known.until_s))[:MAX_SIDELINED]
 
@@ -130,6 +144,7 @@ class Sidelining:
         """Rule T3 (fence): rounds that failed while this peer slept say nothing of others."""
         self._absent.clear()
         self._elsewhere_since_s = {}
+        self._disbelieved_since_s = {}
         self._step, self.peers = -1, ()
         self._banned = frozenset()
 

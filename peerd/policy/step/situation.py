@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from peerd.policy.hashing import turn_of
+from peerd.policy.step.certificates import Words, is_upheld, words_on
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.norms import norm_of_step
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.tied import WantedSum, other_end, sum_of_step
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 LATE_SHARE = 0.25
@@ -42,6 +43,8 @@ class StepRules:
     """The most members of a stage that average in one round; larger stages do in two levels (groups.py). 0: all do in one."""
     num_sections: int = 1
     """The number of sections of an average that is made in two levels."""
+    certifies: bool = False
+    """An average counts once more than half of the voters hold it (certificates.py). The stages of such a run have no groups."""
 
     def tied_to(self, stage: int) -> int | None:
         """The stage that holds the other copy of this stage's tied weight; None if there is none."""
@@ -67,6 +70,10 @@ class OwnState:
     round_lost: frozenset[PeerId] = frozenset()
     """Members of the open round of which nothing has been heard for so long that they count as gone (`lost_after_s`). Others whose records
     have expired may be behind a link that is dead for a while."""
+    joined: frozenset[AverageId] = frozenset()
+    """The rounds of this step in which this peer has been, also where they failed, or its ledger has gone since."""
+    refuted: Roster | None = None
+    """The roster of the average that this peer holds, if one of its reducers has signed two slices of it; None: none has."""
     giving_to: frozenset[PeerId] = frozenset()
     """Members of this peer's last round to which it still sends sums that they lack."""
     propose_after_s: float = 0.0
@@ -167,6 +174,32 @@ class Situation:
     def first_to_ask(self, mates: Sequence[PeerRecord]) -> PeerRecord:
         """The mate to ask first: one that has not failed to answer, and among these the one with the smallest average id."""
         return min(mates, key=lambda m: ((m.peer, self.mine.step) in self.own.unanswered, m.average_id, turn_of(self.mine.peer, m.peer)))
+
+    @cached_property
+    def words(self) -> Words:
+        """What the voters say of the averages of this peer's step."""
+        return words_on(self.mine, self.live)
+
+    def counts(self, average_id: AverageId) -> bool:
+        """Whether more than half of the voters hold this average of this peer's step: rule 18 (certify)."""
+        if self.own.refuted is not None and average_id == self.mine.average_id:
+            return is_upheld(average_id, self.own.refuted, self.mine, self.live)
+        return not self.rules.certifies or self.words.certify(average_id, self.is_late)
+
+    def may_believe(self, average_id: AverageId) -> bool:
+        """Whether a mate that holds this average is worth asking: it counts, or may be that of a round in which this peer was."""
+        return bool(self.own.joined) or self.counts(average_id)
+
+    def is_better(self, average_id: AverageId) -> bool:
+        """Whether this peer, which holds an average of its step, takes another one in its place: the smaller id, of those that count."""
+        mine = self.mine.average_id
+        rank, own_rank = (not self.counts(average_id), average_id), (not self.counts(mine), mine)
+        return rank < own_rank and self.may_believe(average_id)
+
+    def is_worth_asking(self, average_id: AverageId) -> bool:
+        """Whether this peer asks for another average than its own: to take it, or to see what its reducers have signed."""
+        mine = self.mine.average_id
+        return self.is_better(average_id) or (average_id != mine and not self.counts(mine))
 
     def averaged_like_me(self) -> list[PeerRecord]:
         """The mates that have an average of this step, computed with the same parameters as this peer's."""

@@ -21,6 +21,7 @@ from peerd.policy.round.proposing import num_in_turn
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
+from peerd.policy.step.certifying import are_ahead, better_mates, why_give_up, why_uncounted
 from peerd.policy.step.groups import by_sum
 from peerd.policy.step.judging import given_up_after_s
 from peerd.policy.step.ledger import missing, stage_step, why_no_average, why_not_averaged
@@ -129,7 +130,7 @@ def _has_heard_of_all(now: Situation) -> bool:
 def _commit_behind_mate(now: Situation) -> Act | None:
     """Rule 1 (commit behind): a mate at a later step proves that this step was decided (hole 6)."""
     ahead = [m for m in now.mates if m.step > now.mine.step]
-    if now.mine.phase is not Phase.AVERAGED or not ahead:
+    if now.mine.phase is not Phase.AVERAGED or not ahead or not now.counts(now.mine.average_id):
         return None
     peer = min(ahead, key=lambda m: (-m.step, turn_of(now.mine.peer, m.peer))).peer
     if now.lacks_norm():
@@ -137,6 +138,12 @@ def _commit_behind_mate(now: Situation) -> Act | None:
     if now.lacks_tied():
         return _fetch_tied(now) or acts.Reload("no peer has this step's tied gradients any more", peer, now.mine.step + 1)
     return _committing(now, "a stage mate has committed this step")
+
+
+def _give_up_average(now: Situation) -> Act | None:
+    """Rule 18 (certify): what this peer holds is not the average of the stage."""
+    reason = why_give_up(now)
+    return acts.GiveUpAverage(reason) if reason else None
 
 
 def _fetch_from_ahead(now: Situation) -> Act | None:
@@ -147,7 +154,7 @@ def _fetch_from_ahead(now: Situation) -> Act | None:
     able = now.willing(ahead)
     if able:
         return acts.FetchAverage("a stage mate is one step ahead", now.first_to_ask(able).peer, now.mine.step)
-    if all(m.peer in now.unreached for m in ahead):
+    if all(m.peer in now.unreached for m in ahead) or not are_ahead(now, ahead):
         return None  # nobody waits for this peer, which catches up once it can call one of them
     return acts.Reload("no stage mate ahead could give its average", ahead[0].peer, now.mine.step + 1)
 
@@ -169,9 +176,9 @@ def _reload(now: Situation) -> Act | None:
     if mine.phase is Phase.AVERAGING and not now.round_is_slow:
         return None
     far = [m for m in now.mates if m.step > mine.step + 1]
-    if far:
+    if far and are_ahead(now, [m for m in now.mates if m.step > mine.step]):
         return acts.Reload(f"the stage is at step {far[0].step}", max(far, key=lambda m: m.step).peer, mine.step + 2)
-    better = [m for m in now.mates if m.step == mine.step and m.worth < mine.worth]
+    better = better_mates(now)
     if better:
         return acts.Reload("a stage mate has the better lineage", min(better, key=lambda m: m.worth).peer, mine.step)
     return None
@@ -200,7 +207,8 @@ def _close_round(now: Situation) -> Act | None:
 
 def _fetch_from_averaged(now: Situation) -> Act | None:
     """Rule 5 (fetch): an average that a live mate has is never computed again (hole 3)."""
-    able = now.willing(now.averaged_like_me()) if now.may_take_average and not comes_by_sections(now) else []
+    believed = [m for m in now.averaged_like_me() if now.may_believe(m.average_id)]
+    able = now.willing(believed) if now.may_take_average and not comes_by_sections(now) else []
     return acts.FetchAverage("a stage mate has the average", now.first_to_ask(able).peer, now.mine.step) if able else None
 
 
@@ -253,11 +261,14 @@ def _fetch_section(now: Situation) -> Act | None:
 
 
 def _adopt_smaller(now: Situation) -> Act | None:
-    """Rule 9 (adopt): two exact averages differ in rounding. While nobody has moved on, all take the one with the smaller id."""
+    """Rule 9 (adopt): two exact averages differ in rounding. While nobody has moved on, all take the one with the smaller id.
+
+    One that counts comes before one that does not: rule 18 (certify).
+    """
     mine = now.mine
     if mine.phase is not Phase.AVERAGED or _newest_step(now) > mine.step:
         return None
-    smaller = now.willing([m for m in now.averaged_like_me() if m.average_id < mine.average_id])
+    smaller = now.willing([m for m in now.averaged_like_me() if now.is_worth_asking(m.average_id)])
     return acts.FetchAverage("a stage mate's average has the smaller id", now.first_to_ask(smaller).peer, mine.step) if smaller else None
 
 
@@ -319,6 +330,7 @@ def _follow_run(now: Situation) -> Act | None:
 
 _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _commit_behind_mate,
+    _give_up_average,
     _fetch_from_ahead,
     _copy_tied,
     _reload,
@@ -345,7 +357,7 @@ def _why_uncommitted(now: Situation) -> str:
     """Why rule 10 (commit) does not hold yet; empty if it holds."""
     live, step, given, stages = now.live, now.mine.step, now.own.giving_to, range(now.rules.num_stages)
     reasons = (why_no_average(live, s, step) if now.is_late else why_not_averaged(live, s, step, given) for s in stages)
-    reason = next(filter(None, reasons), "")
+    reason = next(filter(None, reasons), "") or why_uncounted(now)
     if reason:
         return reason
     if now.lacks_norm():

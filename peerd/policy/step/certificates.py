@@ -1,0 +1,181 @@
+"""Which averages count: rule 18 (certify) and what a peer believes of an average that a mate gives it.
+
+Of an average it is not enough to know who and which bits are in it: a reducer may send each member another slice, and a peer may make up
+the numbers. So the id of an average covers its numbers, slice by slice, as they travelled, and each reducer signs the hash of its slice.
+Whoever holds other numbers holds another average, which all can see, and the lineage of its parameters is another one. Two hashes that
+one reducer has signed for one slice of one round prove that it lies. An average counts once more than half of the voters hold it.
+
+A voter's record is its vote: that it holds the average, or that it has gone on to the next step with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from peerd.policy.hashing import digest
+from peerd.policy.step.norms import told_by
+from peerd.policy.step.roster import Roster, entry_of, lineage_after
+from peerd.policy.step.tied import sum_told
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+FEWEST = 3
+"""Of fewer peers no majority can say who of them is wrong."""
+MOST_WAYS = 4
+"""So many ways in which peers have finished a step are looked at, the most common ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignedSlice:
+    """The hash of a slice of a round's sum, as its reducer signed it. `signature` is checked where it comes in."""
+
+    reducer: PeerId
+    root: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Distrust:
+    """Why a peer does not take an average. `is_lie`: whoever gave it has broken the protocol."""
+
+    reason: str
+    is_lie: bool
+
+
+def average_id_of(roster: Roster, slices: Sequence[SignedSlice]) -> AverageId:
+    """The id of an average with its numbers; that of its round where no slice is signed."""
+    return AverageId(digest("slices", roster.average_id, *(each.root for each in slices))) if slices else roster.average_id
+
+
+def told_twice(one: Sequence[SignedSlice], other: Sequence[SignedSlice]) -> tuple[SignedSlice, SignedSlice] | None:
+    """Two slices that one reducer has signed, of two copies of one round's sum: proof that it lies. None if they agree."""
+    known = {each.reducer: each for each in one}
+    pairs = ((known[each.reducer], each) for each in other if each.reducer in known)
+    return next((pair for pair in pairs if pair[0].root != pair[1].root), None)
+
+
+def has_word(member: PeerRecord, step: int) -> bool:
+    """Whether a peer of the stage has a word on the average of this step: it holds a part of it, is in a round or has finished the step.
+
+    A newcomer that holds nothing can only believe others.
+    """
+    return member.step > step or bool(member.done) or member.phase is not Phase.ACCUMULATING
+
+
+def present(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
+    """The members of a stage at this step, and its peers that are one step ahead."""
+    return [*live.members(stage, step), *(m for m in live.serving(stage) if m.step == step + 1)]
+
+
+def voters(mine: PeerRecord, live: LiveView) -> list[PeerRecord]:
+    """Whose word on the average of this peer's step counts. This peer comes first."""
+    return [mine, *(m for m in present(live, mine.stage, mine.step) if m.peer != mine.peer and has_word(m, mine.step))]
+
+
+def is_backed_by(voter: PeerRecord, average_id: AverageId, mine: PeerRecord) -> bool:
+    """Whether a voter says that it holds this average of this peer's step, computed with the same parameters, or has applied it."""
+    if voter.step == mine.step:
+        return voter.phase is Phase.AVERAGED and (voter.average_id, voter.lineage) == (average_id, mine.lineage)
+    return _applied_by(voter, mine.step).is_by(average_id, mine.lineage)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What the voters say of the averages of one step, counted once: how many hold each, and with what others have gone on."""
+
+    num_present: int
+    """Members and peers ahead, with or without a word."""
+    num_voters: int
+    held: Counter[AverageId]
+    ahead: tuple[tuple[_Applied, int], ...]
+    """The most common ways in which the step was finished, as far as records tell, and by how many voters each."""
+    before: Lineage
+    """Of the parameters that the step is computed with."""
+
+    def backers(self, average_id: AverageId) -> int:
+        """How many voters hold this average, or have applied it."""
+        applied = (number for each, number in self.ahead if each.is_by(average_id, self.before))
+        return self.held[average_id] + sum(applied)
+
+    def certify(self, average_id: AverageId, is_late: bool = False) -> bool:
+        """Whether more than half of the voters hold this average.
+
+        In a stage of two one is enough, if the other holds no other one or this peer has waited for it long enough.
+        """
+        backers = self.backers(average_id)
+        if self.num_present >= FEWEST:
+            return 2 * backers > self.num_voters
+        return backers > 0 and (len(self.held) <= 1 or is_late)
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """The lineage of a peer that has finished the step, and what it tells of how."""
+
+    lineage: Lineage
+    norm: float | None
+    tied_sum: AverageId | None
+
+    def is_by(self, average_id: AverageId, before: Lineage) -> bool:
+        return self.lineage == lineage_after(before, average_id, self.norm, self.tied_sum)
+
+
+def _applied_by(voter: PeerRecord, step: int) -> _Applied:
+    return _Applied(voter.lineage, told_by(voter, step), sum_told(voter, step))
+
+
+def words_on(mine: PeerRecord, live: LiveView) -> Words:
+    """What the voters say of the averages of this peer's step. Honest peers finish it alike, so a few ways of that are all that count."""
+    found = voters(mine, live)
+    held = Counter(m.average_id for m in found if m.step == mine.step and m.phase is Phase.AVERAGED and m.lineage == mine.lineage)
+    ahead = Counter(_applied_by(m, mine.step) for m in found if m.step > mine.step)
+    names = {mine.peer, *(m.peer for m in present(live, mine.stage, mine.step))}
+    return Words(len(names), len(found), held, tuple(ahead.most_common(MOST_WAYS)), mine.lineage)
+
+
+def is_upheld(average_id: AverageId, roster: Roster, mine: PeerRecord, live: LiveView) -> bool:
+    """Whether an average of which a reducer has signed two slices stands all the same: more than half of its members hold this one."""
+    names = {entry.peer for entry in roster.entries}
+    backers = sum(voter.peer in names and is_backed_by(voter, average_id, mine) for voter in voters(mine, live))
+    return 2 * backers > len(names)
+
+
+def why_unproven(live: LiveView, stage: int, step: int, is_late: bool = False) -> str:
+    """Why the average of another stage does not count yet, though some peer there says that it has one; empty if it does.
+
+    Of a stage that is far away only speakers are known, and they tell no averages.
+    """
+    if live.speakers(stage):
+        return ""
+    members = present(live, stage, step)
+    held = Counter(m.average_id for m in members if m.step == step and m.phase is Phase.AVERAGED)
+    most = max(held.values(), default=0) + sum(m.step > step for m in live.serving(stage))
+    if len(members) >= FEWEST:
+        is_proven = 2 * most > sum(has_word(m, step) for m in members)
+    else:
+        is_proven = most > 0 and (len(held) <= 1 or is_late)
+    return "" if is_proven else f"no average of stage {stage} is held by more than half of its members"
+
+
+def why_distrust(
+    roster: Roster, is_signed: bool, mine: PeerRecord, is_counted: bool, joined: Collection[AverageId], refuted: Collection[AverageId]
+) -> Distrust | None:
+    """Why this peer does not take the average that a mate gives it; None if it takes it.
+
+    `is_signed`: each slice has the signature of its reducer. `is_counted`: more than half of the voters hold it. `joined`: the rounds of
+    this step in which this peer was; `refuted`: those of which a reducer has signed two slices. A round in which this peer's present ledger
+    is, and in which it never was, is made up.
+    """
+    if not is_signed:
+        return Distrust("a slice of it is not signed by its reducer", is_lie=True)
+    if is_counted:
+        return None
+    if roster.average_id in refuted:
+        return Distrust("one of its reducers has signed two slices of it", is_lie=False)
+    if roster.average_id in joined:
+        return None
+    if roster.entry_of(mine.peer) == entry_of(mine):
+        return Distrust("this peer was in no such round", is_lie=True)
+    return Distrust("too few mates hold it, and this peer was in no such round", is_lie=False)

@@ -1,0 +1,66 @@
+"""Rule 18 (certify) as a peer sees it in its situation: whether the averages of its step count, and when it gives its own up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from peerd.policy.step.certificates import FEWEST, is_backed_by, voters, why_unproven
+from peerd.policy.step.ledger import stage_step
+from peerd.policy.step.situation import Situation
+from peerd.table.record import PeerRecord, Phase
+
+
+def why_uncounted(now: Situation) -> str:
+    """Why the averages of this step do not count yet; empty if they do, or the run certifies none."""
+    mine, rules = now.mine, now.rules
+    if not rules.certifies:
+        return ""
+    if not now.counts(mine.average_id):
+        return "no more than half of the stage's members hold this average"
+    others = (why_unproven(now.live, stage, mine.step, now.is_late) for stage in range(rules.num_stages) if stage != mine.stage)
+    return next(filter(None, others), "")
+
+
+def why_give_up(now: Situation) -> str:
+    """Why this peer holds its average no more; empty if it keeps it."""
+    mine = now.mine
+    if mine.phase is not Phase.AVERAGED or not now.rules.certifies or now.counts(mine.average_id):
+        return ""
+    if now.own.refuted is not None:
+        return "one of its reducers has signed two slices of it"
+    words = voters(mine, now.live)
+    elsewhere = sum(m.step > mine.step and not is_backed_by(m, mine.average_id, mine) for m in words)
+    has_majority = len(words) >= FEWEST and 2 * elsewhere > len(words)
+    return "most of the stage has finished the step with another one" if has_majority else ""
+
+
+def better_mates(now: Situation) -> list[PeerRecord]:
+    """Rule 3 (reload): the mates at this step with a better lineage.
+
+    Where the run certifies it is that of more than half of the stage, whichever is smaller; only where all are at this step, and no
+    lineage is that of more than half, the smallest one.
+    """
+    mine, mates = now.mine, now.mates
+    at_step = [m for m in mates if m.step == mine.step]
+    smaller = [m for m in at_step if m.worth < mine.worth]
+    if not now.rules.certifies or 1 + len(mates) < FEWEST:
+        return smaller
+    lineage, number = Counter(m.lineage for m in (mine, *at_step)).most_common(1)[0]
+    if 2 * number > 1 + len(mates):
+        return [m for m in at_step if m.lineage == lineage != mine.lineage]
+    return smaller if len(at_step) == len(mates) else []
+
+
+def are_ahead(now: Situation, ahead: Sequence[PeerRecord]) -> bool:
+    """Whether this peer gives its ledgers up for a state that these mates say is ahead.
+
+    Where the run certifies, half of the stage has to be ahead, or another stage: one that has finished this step has seen it averaged. A
+    run of one stage has no other witness.
+    """
+    mine, rules = now.mine, now.rules
+    words = 1 + len(now.mates)
+    if not rules.certifies or rules.num_stages == 1 or words < FEWEST or 2 * len(ahead) >= words:
+        return True
+    steps = (stage_step(now.live, stage) for stage in range(rules.num_stages) if stage != mine.stage)
+    return max((step for step in steps if step is not None), default=0) > mine.step

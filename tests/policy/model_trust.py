@@ -1,0 +1,137 @@
+"""What a peer of the protocol model believes of averages, and the proofs that it has: rule 18 (certify)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from peerd.policy.hashing import digest
+from peerd.policy.step.certificates import SignedSlice, average_id_of, is_upheld, told_twice, why_distrust, words_on
+from peerd.policy.step.roster import Roster
+from peerd.table.record import AverageId, PeerId, Phase
+from tests.policy.model_theta import Average, Gradient, ThetaId
+
+if TYPE_CHECKING:
+    from tests.policy.model_exchange import Exchange
+    from tests.policy.model_kept import Held
+    from tests.policy.model_peer import ModelPeer
+
+BAN_S = 2.0
+SIGNED = b"signed"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Of which round an average is, and what its reducers have signed."""
+
+    roster: Roster
+    slices: tuple[SignedSlice, ...] = ()
+
+    @property
+    def id(self) -> AverageId:
+        return average_id_of(self.roster, self.slices)
+
+
+def falsified(total: Average, step: int, for_whom: int) -> Average:
+    """Numbers that are not the sum of anything, others for each listener."""
+    return (*total, Gradient(step, -1 - for_whom, (ThetaId(-1),)))
+
+
+def root_of(total: Average) -> bytes:
+    return digest(repr(total))
+
+
+class Trust:
+    def __init__(self, peer: ModelPeer) -> None:
+        self._peer = peer
+        self.joined: set[AverageId] = set()
+        """The rounds of this step in which this peer was. A fence changes nothing of that."""
+        self.refuted: set[AverageId] = set()
+        self._copies: dict[AverageId, tuple[SignedSlice, ...]] = {}
+        self._banned_until_s: dict[PeerId, float] = {}
+
+    def begin_step(self) -> None:
+        self.joined.clear()
+        self._copies.clear()
+
+    def signs(self, average_id: AverageId, total: Average) -> None:
+        """This peer's slice of a round, as it sends it."""
+        self._peer.world.signed.add((self._peer.name, average_id, root_of(total)))
+
+    def claim_of(self, exchange: Exchange) -> Claim:
+        """Of a round that has come together here. The reducers' signatures came with their slices."""
+        roster = exchange.roster
+        if not self._peer.world.rules.certifies:
+            return Claim(roster)
+        roots = [(exchange.names[k], root_of(total)) for k, total in sorted(exchange.totals.items())]
+        claim = Claim(roster, tuple(SignedSlice(reducer, root, SIGNED) for reducer, root in roots))
+        self._copies[roster.average_id] = claim.slices
+        return claim
+
+    def believes(self, mate: PeerId, found: Held) -> bool:
+        """Whether this peer takes the average that a mate gives it. One that is made up costs its giver a ban."""
+        peer, world = self._peer, self._peer.world
+        if not world.rules.certifies or peer.record.phase is Phase.JOINING:
+            return True
+        claim, round_id = found.claim, found.claim.roster.average_id
+        is_signed = claim.id == found.average_id and self._is_signed(claim)
+        pair = told_twice(self._copies.get(round_id, ()), claim.slices) if is_signed else None
+        if pair is not None:
+            self.refute(round_id, pair)
+        mine, live = peer.record, peer.live()
+        if round_id in self.refuted:
+            counts = is_upheld(found.average_id, claim.roster, mine, live)
+        else:
+            counts = words_on(mine, live).certify(found.average_id)
+        distrust = why_distrust(claim.roster, is_signed, mine, counts, self.joined, self.refuted)
+        if distrust is not None and distrust.is_lie:
+            self._ban(mate, distrust.reason)
+        elif distrust is not None:
+            self.disbelieve(mate)
+        return distrust is None
+
+    def disbelieve(self, mate: PeerId) -> None:
+        """It holds an average that is of no use here. That does not go on for long where it is honest."""
+        peer, rules = self._peer, self._peer.world.rules
+        if (
+            rules.certifies
+            and peer.record.phase is not Phase.JOINING
+            and peer.rounds.sidelining.disbelieved(mate, rules.averaging_s, peer.now)
+        ):
+            peer.view.doubt(mate, peer.now)
+
+    def _is_signed(self, claim: Claim) -> bool:
+        round_id, plan = claim.roster.average_id, self._peer.world.plans[claim.roster.average_id]
+        reducers = [name for name, size in zip(claim.roster.peers, plan.slice_bytes, strict=True) if size]
+        named = [each.reducer for each in claim.slices]
+        return named == reducers and all((each.reducer, round_id, each.root) in self._peer.world.signed for each in claim.slices)
+
+    def _ban(self, mate: PeerId, reason: str) -> None:
+        peer = self._peer
+        peer.world.note(f"{peer.name} bans {mate}: {reason}")
+        peer.world.blames(mate, "bans")
+        self._banned_until_s[mate] = peer.now + BAN_S
+        peer.view.doubt(mate, peer.now)
+
+    @property
+    def bans(self) -> dict[PeerId, float]:
+        """Those whose calls are refused, with the seconds that are left."""
+        return {mate: until_s - self._peer.now for mate, until_s in self._banned_until_s.items() if until_s > self._peer.now}
+
+    def refute(self, round_id: AverageId, pair: tuple[SignedSlice, SignedSlice]) -> None:
+        """A reducer has signed two slices of one round. All that hear of it can check that, and it counts for nothing from now on."""
+        peer, (one, other) = self._peer, pair
+        is_proof = one.reducer == other.reducer and one.root != other.root
+        are_signed = all((each.reducer, round_id, each.root) in peer.world.signed for each in pair)
+        if round_id in self.refuted or not (is_proof and are_signed) or "refute" in peer.world.scenario.off:
+            return
+        self.refuted.add(round_id)
+        if peer.name == one.reducer:
+            return
+        peer.world.note(f"{peer.name} refutes the round {round_id.hex()[:6]}: {one.reducer} has signed two slices")
+        peer.world.blames(one.reducer, "convicted")
+        told = [record.peer for record in peer.live().records]
+        peer.view.condemn(one.reducer, peer.now)
+        for name in told:
+            peer.world.send(peer, name, lambda mate: mate.trust.refute(round_id, pair))
+        peer.poke()

@@ -1,0 +1,188 @@
+"""Rule 18 (certify): which averages count, and what a peer believes of one that a mate gives it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peerd.policy.step import acts
+from peerd.policy.step.certificates import (
+    Distrust,
+    SignedSlice,
+    average_id_of,
+    is_upheld,
+    told_twice,
+    voters,
+    why_distrust,
+    why_unproven,
+    words_on,
+)
+from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.policy.step.stepping import decide
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase
+from peerd.table.view import LiveView
+
+NUM_MICROBATCHES = 4
+RULES = StepRules(num_stages=1, num_microbatches=NUM_MICROBATCHES, ttl_s=3.0, averaging_s=1.5, certifies=True)
+ME, ONE, OTHER = AverageId(b"mine"), AverageId(b"a"), AverageId(b"z")
+
+
+def peer(name: str, average_id: AverageId = NO_AVERAGE, step: int = 3, **fields: object) -> PeerRecord:
+    phase = Phase.AVERAGED if average_id else Phase.ACCUMULATING
+    record = PeerRecord(peer=PeerId(name), step=step, phase=phase, average_id=average_id, done=1)
+    return replace(record, **fields)  # type: ignore[arg-type]
+
+
+def view(*records: PeerRecord) -> LiveView:
+    return LiveView(me=records[0].peer, records=tuple(sorted(records, key=lambda r: r.peer)))
+
+
+def situation(mine: PeerRecord, *mates: PeerRecord, rules: StepRules = RULES, **own: object) -> Situation:
+    return Situation(OwnState(record=mine, **own), view(mine, *mates), 100.0, rules)  # type: ignore[arg-type]
+
+
+def applied(average_id: AverageId) -> Lineage:
+    return lineage_after(Lineage(), average_id)
+
+
+def roster(*names: str, step: int = 3) -> Roster:
+    return Roster(0, step, 0, PeerId(names[0]), tuple(RosterEntry(PeerId(name), 0, 0, 1) for name in names))
+
+
+def slices(**roots: bytes) -> tuple[SignedSlice, ...]:
+    return tuple(SignedSlice(PeerId(name), root, b"signed") for name, root in roots.items())
+
+
+# What an average is
+
+
+def test_the_id_of_an_average_covers_the_numbers_of_each_slice() -> None:
+    made = roster("a", "b")
+    ids = {average_id_of(made, slices(a=b"1", b=other)) for other in (b"2", b"3")}
+    assert len(ids) == 2
+    assert average_id_of(made, ()) == made.average_id
+
+
+def test_two_slices_of_one_reducer_prove_that_it_lies_and_nobody_else_is_named() -> None:
+    one, other = slices(a=b"1", b=b"2"), slices(a=b"1", b=b"3")
+    pair = told_twice(one, other)
+    assert pair is not None
+    assert {each.reducer for each in pair} == {"b"}
+    assert told_twice(one, one) is None
+    assert told_twice(one, slices(c=b"4")) is None
+
+
+# When it counts
+
+
+def test_an_average_counts_once_more_than_half_of_the_voters_hold_it() -> None:
+    mine, alike, lacking = peer("a", ME), peer("b", ME), peer("c")
+    assert words_on(mine, view(mine, alike, lacking)).certify(ME)
+    assert not words_on(mine, view(mine, peer("b"), lacking)).certify(ME)
+    assert not words_on(mine, view(mine, alike, lacking, peer("d"))).certify(ME)
+
+
+def test_a_mate_that_has_gone_on_with_it_holds_it_as_well() -> None:
+    mine, lacking = peer("a", ME), peer("c")
+    assert words_on(mine, view(mine, lacking, peer("b", step=4, lineage=applied(ME)))).certify(ME)
+    assert not words_on(mine, view(mine, lacking, peer("b", step=4, lineage=applied(ONE)))).certify(ME)
+
+
+def test_a_newcomer_that_holds_nothing_has_no_word_and_still_makes_a_stage_of_three() -> None:
+    mine, liar, newcomer = peer("a"), peer("b", ONE), peer("c", done=0)
+    assert newcomer not in voters(mine, view(mine, liar, newcomer))
+    assert not words_on(mine, view(mine, liar, newcomer)).certify(ONE)
+
+
+def test_of_two_one_is_believed_unless_the_other_holds_another_average() -> None:
+    mine = peer("a", ME)
+    assert words_on(mine, view(mine, peer("b"))).certify(ME)
+    assert not words_on(mine, view(mine, peer("b", ONE))).certify(ME)
+    assert words_on(mine, view(mine, peer("b", ONE))).certify(ME, is_late=True)
+
+
+def test_an_average_with_a_refuted_slice_stands_where_most_of_its_members_hold_this_copy() -> None:
+    mine, alike, unlike = peer("a", ME), peer("b", ME), peer("c", ONE)
+    made = roster("a", "b", "liar")
+    assert is_upheld(ME, made, mine, view(mine, alike, unlike))
+    assert not is_upheld(ME, roster("a", "c", "liar"), mine, view(mine, unlike))
+
+
+def test_the_average_of_another_stage_counts_once_more_than_half_of_it_have_the_same() -> None:
+    mine = peer("a", ME)
+    others = [peer(name, average_id, stage=1) for name, average_id in (("b", ONE), ("c", ONE), ("d", OTHER))]
+    assert why_unproven(view(mine, *others), 1, 3) == ""
+    assert why_unproven(view(mine, others[0], peer("c", stage=1), others[2]), 1, 3) != ""
+    assert why_unproven(view(mine, others[2], peer("c", stage=1), peer("b", step=4, stage=1)), 1, 3) == ""
+
+
+# What a peer does
+
+
+def test_a_peer_commits_only_what_counts() -> None:
+    mine = peer("a", ME)
+    assert isinstance(decide(situation(mine, peer("b", ME), peer("c", ME))), acts.Commit)
+    lonely = decide(situation(mine, peer("b", ONE), peer("c", ONE)))
+    assert isinstance(lonely, acts.FetchAverage)  # that of the others
+    assert not isinstance(decide(situation(mine, peer("b", ONE), peer("c", OTHER), joined=frozenset({ME}))), acts.Commit)
+
+
+def test_without_certificates_all_is_as_before() -> None:
+    off = replace(RULES, certifies=False)
+    assert isinstance(decide(situation(peer("a", ONE), peer("b", ME), peer("c", OTHER), rules=off)), acts.Commit)
+
+
+def test_a_peer_whose_average_is_refuted_gives_it_up_and_keeps_its_ledger() -> None:
+    act = decide(situation(peer("a", ME), peer("b", ONE), refuted=roster("a", "b", "liar")))
+    assert isinstance(act, acts.GiveUpAverage)
+    upheld = situation(peer("a", ME), peer("b", ME), refuted=roster("a", "b", "liar"))
+    assert isinstance(decide(upheld), acts.Commit)
+
+
+def test_a_peer_whose_stage_has_finished_the_step_with_another_average_gives_its_own_up() -> None:
+    ahead = [peer(name, step=4, lineage=applied(ONE)) for name in ("b", "c")]
+    assert isinstance(decide(situation(peer("a", ME), *ahead)), acts.GiveUpAverage)
+
+
+def test_one_mate_that_is_ahead_of_three_costs_nobody_its_ledger() -> None:
+    """In a run of one stage there is no other witness (`are_ahead`)."""
+    two_stages = replace(RULES, num_stages=2)
+    liar, mate, other_stage = peer("b", step=5), peer("c"), peer("d", stage=1)
+    assert not isinstance(decide(situation(peer("a"), liar, mate, other_stage, rules=two_stages)), acts.Reload)
+    assert isinstance(decide(situation(peer("a"), liar, mate, replace(other_stage, step=4), rules=two_stages)), acts.Reload)
+
+
+def test_the_better_lineage_is_that_of_most_and_not_the_smallest() -> None:
+    lineage = Lineage(0, b"m")
+    mine, mate, liar = peer("a", lineage=lineage), peer("b", lineage=lineage), peer("c", lineage=Lineage(0, b"a"))
+    assert not isinstance(decide(situation(mine, mate, liar)), acts.Reload)
+    act = decide(situation(liar, mine, mate))
+    assert isinstance(act, acts.Reload)
+
+
+# What a peer believes
+
+
+@pytest.mark.parametrize(
+    ("is_signed", "is_counted", "joined", "refuted", "is_lie"),
+    [
+        (False, True, True, False, True),
+        (True, True, False, False, None),
+        (True, False, True, False, None),
+        (True, False, True, True, False),
+        (True, False, False, False, True),
+    ],
+)
+def test_what_a_peer_takes_from_a_mate(is_signed: bool, is_counted: bool, joined: bool, refuted: bool, is_lie: bool | None) -> None:
+    made, mine = roster("a", "b", "c"), peer("a")
+    ids = frozenset({made.average_id})
+    found = why_distrust(made, is_signed, mine, is_counted, ids if joined else frozenset(), ids if refuted else frozenset())
+    assert (None if found is None else found.is_lie) == is_lie
+
+
+def test_a_round_of_an_older_ledger_is_not_believed_and_nobody_is_blamed() -> None:
+    found = why_distrust(roster("a", "b", "c"), True, peer("a", ledger_no=7), False, frozenset(), frozenset())
+    assert isinstance(found, Distrust)
+    assert not found.is_lie

@@ -1,0 +1,104 @@
+"""The step protocol with peers that lie about numbers: nobody applies what is made up, the liar alone is blamed, and the run goes on.
+
+Stages have three peers or more. Not covered: what a reducer sums wrongly and gives to all alike, and states (docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from peerd.table.record import PeerId
+from tests.policy.model_faults import HONEST, LIES_OF_NUMBERS, Fault, Kind, Scenario, draw
+from tests.policy.protocol_model import Outcome, World
+
+LIAR = PeerId("p1")
+KINDS = tuple(kind for kind in Kind if kind in LIES_OF_NUMBERS)
+SIZES = [(1, 3), (2, 4)]
+MORE_SIZES = [*SIZES, (2, 3), (3, 5)]
+
+
+def lied_to(
+    kind: Kind | None, seed: int, num_stages: int, num_peers: int, *, certifies: bool = True, off: frozenset[str] = frozenset()
+) -> Outcome:
+    """A run in which one peer lies from the first second on."""
+    faults = (Fault(1.0, kind, name=LIAR, lasts_s=1e3),) if kind else ()
+    scenario = Scenario(seed=seed, num_stages=num_stages, peers_per_stage=num_peers, last_step=12, faults=faults, off=off, limit_s=120.0)
+    return World(replace(scenario, certifies=certifies)).run()
+
+
+@pytest.mark.parametrize(("num_stages", "num_peers"), SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_a_peer_makes_up_are_applied_by_nobody_else_and_stop_no_run(kind: Kind, num_stages: int, num_peers: int) -> None:
+    """The invariants I1 and I7 hold: what is applied is the sum of the gradients, and no honest peer is blamed."""
+    outcome = lied_to(kind, 0, num_stages, num_peers)
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
+@pytest.mark.parametrize("kind", [Kind.FORK, Kind.FABRICATE])
+def test_without_certificates_they_would_be_applied(kind: Kind) -> None:
+    assert any("I1" in problem for problem in lied_to(kind, 0, 2, 3, certifies=False).problems)
+
+
+@pytest.mark.parametrize(("num_stages", "num_peers"), SIZES)
+def test_a_reducer_that_gives_each_member_another_slice_is_convicted_by_all_within_two_steps(num_stages: int, num_peers: int) -> None:
+    faults = (Fault(1.0, Kind.FORK, name=LIAR, lasts_s=1e3),)
+    world = World(Scenario(seed=0, num_stages=num_stages, peers_per_stage=num_peers, last_step=12, faults=faults, certifies=True))
+    world.run(until=lambda: world.now >= 1.0)
+    began = max(peer.record.step for peer in world.peers.values())
+    honest = [peer for peer in world.peers.values() if peer.name != LIAR]
+    world.run(until=lambda: all(peer.view.is_condemned(LIAR, peer.now) for peer in honest))
+    assert world.violations == []
+    assert max(peer.record.step for peer in honest) <= began + 2
+    assert world.counts["convicted"] == world.counts[f"convicted of {LIAR}"] >= len(honest) - 1
+
+
+def test_without_the_proof_such_a_reducer_would_stop_its_stage() -> None:
+    assert lied_to(Kind.FORK, 0, 1, 3, off=frozenset({"refute"})).problems
+
+
+@pytest.mark.parametrize("kind", [Kind.FABRICATE, Kind.FORGE])
+def test_a_peer_that_gives_averages_which_it_cannot_prove_is_left_out(kind: Kind) -> None:
+    outcome = lied_to(kind, 0, 2, 4)
+    assert outcome.counts["bans"] == outcome.counts[f"bans of {LIAR}"] > 0
+    assert outcome.counts["sidelined"] >= 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_honest_runs_with_certificates_survive_all_kinds_of_faults_exactly_and_blame_nobody(seed: int) -> None:
+    outcome = faulty(1000 + seed, delayed=seed % 2 == 1)
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == outcome.counts["convicted"] == outcome.counts["bans"] == 0
+
+
+def test_where_nobody_lies_certificates_cost_no_time() -> None:
+    with_them, without = (lied_to(None, 0, 2, 3, certifies=certifies) for certifies in (True, False))
+    assert with_them.ended_at_s < without.ended_at_s + 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(4))
+def test_two_hundred_honest_runs_with_certificates_are_exact_and_blame_nobody(block: int) -> None:
+    for seed in range(1000 + 50 * block, 1000 + 50 * (block + 1)):
+        outcome = faulty(seed, delayed=seed % 2 == 1)
+        assert outcome.problems == (), seed
+        assert outcome.counts["inexact"] == outcome.counts["convicted"] == outcome.counts["bans"] == 0, seed
+
+
+def faulty(seed: int, delayed: bool) -> Outcome:
+    scenario = draw(seed, HONEST, delayed=delayed, certifies=True)
+    return World(replace(scenario, peers_per_stage=3 + seed % 2)).run()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_thirty_seeds_of_each_lie_end_exactly_and_blame_the_liar_alone(kind: Kind) -> None:
+    for seed in range(30):
+        for num_stages, num_peers in MORE_SIZES:
+            outcome = lied_to(kind, seed, num_stages, num_peers)
+            assert outcome.problems == (), (seed, num_stages, num_peers)
+            assert outcome.counts["inexact"] == 0
