@@ -51,6 +51,8 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, thrott
     while data := await source.read(throttle.chunk(CHUNK_BYTES)):
         heard()
         await throttle.let_pass(len(data), goes_first=len(data) < SMALL_BYTES)
+        if sink.is_closing():
+            return  # it was closed meanwhile, and uvloop refuses to write to it
         sink.write(data)
         await sink.drain()
 
