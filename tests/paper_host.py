@@ -25,7 +25,7 @@ class PaperRounds:
         self.fetcher = self
         self.absences = Absences(PeerId("me"), averaging_s=1.0)
 
-    async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
+    async def fetch(self, *_arguments: object) -> HeldAverage:
         raise WrongStateError("there is none")
 
     def applied(self, held: HeldAverage) -> None: ...

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
+import structlog
 from torch import Tensor
 
 from peerd.averaging.handover import finite, unpacked, unpacked_section
-from peerd.errors import WrongStateError
-from peerd.policy.step.groups import section_bounds
-from peerd.policy.step.roster import Roster, why_not_adopt
+from peerd.averaging.partial_average import PartialAverage
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError
+from peerd.policy.route.admission import MOST_DONORS
+from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
+from peerd.stage.gathering import Gathering
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId
@@ -19,9 +23,21 @@ from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import Average
 from peerd.wire.tensors import decode_flat
 
+LEAST_OF_EACH = 1 << 20
+"""One mate more is asked for so many bytes of an average: a small one comes sooner than others could be compared."""
+LOOK_S = 1.0
+LOG = structlog.get_logger()
+
+
+Failed = Callable[[PeerId, RemoteError], object]
+"""Is told of each mate that was asked for a part of an average and did not give it, or gave something else."""
+
+
+def _unheeded(_peer: PeerId, _error: RemoteError) -> None: ...
+
 
 class AverageFetcher:
-    """What it returns is checked, on the thread of `arithmetic`; it changes nothing."""
+    """What it returns is checked; it changes nothing."""
 
     def __init__(self, state: StageState, arithmetic: Executor, client: AveragingClient, averaging_s: float, spans: SpanRing) -> None:
         self._state = state
@@ -30,34 +46,46 @@ class AverageFetcher:
         self._averaging_s = averaging_s
         self._spans = spans
 
-    async def fetch(self, peer: PeerId, step: int) -> HeldAverage:
-        """Fetch and check a mate's finished average of this stage, with the tied sum that it applied if it has finished the step.
+    async def fetch(self, peer: PeerId, step: int, others: Sequence[PeerId] = (), failed: Failed = _unheeded) -> HeldAverage:
+        """Fetch and check a finished average of this stage, of several mates at once, with the tied sum that they applied.
 
-        Raises WrongStateError if this peer cannot adopt it.
+        `others` are asked for chunks, too, as far as there are enough. `failed` hears of those of them that do not give it. Raises the
+        error of `peer` if nobody gives it: WrongStateError, among others, if this peer cannot adopt it.
         """
-        received = await self._client.get_average(peer, self._state.record.stage, step, self._num_bytes, 2 * self._averaging_s)
-        reason = why_not_adopt(self._state.record, step, received[0].lineage)
-        if reason is not None:
-            raise WrongStateError(reason)
-        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(received, self._state, step))
-
-    def _num_bytes(self, average: Average) -> int:
-        """What an average has, with the parameters that were averaged with it and a tied weight's gradients."""
-        sums = self._state.accumulator
-        return (self._state.round_length(average.roster) + (sums.num_tied if average.tied_sum else 0)) * sums.flat.itemsize
+        most = min(MOST_DONORS, -(-self._state.accumulator.flat.nbytes // LEAST_OF_EACH))
+        partial = PartialAverage(self._state, step)
+        average = await self._gather(partial, (peer, *others)[:most], None, failed)
+        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(average, partial.whole, self._state))
 
     async def fetch_section(self, peer: PeerId, step: int, section: int) -> tuple[Roster, Tensor]:
-        """Fetch and check one section of a mate's average. Returns its round's roster and its elements.
+        """Fetch and check one section of a mate's average. Returns its round's roster and its elements. Raises RemoteError."""
+        partial = PartialAverage(self._state, step, section)
+        average = await self._gather(partial, (peer,), section, _unheeded)
+        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked_section(average, partial.whole, self._state))
 
-        Raises WrongStateError if this peer cannot adopt it.
-        """
-        state = self._state
-        start, end = section_bounds(state.accumulator.flat.numel(), section, state.num_sections)
-        num_bytes = (end - start) * state.accumulator.flat.itemsize
-        received = await self._client.get_average(peer, state.record.stage, step, lambda _: num_bytes, 2 * self._averaging_s, section)
-        if reason := why_not_adopt(state.record, step, received[0].lineage):
-            raise WrongStateError(reason)
-        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked_section(received, state, step, section))
+    async def _gather(self, partial: PartialAverage, peers: Sequence[PeerId], section: int | None, failed: Failed) -> Average:
+        """Get all chunks from these mates. Returns the header. Raises the first one's error if they do not give them."""
+        state, patience_s = self._state, 2 * self._averaging_s
+        first, errors = peers[0], dict[PeerId, RemoteError]()
+        gathering = Gathering(lambda peer: self._client.open_average(peer, state.record.stage, partial.step, section, patience_s), partial)
+        for peer in peers:
+            gathering.ask(peer)
+        try:
+            while gathering.donors and not partial.is_complete:
+                for peer, error in (await gathering.ended(LOOK_S)).items():
+                    if error is not None:
+                        errors[peer] = error
+            errors |= dict.fromkeys(gathering.silent, PeerGoneError("it offered nothing while others gave all of it"))
+        finally:
+            await gathering.close()
+        for peer, error in errors.items():
+            if isinstance(error, BadMessageError):
+                LOG.warning("what a mate gives of an average is wrong: others are asked for it", mate=peer, error=error.message)
+            if peer != first or partial.is_complete:
+                failed(peer, error)
+        if partial.header is None or not partial.is_complete:
+            raise errors.get(first) or PeerGoneError("the average ended early")
+        return partial.header
 
     async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
         """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU."""

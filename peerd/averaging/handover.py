@@ -2,84 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from peerd.errors import BadMessageError
-from peerd.link.links import Bytes
-from peerd.policy.step.roster import Roster, why_inexact
+from peerd.errors import BadMessageError, WrongStateError
+from peerd.link.links import CHUNK_BYTES
+from peerd.policy.step.groups import section_bounds
+from peerd.policy.step.roster import Roster, why_inexact, why_not_adopt
 from peerd.stage.accumulator import all_finite
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.stage.state import StageState
 from peerd.table.record import NO_AVERAGE
-from peerd.wire.chunks import digest_of
+from peerd.wire.chunks import CutFile
 from peerd.wire.messages import Average
 from peerd.wire.tensors import views_of_flat, whole_of
 
 
-def packed(held: HeldAverage) -> tuple[Average, Sequence[Bytes]]:
-    """Return the header and the chunks: the average, followed by the gradients applied to a tied weight if there are any."""
-    chunks = (*views_of_flat(held.flat_sum), *(views_of_flat(held.tied.values) if held.tied else ()))
-    num_bytes = sum(map(len, chunks))
-    return Average(held.roster, held.lineage, num_bytes, held.tied.id if held.tied else NO_AVERAGE, held.norm), chunks
+def packed(held: HeldAverage) -> tuple[Average, CutFile]:
+    """Return the header, but for the hashes, and the file: the average, and behind it the gradients applied to a tied weight."""
+    file = CutFile((*views_of_flat(held.flat_sum), *(views_of_flat(held.tied.values) if held.tied else ())), chunk_bytes=CHUNK_BYTES)
+    return Average(held.roster, held.lineage, file.num_bytes, held.tied.id if held.tied else NO_AVERAGE, held.norm), file
 
 
-def unpacked(received: tuple[Average, bytes, Sequence[Bytes]], state: StageState, step: int) -> HeldAverage:
-    """Decode and check an average. Raises BadMessageError unless it is an average of this stage at `step`."""
-    average, checksum, chunks = received
-    dtype, length = state.accumulator.flat.dtype, state.round_length(average.roster)
-    num_tied = state.accumulator.num_tied if average.tied_sum else 0
-    if sum(len(chunk) for chunk in chunks) != (length + num_tied) * dtype.itemsize:
-        raise BadMessageError("the average has another length than the stage's parameters")
-    if digest_of(chunks) != checksum:
-        raise BadMessageError("the average does not match its hash")
-    whole = whole_of(chunks, dtype)
-    check_average(average.roster, whole[:length], state, step)
-    tied = TiedGradients(average.tied_sum, finite(whole[length:])) if num_tied else None
-    return HeldAverage(average.roster, average.lineage, whole[:length], tied, average.norm)
+def check_header(average: Average, state: StageState, step: int, section: int | None) -> None:
+    """Raise RemoteError unless this is the header of an exact average of `step`, or of a section of it, that the state may take."""
+    if reason := why_not_adopt(state.record, step, average.lineage):
+        raise WrongStateError(reason)
+    roster, due = average.roster, (state.record.stage, step, section or 0, 1 if section is None else state.num_sections)
+    if (roster.stage, roster.step, roster.section, roster.num_sections) != due:
+        raise BadMessageError("an average of another stage or step, or another section, than was asked for")
+    if (reason := why_inexact(roster.entries, state.num_microbatches) or state.why_not_averaged(roster)) is not None:
+        raise BadMessageError(f"the average is refused: {reason}")
+    if average.num_bytes != (due_bytes := _num_bytes(average, state, section)):
+        raise BadMessageError(f"an average of {average.num_bytes} bytes where {due_bytes} are due")
+    if len(average.chunk_hashes) != -(-due_bytes // CHUNK_BYTES):
+        raise BadMessageError(f"an average of {average.num_bytes} bytes in {len(average.chunk_hashes)} chunks")
 
 
-def packed_section(state: StageState, step: int, section: int) -> tuple[Average, Sequence[Bytes]] | None:
-    """The header and the chunks of a section of the average of the step under way; None if it is not here."""
+def _num_bytes(average: Average, state: StageState, section: int | None) -> int:
+    """The size that an average with this header has."""
+    flat, num_tied = state.accumulator.flat, state.accumulator.num_tied if average.tied_sum else 0
+    if section is None:
+        return (state.round_length(average.roster) + num_tied) * flat.itemsize
+    start, end = section_bounds(flat.numel(), section, state.num_sections)
+    return (end - start) * flat.itemsize
+
+
+def unpacked(average: Average, whole: memoryview, state: StageState) -> HeldAverage:
+    """Take an average whose header and chunks were checked. Raises BadMessageError if it is not finite."""
+    length, values = state.round_length(average.roster), finite(whole_of((whole,), state.accumulator.flat.dtype))
+    tied = TiedGradients(average.tied_sum, values[length:]) if average.tied_sum else None
+    return HeldAverage(average.roster, average.lineage, values[:length], tied, average.norm)
+
+
+def packed_section(state: StageState, step: int, section: int) -> tuple[Average, CutFile] | None:
+    """The header, but for the hashes, and the file of a section of the average of the step under way; None if it is not here."""
     held = state.sections
     roster = held.rosters.get(section) if held is not None else None
     if held is None or roster is None or roster.step != step:
         return None
-    values = held.values_of(section)
-    return Average(roster, held.lineage, values.nbytes), views_of_flat(values)
+    file = CutFile(views_of_flat(held.values_of(section)), chunk_bytes=CHUNK_BYTES)
+    return Average(roster, held.lineage, file.num_bytes), file
 
 
-def unpacked_section(received: tuple[Average, bytes, Sequence[Bytes]], state: StageState, step: int, section: int) -> tuple[Roster, Tensor]:
-    """Decode and check a section. Raises BadMessageError unless it is this one, of an exact average of this stage at `step`."""
-    average, checksum, chunks = received
-    roster = average.roster
-    if (roster.stage, roster.step, roster.section, roster.num_sections) != (state.record.stage, step, section, state.num_sections):
-        raise BadMessageError("a section of another average than was asked for")
-    if (reason := why_inexact(roster.entries, state.num_microbatches)) is not None:
-        raise BadMessageError(f"a section of an average is refused: {reason}")
-    if digest_of(chunks) != checksum:
-        raise BadMessageError("a section of an average does not match its hash")
-    values = whole_of(chunks, state.accumulator.flat.dtype)
-    if not all_finite([values]):
-        raise BadMessageError("a section of an average that is not finite")
-    return roster, values
-
-
-def check_average(roster: Roster, flat_sum: Tensor, state: StageState, step: int) -> None:
-    """Raises BadMessageError unless this is an exact average of the state's stage at `step`."""
-    reason = why_inexact(roster.entries, state.num_microbatches)
-    if (roster.stage, roster.step, roster.num_sections) != (state.record.stage, step, 1):
-        reason = "it is of another stage or step, or a section"
-    if flat_sum.shape != (state.round_length(roster),) or flat_sum.dtype != state.accumulator.flat.dtype:
-        reason = "it has another length than the stage's parameters"
-    elif not all_finite([flat_sum]):
-        reason = "it is not finite"
-    if reason := reason or state.why_not_averaged(roster):
-        raise BadMessageError(f"the average is refused: {reason}")
+def unpacked_section(average: Average, whole: memoryview, state: StageState) -> tuple[Roster, Tensor]:
+    """Take a section whose header and chunks were checked. Raises BadMessageError if it is not finite."""
+    return average.roster, finite(whole_of((whole,), state.accumulator.flat.dtype))
 
 
 def finite(values: Tensor) -> Tensor:
     if not all_finite([values]):
-        raise BadMessageError("a tied weight's gradients that are not finite")
+        raise BadMessageError("an average, or a tied weight's gradients, that are not finite")
     return values

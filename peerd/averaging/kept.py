@@ -11,17 +11,17 @@ from typing import Any
 from peerd.averaging.handover import packed, packed_section
 from peerd.averaging.host import RoundHost
 from peerd.averaging.log import AverageLog
-from peerd.errors import WrongStateError
+from peerd.errors import PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId
-from peerd.wire.chunks import digest_of
+from peerd.wire.chunks import CutFile, digest_of
 from peerd.wire.messages import Average
 from peerd.wire.tensors import views_of_flat
 
-MOST_DIGESTS = 16
+MOST_HASHED = 16
 
 
 class KeptAverages:
@@ -35,8 +35,8 @@ class KeptAverages:
         self._host = host
         self._unlogged: dict[int, HeldAverage] = {}
         """Averages applied, by step, until they are on disk."""
-        self._digests: dict[tuple[AverageId, AverageId], bytes] = {}
-        """Of what was given last, by the ids of the average and of the tied sum after it."""
+        self._hashes: dict[tuple[AverageId, AverageId], tuple[bytes, ...]] = {}
+        """Of the chunks of what was given last, by the ids of the average and of the tied sum after it."""
 
     @property
     def num_kept(self) -> int:
@@ -45,35 +45,40 @@ class KeptAverages:
         held = {*self._log.steps, *self._unlogged} | ({applied.roster.step} if applied is not None else set())
         return next(number for number in range(step + 1) if step - 1 - number not in held)
 
-    async def get_average(self, stage: int, step: int, section: int | None = None) -> tuple[Average, bytes, Sequence[Bytes]]:
+    async def get_average(self, stage: int, step: int, section: int | None = None) -> tuple[Average, CutFile, bool]:
         """Serve the average of a step to a mate that missed it, from memory or from the log, or one section of it.
 
-        Raises WrongStateError if there is none.
+        The last value says whether the step is unfinished here, so that others may wait for that mate. Raises WrongStateError if there is
+        no such average, PeerGoneError if the disk fails.
         """
 
-        def find() -> tuple[Average, bytes, Sequence[Bytes]] | None:
+        def find() -> tuple[Average, CutFile] | None:
             if section is not None:
                 part = packed_section(self._state, step, section)
-                return None if part is None else (part[0], self._digest_of(*part), part[1])
+                return None if part is None else self._hashed(*part)
             is_finished, found = step < self._state.record.step, next(self._in_memory(step), None)
             stored = self._log.stored(step) if found is None and is_finished else None
             found = found or (self._log.get(step) if stored is None else None)
             if found is not None:
                 stored = packed(found if is_finished else replace(found, tied=None, norm=None))
-            return None if stored is None else (stored[0], self._digest_of(*stored), stored[1])
+            return None if stored is None else self._hashed(*stored)
 
         given = await self._disk.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if given is None:
             raise WrongStateError(f"this peer holds no average of stage {stage}, step {step}")
-        return given
+        return *given, step == self._state.record.step
 
-    def _digest_of(self, average: Average, chunks: Sequence[Bytes]) -> bytes:
+    def _hashed(self, average: Average, file: CutFile) -> tuple[Average, CutFile]:
+        """Add the hashes of the chunks to the header. Those of what was given last are kept: all who ask for it share them."""
         key = average.roster.average_id, average.tied_sum
-        known = self._digests.pop(key, None) or digest_of(chunks)
-        self._digests[key] = known
-        if len(self._digests) > MOST_DIGESTS:
-            del self._digests[next(iter(self._digests))]
-        return known
+        try:
+            known = self._hashes.pop(key, None) or file.hashes()
+        except OSError as error:
+            raise PeerGoneError(f"this peer's disk fails: {error}") from None
+        self._hashes[key] = known
+        if len(self._hashes) > MOST_HASHED:
+            del self._hashes[next(iter(self._hashes))]
+        return replace(average, chunk_hashes=known), file
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         """Serve gradients of a tied weight by their id: this stage's averaged ones, or the sum of both stages.

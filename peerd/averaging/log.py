@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peerd.config.atomic import DRAFT_SUFFIX
-from peerd.link.links import Bytes
+from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.step.roster import Roster
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
-from peerd.stage.state_file import FileChunks, OpenFile
+from peerd.stage.state_file import CutStored, OpenFile
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 from peerd.unwritten import UNWRITTEN
+from peerd.wire.chunks import CutFile
 from peerd.wire.messages import Average
 from peerd.wire.tensors import views_of_flat
 
@@ -146,17 +147,17 @@ class AverageLog:
         tied = TiedGradients(kept.tied_sum, whole[length:]) if kept.tied_sum else None
         return HeldAverage(kept.roster, kept.lineage, whole[:length], tied, kept.norm)
 
-    def stored(self, step: int) -> tuple[Average, Sequence[Bytes]] | None:
-        """A kept average as it travels. It is read chunk by chunk, so that it takes no memory while a mate downloads it."""
+    def stored(self, step: int) -> tuple[Average, CutFile] | None:
+        """A kept average as it travels, but for the hashes. It is read chunk by chunk, so it takes no memory while a mate downloads it."""
         kept = self._kept.get(step)
         if kept is None:
             return None
         try:
-            chunks = FileChunks(OpenFile.at(self._path(step)))
+            file = CutStored(OpenFile.at(self._path(step)), chunk_bytes=CHUNK_BYTES, is_fresh=True)
         except OSError:
             self._forget(step)
             return None
-        return Average(kept.roster, kept.lineage, kept.num_bytes, kept.tied_sum, kept.norm), chunks
+        return Average(kept.roster, kept.lineage, kept.num_bytes, kept.tied_sum, kept.norm), file
 
     def _fills_disk(self, num_bytes: int) -> bool:
         """Whether the averages, with one more of this size, would take more of the disk than they leave free."""

@@ -11,6 +11,7 @@ from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
 from peerd.wire.handlers import Frames, Progress, Receive, Tell
 from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
@@ -77,7 +78,7 @@ class Reception:
         if self._seat is not None:
             self._seat.rounds.abort(caller, average_id, left_out, reason)
 
-    async def get_average(self, stage: int, step: int, section: int | None) -> tuple[Average, bytes, Sequence[Bytes]]:
+    async def get_average(self, stage: int, step: int, section: int | None) -> tuple[Average, CutFile, bool]:
         with self._served() as seat:
             return await seat.rounds.kept.get_average(stage, step, section)
 

@@ -471,11 +471,14 @@ class AverageRequest(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     SECTION_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     stage: _builtins.int
     step: _builtins.int
     section: _builtins.int
     """one of those that the callee holds, of the average of its present step; none: the whole average"""
+    chunk: _builtins.int
+    """in the requests after the first: its number"""
     def __init__(
         self,
         *,
@@ -483,10 +486,11 @@ class AverageRequest(_message.Message):
         stage: _builtins.int = ...,
         step: _builtins.int = ...,
         section: _builtins.int | None = ...,
+        chunk: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_section", b"_section", "section", b"section"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_section", b"_section", "run", b"run", "section", b"section", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_section", b"_section", "chunk", b"chunk", "run", b"run", "section", b"section", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__section: _TypeAlias = _typing.Literal["section"]  # noqa: Y015
     _WhichOneofArgType__section: _TypeAlias = _typing.Literal["_section", b"_section"]  # noqa: Y015
@@ -496,18 +500,18 @@ Global___AverageRequest: _TypeAlias = AverageRequest  # noqa: Y015
 
 @_typing.final
 class AverageHeader(_message.Message):
+    """Members of a round have the same sums to the bit, so the chunks are the same at every mate."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ROSTER_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
-    BLAKE3_FIELD_NUMBER: _builtins.int
+    CHUNK_BLAKE3_FIELD_NUMBER: _builtins.int
     INEXACT_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     TIED_SUM_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
-    blake3: _builtins.bytes
-    """of the bytes that follow"""
     inexact: _builtins.int
     """lineage of the parameters whose gradients these are: only peers of the same lineage may take it"""
     lineage: _builtins.bytes
@@ -519,12 +523,14 @@ class AverageHeader(_message.Message):
     def roster(self) -> Global___Roster:
         """its hash is the average id"""
 
+    @_builtins.property
+    def chunk_blake3(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
         roster: Global___Roster | None = ...,
         num_bytes: _builtins.int = ...,
-        blake3: _builtins.bytes = ...,
+        chunk_blake3: _abc.Iterable[_builtins.bytes] | None = ...,
         inexact: _builtins.int = ...,
         lineage: _builtins.bytes = ...,
         norm: _builtins.float | None = ...,
@@ -532,7 +538,7 @@ class AverageHeader(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "norm", b"norm", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "blake3", b"blake3", "inexact", b"inexact", "lineage", b"lineage", "norm", b"norm", "num_bytes", b"num_bytes", "roster", b"roster", "tied_sum", b"tied_sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "chunk_blake3", b"chunk_blake3", "inexact", b"inexact", "lineage", b"lineage", "norm", b"norm", "num_bytes", b"num_bytes", "roster", b"roster", "tied_sum", b"tied_sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__norm: _TypeAlias = _typing.Literal["norm"]  # noqa: Y015
     _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015

@@ -59,7 +59,7 @@ class AveragingStub:
                 request_serializer=peerd_dot_generated_dot_averaging__pb2.AbortRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_averaging__pb2.AbortReply.FromString,
                 _registered_method=True)
-        self.GetAverage = channel.unary_stream(
+        self.GetAverage = channel.stream_stream(
                 '/peerd.Averaging/GetAverage',
                 request_serializer=peerd_dot_generated_dot_averaging__pb2.AverageRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_averaging__pb2.AverageMessage.FromString,
@@ -109,8 +109,9 @@ class AveragingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetAverage(self, request, context):
-        """A finished average, for a stage mate that missed it.
+    def GetAverage(self, request_iterator, context):
+        """A finished average, for a stage mate that missed it. The first request says which; the answer to it is the header. Each request after that
+        asks for one chunk, and the chunks come in the order in which they were asked for. The caller ends the stream when it needs no more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,7 +152,7 @@ def add_AveragingServicer_to_server(servicer, server):
                     request_deserializer=peerd_dot_generated_dot_averaging__pb2.AbortRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_averaging__pb2.AbortReply.SerializeToString,
             ),
-            'GetAverage': grpc.unary_stream_rpc_method_handler(
+            'GetAverage': grpc.stream_stream_rpc_method_handler(
                     servicer.GetAverage,
                     request_deserializer=peerd_dot_generated_dot_averaging__pb2.AverageRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_averaging__pb2.AverageMessage.SerializeToString,
@@ -308,7 +309,7 @@ class Averaging:
             _registered_method=True)
 
     @staticmethod
-    def GetAverage(request,
+    def GetAverage(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -318,8 +319,8 @@ class Averaging:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/peerd.Averaging/GetAverage',
             peerd_dot_generated_dot_averaging__pb2.AverageRequest.SerializeToString,

@@ -41,8 +41,10 @@ class AveragingStub:
     """What each of two members of a round has, several times in an averaging time."""
     Abort: _grpc.UnaryUnaryMultiCallable[_averaging_pb2.AbortRequest, _averaging_pb2.AbortReply]
     """This round will not finish. Closing a round is always safe."""
-    GetAverage: _grpc.UnaryStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]
-    """A finished average, for a stage mate that missed it."""
+    GetAverage: _grpc.StreamStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]
+    """A finished average, for a stage mate that missed it. The first request says which; the answer to it is the header. Each request after that
+    asks for one chunk, and the chunks come in the order in which they were asked for. The caller ends the stream when it needs no more.
+    """
     GetTied: _grpc.UnaryStreamMultiCallable[_averaging_pb2.TiedRequest, _averaging_pb2.TiedMessage]
     """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
 
@@ -59,8 +61,10 @@ class AveragingAsyncStub(AveragingStub):
     """What each of two members of a round has, several times in an averaging time."""
     Abort: _aio.UnaryUnaryMultiCallable[_averaging_pb2.AbortRequest, _averaging_pb2.AbortReply]  # type: ignore[assignment]
     """This round will not finish. Closing a round is always safe."""
-    GetAverage: _aio.UnaryStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]  # type: ignore[assignment]
-    """A finished average, for a stage mate that missed it."""
+    GetAverage: _aio.StreamStreamMultiCallable[_averaging_pb2.AverageRequest, _averaging_pb2.AverageMessage]  # type: ignore[assignment]
+    """A finished average, for a stage mate that missed it. The first request says which; the answer to it is the header. Each request after that
+    asks for one chunk, and the chunks come in the order in which they were asked for. The caller ends the stream when it needs no more.
+    """
     GetTied: _aio.UnaryStreamMultiCallable[_averaging_pb2.TiedRequest, _averaging_pb2.TiedMessage]  # type: ignore[assignment]
     """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
 
@@ -108,10 +112,12 @@ class AveragingServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def GetAverage(
         self,
-        request: _averaging_pb2.AverageRequest,
+        request_iterator: _MaybeAsyncIterator[_averaging_pb2.AverageRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_averaging_pb2.AverageMessage], _abc.AsyncIterator[_averaging_pb2.AverageMessage]]:
-        """A finished average, for a stage mate that missed it."""
+        """A finished average, for a stage mate that missed it. The first request says which; the answer to it is the header. Each request after that
+        asks for one chunk, and the chunks come in the order in which they were asked for. The caller ends the stream when it needs no more.
+        """
 
     @_abc_1.abstractmethod
     def GetTied(

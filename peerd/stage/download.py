@@ -159,7 +159,7 @@ class Downloader:
     async def _of_donors(self, partial: PartialState, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
         tried = Tried()
         while True:
-            gathering = Gathering(self._client, partial, self._patience_s)
+            gathering = Gathering(lambda donor: self._client.open(donor, partial.request, self._patience_s), partial)
             try:
                 while not partial.is_complete and await self._gather(gathering, tried, candidates, prefer):
                     pass
@@ -177,7 +177,7 @@ class Downloader:
             partial.start_over()
             tried.others.clear()
 
-    async def _gather(self, gathering: Gathering, tried: Tried, candidates: Candidates, prefer: PeerId | None) -> bool:
+    async def _gather(self, gathering: Gathering[Snapshot], tried: Tried, candidates: Candidates, prefer: PeerId | None) -> bool:
         """Ask those donors that can be asked now, and wait for news. Returns False once no donor gives this snapshot any more."""
         live = self._membership.live()
         able = [r for r in candidates(live, frozenset(tried.failed)) if r.peer not in tried.failed | tried.others]

@@ -1,37 +1,81 @@
-"""Rule J2 (download): the chunks of one snapshot come from several donors at once, of each as many as its line carries."""
+"""Rule J2 (download): the chunks of one file come from several donors at once, of each as many as its line carries.
+
+The file is a snapshot of a stage's state, or an average.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable
+from contextlib import AbstractAsyncContextManager
+from typing import Generic, Protocol, TypeVar
 
 from peerd.background import start
 from peerd.errors import BadMessageError, RemoteError, StageError, WrongStateError
-from peerd.policy.route.chunk_shares import AskingPace
-from peerd.stage.partial_state import PartialState
-from peerd.table.record import Lineage, PeerId
-from peerd.wire.messages import Snapshot
-from peerd.wire.state_client import OpenSnapshot, StateClient
+from peerd.policy.route.chunk_shares import AskingPace, ChunkShares
+from peerd.table.record import PeerId
+from peerd.wire.chunk_streams import Offer
 
 GRACE_S, CLOSING_S = 0.5, 0.25
 """How much longer than the first offer others may take until one is chosen; how long it may take to tell donors of the end."""
 
 
-class OtherSnapshotError(WrongStateError):
-    """This donor gives another snapshot than the one that is downloaded."""
+Header = TypeVar("Header")
 
 
-class Gathering:
-    """The donors that are asked for chunks of one state at this moment, each by a task."""
+class Gathered(Protocol[Header]):
+    """The chunks of one file that have come so far. Shares of it are numbers of chunks, from the first one on that is wanted."""
 
-    def __init__(self, client: StateClient, partial: PartialState, patience_s: float) -> None:
-        self._client = client
+    @property
+    def header(self) -> Header | None:
+        """Of the file that is downloaded; None while the donors' offers are compared."""
+
+    @property
+    def shares(self) -> ChunkShares: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def check(self, header: Header) -> None:
+        """Raise RemoteError if this cannot be the header of such a file. It is called off the event loop."""
+
+    def begin(self, header: Header) -> None:
+        """Download this file, whose header was checked."""
+
+    def claim_of(self, header: Header) -> Hashable:
+        """What donors of one file say alike of it."""
+
+    def newness_of(self, header: Header) -> int:
+        """Of files that as many donors offer the newest is taken."""
+
+    def number_of(self, share: int) -> int:
+        """The number in the file of a chunk of the shares."""
+
+    def size_of(self, number: int) -> int:
+        """Bytes of a chunk, by its number in the file."""
+
+    async def write(self, number: int, chunk: bytes) -> bool:
+        """Check a chunk and write it. Returns whether it was sound. Raises OSError."""
+
+    def came(self, number: int, chunk: bytes) -> None:
+        """A sound chunk is written. One that came before is ignored."""
+
+
+class OtherFileError(WrongStateError):
+    """This donor gives another file than the one that is downloaded."""
+
+
+class Gathering(Generic[Header]):
+    """The donors that are asked for chunks of one file at this moment, each by a task."""
+
+    def __init__(self, open_at: Callable[[PeerId], AbstractAsyncContextManager[Offer[Header]]], partial: Gathered[Header]) -> None:
+        """`open_at` opens a donor's file."""
+        self._open_at = open_at
         self._partial = partial
-        self._patience_s = patience_s
         self._tasks: dict[PeerId, asyncio.Task[None]] = {}
-        self._offers: dict[PeerId, Snapshot] = {}
+        self._offers: dict[PeerId, Header] = {}
         """What donors offer while none of it is chosen."""
         self._began_s = time.monotonic()
         self._choose_at_s: float | None = None
@@ -39,6 +83,7 @@ class Gathering:
         self._news = asyncio.Event()
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when chunks that were asked for may have to be asked of others, or all are here."""
+        self._silent: set[PeerId] = set()
         self._given: Counter[PeerId] = Counter()
         """Chunks that each donor has given since it was last asked."""
         if partial.header is not None:
@@ -56,6 +101,7 @@ class Gathering:
     def ask(self, donor: PeerId) -> None:
         """Ask one more donor."""
         self._given[donor] = 0
+        self._silent.add(donor)
         self._tasks[donor] = start(self._from(donor), expects=(RemoteError,))
         self._tasks[donor].add_done_callback(lambda _task: self._news.set())
 
@@ -78,6 +124,11 @@ class Gathering:
         return self._given[donor] > 0
 
     @property
+    def silent(self) -> set[PeerId]:
+        """Those that are asked and have offered nothing yet."""
+        return self._silent & self._tasks.keys()
+
+    @property
     def givers(self) -> set[PeerId]:
         """Those that have given a chunk since they were last asked."""
         return {donor for donor, number in self._given.items() if number}
@@ -98,15 +149,17 @@ class Gathering:
             return
         if len(self._offers) < len(self._tasks) and (self._choose_at_s is None or time.monotonic() < self._choose_at_s):
             return
-        votes = Counter(map(_claim, self._offers.values()))
-        best = max(self._offers.values(), key=lambda header: (votes[_claim(header)], header.step))
-        self._partial.begin(best)
+        partial = self._partial
+        votes = Counter(map(partial.claim_of, self._offers.values()))
+        best = max(self._offers.values(), key=lambda header: (votes[partial.claim_of(header)], partial.newness_of(header)))
+        partial.begin(best)
         self._choose_at_s = None
         self._chosen.set()
 
     async def _from(self, donor: PeerId) -> None:
-        async with self._client.open(donor, self._partial.request, self._patience_s) as opened:
+        async with self._open_at(donor) as opened:
             header = opened.header
+            self._silent.discard(donor)
             await asyncio.to_thread(self._partial.check, header)
             if not self._chosen.is_set():
                 self._offers[donor] = header
@@ -119,11 +172,11 @@ class Gathering:
                 finally:
                     del self._offers[donor]
             chosen = self._partial.header
-            if chosen is None or _claim(header) != _claim(chosen):
-                raise OtherSnapshotError(f"it gives the state of step {header.step}")
+            if chosen is None or self._partial.claim_of(header) != self._partial.claim_of(chosen):
+                raise OtherFileError("it gives another one than others do")
             await self._take_chunks(donor, opened)
 
-    async def _take_chunks(self, donor: PeerId, opened: OpenSnapshot) -> None:
+    async def _take_chunks(self, donor: PeerId, opened: Offer[Header]) -> None:
         partial, pace, asked = self._partial, AskingPace(), deque[int]()
         shares = partial.shares
         try:
@@ -142,8 +195,9 @@ class Gathering:
                 self._given[donor] += 1
                 if shares.is_due(share):
                     if not await _written(partial, number, chunk):
-                        raise BadMessageError(f"chunk {number} of the state does not match its hash")
+                        raise BadMessageError(f"chunk {number} does not match its hash")
                     partial.came(number, chunk)
+            self._tell_change()
             if not asked:
                 await opened.end()
         finally:
@@ -155,17 +209,12 @@ class Gathering:
         changed.set()
 
 
-async def _written(partial: PartialState, number: int, chunk: bytes) -> bool:
+async def _written(partial: Gathered[Header], number: int, chunk: bytes) -> bool:
     """Whether a chunk was sound, and is written. Raises StageError if the disk fails."""
     try:
-        return await asyncio.to_thread(partial.writer(number, chunk))
+        return await partial.write(number, chunk)
     except OSError as error:
         raise StageError(f"the state cannot be written to the disk: {error}", "free some disk space, or try another disk") from None
-
-
-def _claim(header: Snapshot) -> tuple[tuple[bytes, ...], int, int, Lineage]:
-    """What donors of one snapshot say alike of it."""
-    return header.chunk_hashes, header.previous_bytes, header.step, header.lineage
 
 
 def _error_of(task: asyncio.Task[None]) -> RemoteError | None:

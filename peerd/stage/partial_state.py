@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -13,6 +13,7 @@ from peerd.policy.route.chunk_shares import ChunkShares
 from peerd.stage.history import history_from
 from peerd.stage.snapshots import Downloaded, identity_of
 from peerd.stage.spool import Landing, Spools
+from peerd.table.record import Lineage
 from peerd.wire.chunks import state_chunk_bytes
 from peerd.wire.messages import Snapshot, StateRequest
 
@@ -51,6 +52,13 @@ class PartialState:
     @property
     def is_complete(self) -> bool:
         return self.header is not None and not self.shares.num_left
+
+    def claim_of(self, header: Snapshot) -> tuple[tuple[bytes, ...], int, int, Lineage]:
+        """What donors of one snapshot say alike of it."""
+        return header.chunk_hashes, header.previous_bytes, header.step, header.lineage
+
+    def newness_of(self, header: Snapshot) -> int:
+        return header.step
 
     def check(self, header: Snapshot) -> None:
         """Raise BadMessageError if this cannot be the header of such a state. A long history takes a while: call it off the event loop."""
@@ -92,8 +100,8 @@ class PartialState:
         """Bytes of a chunk, by its number in the snapshot."""
         return min(self._chunk_bytes, self._num_bytes - number * self._chunk_bytes)
 
-    def writer(self, number: int, chunk: bytes) -> Callable[[], bool]:
-        """What checks a chunk of this snapshot and writes it, and says whether it was sound: for another thread. Raises OSError.
+    async def write(self, number: int, chunk: bytes) -> bool:
+        """Check a chunk of this snapshot and write it, on another thread. Returns whether it was sound. Raises OSError.
 
         Chunks at the ends may have bytes that are not downloaded.
         """
@@ -106,7 +114,7 @@ class PartialState:
                 landing.write(start, ours)
             return is_sound
 
-        return write
+        return await asyncio.to_thread(write)
 
     def _ours(self, number: int, chunk: bytes) -> tuple[memoryview, int]:
         """Those bytes of a chunk that are downloaded, and where they belong."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from peerd.link.links import Bytes
 from peerd.stage.disk_room import DiskRoom
-from peerd.stage.state_file import FileTensors, OpenFile
+from peerd.stage.state_file import CutStored, FileTensors, OpenFile
 from peerd.wire.chunks import CutFile
 from peerd.wire.tensors import bodies_of, file_bytes, header_of, tensors_of_file
 
@@ -139,20 +139,7 @@ class StoredState(Mapping[str, Tensor]):
         return sum(map(len, self._parts))
 
     def cut(self) -> CutFile:
-        return CutStored(self)
-
-
-class CutStored(CutFile):
-    """A stored state, cut into chunks."""
-
-    is_stored = True
-
-    def __init__(self, state: StoredState) -> None:
-        super().__init__((), state.num_bytes)
-        self._open = state.file
-
-    def _read(self, start: int, num_bytes: int) -> bytes:
-        return self._open.read(start, num_bytes)
+        return CutStored(self.file, self.num_bytes)
 
 
 def split_off_previous(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

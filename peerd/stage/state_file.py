@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import overload
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
-from peerd.errors import PeerGoneError
-from peerd.link.links import CHUNK_BYTES, Bytes
+from peerd.link.links import Bytes
+from peerd.wire.chunks import CutFile
 from peerd.wire.tensors import header_end, memory_of, places_in_file
 
 READ_BYTES = 4 << 20
@@ -57,32 +56,17 @@ class OpenFile:
             left, start = left[count:], start + count
 
 
-class FileChunks(Sequence[Bytes]):
-    """The bytes of a file in chunks, each read when it is asked for. Raises PeerGoneError if the disk fails: this peer cannot give them."""
+class CutStored(CutFile):
+    """An open file, cut into chunks. Each is read when it is asked for. Raises OSError."""
 
-    def __init__(self, file: OpenFile) -> None:
-        self._file = file
-        self._num_bytes = file.num_bytes
+    def __init__(self, file: OpenFile, num_bytes: int | None = None, chunk_bytes: int | None = None, *, is_fresh: bool = False) -> None:
+        """`num_bytes`: that many of the file; by default all. `is_fresh`: written lately, so that the system still has it in memory."""
+        super().__init__((), file.num_bytes if num_bytes is None else num_bytes, chunk_bytes)
+        self.is_stored = not is_fresh
+        self._open = file
 
-    def __len__(self) -> int:
-        return -(-self._num_bytes // CHUNK_BYTES)
-
-    @overload
-    def __getitem__(self, place: int) -> Bytes: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Bytes]: ...
-
-    def __getitem__(self, place: int | slice) -> Bytes | Sequence[Bytes]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):
-            raise IndexError(place)
-        start = place * CHUNK_BYTES
-        try:
-            return self._file.read(start, min(CHUNK_BYTES, self._num_bytes - start))
-        except OSError as error:
-            raise PeerGoneError(f"this peer's disk fails: {error}") from None
+    def _read(self, start: int, num_bytes: int) -> bytes:
+        return self._open.read(start, num_bytes)
 
 
 class FileTensors(Mapping[str, Tensor]):

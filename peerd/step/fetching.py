@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -73,7 +74,7 @@ class Fetching:
         """Fetch a mate's average of this peer's step; it is ignored if this peer has moved on meanwhile."""
         asked, began_s = self._state.record, clock_s()
         try:
-            found = await self._rounds.fetcher.fetch(act.peer, act.step)
+            found = await self._rounds.fetcher.fetch(act.peer, act.step, act.others, partial(self._note, act.step))
             now = self._state.record
             if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
                 return
@@ -84,10 +85,13 @@ class Fetching:
             else:
                 taken = (found.roster, found.flat_sum, found.tied)
                 await self._executor.run(Priority.LEDGER, lambda: self._state.take_average(*taken))
-        except (WrongStateError, BadMessageError):
-            self._refused[act.peer, act.step] = clock_s()
-        except RemoteError:
-            self._unanswered[act.peer, act.step] = clock_s()
+        except RemoteError as error:
+            self._note(act.step, act.peer, error)
+
+    def _note(self, step: int, peer: PeerId, error: RemoteError) -> None:
+        """Remember that a peer did not give what it was asked for."""
+        is_refused = isinstance(error, WrongStateError | BadMessageError | BusyError)
+        (self._refused if is_refused else self._unanswered)[peer, step] = clock_s()
 
     def begin_section(self, act: FetchSection, ended: Callable[[], None]) -> None:
         """Fetch a section of the average while this peer does other things. `ended` is called when it is here, or does not come."""
@@ -107,11 +111,10 @@ class Fetching:
             now = self._state.record
             if (now.incarnation, now.step, now.lineage) == (asked.incarnation, asked.step, asked.lineage):
                 await self._executor.run(Priority.LEDGER, lambda: self._state.take_section(*taken))
-        except (WrongStateError, BadMessageError, BusyError):
-            self._refused[act.peer, act.step] = clock_s()
-            await asyncio.sleep(BUSY_S)
-        except RemoteError:
-            self._unanswered[act.peer, act.step] = clock_s()
+        except RemoteError as error:
+            self._note(act.step, act.peer, error)
+            if isinstance(error, WrongStateError | BadMessageError | BusyError):
+                await asyncio.sleep(BUSY_S)
 
     def stop(self) -> None:
         """End what is still on its way."""
@@ -122,10 +125,8 @@ class Fetching:
         average_id = self._state.record.average_id
         try:
             values = await self._rounds.fetcher.fetch_tied(act.peer, act.step, act.given)
-        except (WrongStateError, BadMessageError):
-            self._refused[act.peer, act.step] = clock_s()
-        except RemoteError:
-            self._unanswered[act.peer, act.step] = clock_s()
+        except RemoteError as error:
+            self._note(act.step, act.peer, error)
         else:
             await self._executor.run(Priority.LEDGER, lambda: self._state.take_tied(average_id, act.wanted, act.given, values))
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 from blake3 import blake3
 
 from peerd.errors import BadMessageError, PeerGoneError
@@ -144,24 +143,6 @@ async def collected(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun
     Raises PeerGoneError if the stream ends too early: its sender gave up or was cut off, and no rule is broken.
     """
     chunks: list[Any] = []
-    await _collect(read, num_bytes, begun, chunks.append)
-    return tuple(chunks)
-
-
-async def filled(read: Callable[[int], Awaitable[Any]], num_bytes: int) -> memoryview:
-    """The same in one piece, which takes no more memory than what has come so far."""
-    whole, at = memoryview(np.empty(num_bytes, np.uint8).data), 0
-
-    def keep(chunk: Bytes) -> None:
-        nonlocal at
-        whole[at : at + len(chunk)] = chunk
-        at += len(chunk)
-
-    await _collect(read, num_bytes, b"", keep)
-    return whole
-
-
-async def _collect(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun: Bytes, keep: Callable[[Any], object]) -> None:
     missing = num_bytes
     while missing > 0:
         if begun:
@@ -174,7 +155,8 @@ async def _collect(read: Callable[[int], Awaitable[Any]], num_bytes: int, begun:
         missing -= len(chunk)
         if missing < 0 or not chunk:
             raise BadMessageError("the chunks do not add up to the size in the header")
-        keep(chunk)
+        chunks.append(chunk)
+    return tuple(chunks)
 
 
 def state_chunk_bytes(num_bytes: int) -> int:
@@ -191,12 +173,12 @@ class CutFile:
     is_stored = False
     """Whether its chunks are read from a disk, which takes a while."""
 
-    def __init__(self, pieces: Iterable[Bytes], num_bytes: int | None = None) -> None:
-        """`num_bytes`: of a file that lies elsewhere (see `_read`)."""
+    def __init__(self, pieces: Iterable[Bytes], num_bytes: int | None = None, chunk_bytes: int | None = None) -> None:
+        """`num_bytes`: of a file that lies elsewhere (see `_read`). `chunk_bytes`: by default those of a state."""
         self.pieces = tuple(memoryview(piece) for piece in pieces if len(piece))
         self._ends = list(accumulate(map(len, self.pieces)))
         self.num_bytes = num_bytes if num_bytes is not None else self._ends[-1] if self._ends else 0
-        self.chunk_bytes = state_chunk_bytes(self.num_bytes)
+        self.chunk_bytes = chunk_bytes or state_chunk_bytes(self.num_bytes)
 
     def __len__(self) -> int:
         """The number of chunks."""

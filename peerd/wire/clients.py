@@ -27,7 +27,8 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert, rosters
-from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of, filled
+from peerd.wire.chunk_streams import Offer, Source, header_of, offer
+from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
 from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Verified
 
@@ -155,7 +156,7 @@ class AveragingClient(Client):
                 raise
 
         try:
-            with ending(call(messages())) as rpc, remote_errors():
+            with ending(call(messages())) as rpc, remote_errors(), traffic.uplink.exchanging():
                 async for message in rpc:
                     traffic.hear(peer)
                     told(convert.verified_from(message))
@@ -208,22 +209,15 @@ class AveragingClient(Client):
         """Close a round. A judge names the member that it is ended without."""
         await self._ask(peer, "Abort", averaging_pb2.AbortRequest(average_id=average_id, left_out=left_out, reason=reason), timeout_s)
 
-    async def get_average(
-        self, peer: PeerId, stage: int, step: int, due: Callable[[Average], int], patience_s: float, section: int | None = None
-    ) -> tuple[Average, bytes, tuple[memoryview]]:
-        """Fetch a finished average: its header, its hash, and itself in one chunk. The caller has to check them, off the event loop.
-
-        `due`: the bytes of an average with this header. No other is read. With a `section`, that section alone is fetched.
-        """
-        request = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step, section=section)
-        with ending((await self._stub(peer)).GetAverage(request)) as rpc:
-            header = await header_of(rpc, patience_s, "an average without a header")
-            average = rosters.average_from(header)
-            if header.num_bytes != (num_bytes := due(average)):
-                raise BadMessageError(f"an average of {header.num_bytes} bytes where {num_bytes} are due")
-            whole = await filled(_reader(rpc, patience_s), header.num_bytes)
-        self._links.traffic.took("averages", PeerRole.STAGE_PEER, header.num_bytes)
-        return average, header.blake3, (whole,)
+    @contextlib.asynccontextmanager
+    async def open_average(
+        self, peer: PeerId, stage: int, step: int, section: int | None, patience_s: float
+    ) -> AsyncIterator[Offer[Average]]:
+        """Open a mate's finished average, or a section of it. It is closed with the block. Raises RemoteError."""
+        first = averaging_pb2.AverageRequest(run=self._run, stage=stage, step=step, section=section)
+        source = Source(peer, "averages", PeerRole.STAGE_PEER, self._links.traffic, patience_s)
+        async with offer((await self._stub(peer)).GetAverage, first, source, rosters.average_from) as opened:
+            yield opened
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, num_bytes: int, patience_s: float) -> tuple[bytes, ...]:
         """Fetch a tied weight's gradients as chunks of `num_bytes` together. Their hash is checked here."""
@@ -259,16 +253,6 @@ class DataClient(Client):
         if not convert.are_hashes(hashes):
             raise BadMessageError("data with a damaged header")
         return DataHeader(header.num_bytes, hashes), _chunks_of_stream(rpc, "data", self._links, patience_s)
-
-
-async def header_of(rpc: Any, patience_s: float, untold: str) -> Any:
-    """Return the header that begins a stream. Raises BadMessageError(untold) if the stream begins with anything else."""
-    first = await read_within(rpc.__aiter__(), patience_s)
-    if first is None:
-        raise PeerGoneError("the stream ended before its first message")
-    if first.WhichOneof("kind") != "header":
-        raise BadMessageError(untold)
-    return first.header
 
 
 async def _chunks_of_stream(rpc: Any, what: str, links: Links, patience_s: float) -> AsyncGenerator[bytes]:

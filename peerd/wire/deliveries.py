@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Self
 
 import structlog
 
 from peerd.errors import BadMessageError, PeerGoneError
-from peerd.link.links import Bytes
+from peerd.link.links import Bytes, next_within
 from peerd.policy.route.yielding import IN_FLIGHT_BYTES
 from peerd.wire.chunks import CutFile
 
@@ -129,13 +129,21 @@ class Lending(Watch):
         self.sends(len(chunk))
         return chunk
 
+    async def next(self, requests: AsyncIterator[Any]) -> bytes | None:
+        """The chunk that the receiver asks for next; None: it needs no more. Raises as `read`."""
+        asked = await next_within(requests, self.allowed_s(0))
+        if asked is None:
+            self.is_whole = True
+            return None
+        return await self.read(asked.chunk)
+
     async def read(self, number: int) -> bytes:
         """The same. Nothing else waits for the disk. Raises PeerGoneError, too, if that fails."""
         file = self._asked(number)
         try:
             chunk = await asyncio.to_thread(file.chunk, number) if file.is_stored else file.chunk(number)
         except OSError as error:
-            raise PeerGoneError(f"the state cannot be read from the disk: {error}") from None
+            raise PeerGoneError(f"this peer's disk fails: {error}") from None
         self.sends(len(chunk))
         return chunk
 
@@ -143,7 +151,7 @@ class Lending(Watch):
         if self._file is None:
             raise PeerGoneError("the caller took nothing of the answer for too long")
         if number >= len(self._left) or not self._left[number]:
-            raise BadMessageError(f"chunk {number} is not one of the state, or was asked for before")
+            raise BadMessageError(f"chunk {number} is not one of the file, or was asked for before")
         self._left[number] = 0
         return self._file
 

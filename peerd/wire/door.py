@@ -140,6 +140,14 @@ class Door:
     async def read(self, messages: AsyncIterator[Any], most_bytes: int = CHUNK_BYTES) -> Any:
         return await next_within(messages, with_time_for(self.patience_s, most_bytes))
 
+    async def first_of_run(self, messages: AsyncIterator[Any]) -> Any:
+        """The first message of a stream, if it is about this run."""
+        first = await self.read(messages)
+        if first is None:
+            raise PeerGoneError("the stream ended before its first message")
+        self.check_run(first.run)
+        return first
+
     async def read_chunks(self, messages: AsyncIterator[Any], num_bytes: int, begun: Bytes = b"") -> tuple[Any, ...]:
         """Read chunks of exactly `num_bytes` together, including `begun`. Raises BadMessageError if they do not add up."""
         arrival = Arrival(self.patience_s)

@@ -9,6 +9,7 @@ from peerd.link.links import Bytes
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Average, Beat, Call, CallResult, Description, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
 
@@ -72,8 +73,9 @@ class AveragingHandler(Protocol):
 
     def abort(self, caller: PeerId, average_id: AverageId, left_out: PeerId, reason: str) -> None: ...
 
-    async def get_average(self, stage: int, step: int, section: int | None) -> tuple[Average, bytes, Sequence[Bytes]]:
-        """Return the header, BLAKE3 hash and chunks of an average, or of one section of it."""
+    async def get_average(self, stage: int, step: int, section: int | None) -> tuple[Average, CutFile, bool]:
+        """Return the header of an average, or of one section of it, the file of which the caller asks for chunks, and whether mates wait
+        until the caller has it."""
         ...
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:

@@ -203,6 +203,7 @@ class Average:
     """The id of a tied weight's gradient sum, which follows the average; none where the step is not finished."""
     norm: float | None = None
     """The gradient norm with which it was applied; None where the step is not finished, or the run shares no norms."""
+    chunk_hashes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from peerd.policy.step.groups import MAX_SECTIONS
 from peerd.policy.step.roster import MOST_CREDITS, Credit, Roster, RosterEntry
 from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RunId
-from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, bitmap_from, known_codec
+from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, are_hashes, bitmap_from, known_codec
 from peerd.wire.messages import Average
 
 MARK_BYTES, MARKS_REMEMBERED = 8, 1 << 12
@@ -150,11 +150,11 @@ def _ledgers(planes: Sequence[int], num_members: int) -> list[int]:
     return found
 
 
-def average_to(average: Average, checksum: bytes) -> averaging_pb2.AverageHeader:
+def average_to(average: Average) -> averaging_pb2.AverageHeader:
     return averaging_pb2.AverageHeader(
         roster=roster_to(average.roster),
         num_bytes=average.num_bytes,
-        blake3=checksum,
+        chunk_blake3=average.chunk_hashes,
         inexact=average.lineage.inexact,
         lineage=average.lineage.chain,
         tied_sum=average.tied_sum,
@@ -167,4 +167,7 @@ def average_from(header: averaging_pb2.AverageHeader) -> Average:
     norm = header.norm if header.HasField("norm") else None
     if norm is not None and not norm >= 0:  # nor not a number
         raise BadMessageError("an average with a gradient norm that is none")
-    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum, norm)
+    hashes = tuple(header.chunk_blake3)
+    if not are_hashes(hashes):
+        raise BadMessageError("an average whose chunks have damaged hashes")
+    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum, norm, hashes)

@@ -29,7 +29,6 @@ from peerd.generated import (
 )
 from peerd.link.few_each import FewEach
 from peerd.link.lanes import Lanes, Turn
-from peerd.link.links import next_within
 from peerd.link.traffic import Link, PeerRole, Way
 from peerd.link.tunnel import caller_of
 from peerd.policy.step.sections import SECTIONS_AT_ONCE
@@ -38,7 +37,7 @@ from peerd.timeline.spans import MAX_SPANS, SpanKind
 from peerd.wire import convert, rosters, timelines
 from peerd.wire.budgets import most_arriving
 from peerd.wire.chunks import Chunk, Headed, opening
-from peerd.wire.deliveries import Delivery
+from peerd.wire.deliveries import Delivery, Lending
 from peerd.wire.door import Door
 from peerd.wire.frames import UNHEADED, LatestWord, count_sent, frames_of, messages_of
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
@@ -258,11 +257,13 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
             if first is None:
                 raise PeerGoneError("the stream ended before its first message")
             words = _words(first, messages)
+            traffic = self._door.traffic
             async with contextlib.aclosing(self._handler.take(caller, convert.id_from(first.average_id), words)) as frames:
-                async for frame in frames:
-                    for message in messages_of(frame):
-                        yield message
-                    count_sent(frame, self._door.traffic)
+                with traffic.uplink.exchanging():
+                    async for frame in frames:
+                        for message in messages_of(frame):
+                            yield message
+                        count_sent(frame, traffic)
 
     async def Beat(self, request: averaging_pb2.RoundBeat, context: Any) -> averaging_pb2.RoundBeat:
         async with self._door.answering(context) as caller:
@@ -275,19 +276,26 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         await self._door.slow_down(caller)
         return averaging_pb2.AbortReply()
 
-    async def GetAverage(self, request: averaging_pb2.AverageRequest, context: Any) -> AsyncIterator[averaging_pb2.AverageMessage]:
-        async with self._door.answering(context, request.run) as caller:
+    async def GetAverage(
+        self, requests: AsyncIterator[averaging_pb2.AverageRequest], context: Any
+    ) -> AsyncIterator[averaging_pb2.AverageMessage]:
+        async with self._door.answering(context):
+            request = await self._door.first_of_run(requests)
             section = request.section if request.HasField("section") else None
             if section is not None and self._sections_given >= SECTIONS_AT_ONCE:
                 raise BusyError("this peer gives sections to others just now")
-            average, checksum, chunks = await self._handler.get_average(request.stage, request.step, section)
-        with Delivery(chunks, self._door.patience_s) as delivery, self._counted(section is not None):
-            del chunks
-            yield averaging_pb2.AverageMessage(header=rosters.average_to(average, checksum))
-            for chunk in delivery:
-                yield averaging_pb2.AverageMessage(chunk=bytes(chunk))
-        await self._door.check_taken(context, caller, delivery)
-        self._door.traffic.gave("averages", PeerRole.STAGE_PEER, average.num_bytes)
+            with self._counted(section is not None):
+                average, file, is_urgent = await self._handler.get_average(request.stage, request.step, section)
+                with Lending(file, self._door.patience_s) as lending:
+                    del file
+                    yield averaging_pb2.AverageMessage(header=rosters.average_to(average))
+                    while (chunk := await lending.next(requests)) is not None:
+                        if is_urgent:
+                            self._door.traffic.uplink.sends(len(chunk))
+                        else:
+                            await self._door.traffic.uplink.turn(len(chunk))
+                        yield averaging_pb2.AverageMessage(chunk=chunk)
+                        self._door.traffic.gave("averages", PeerRole.STAGE_PEER, len(chunk))
 
     @contextlib.contextmanager
     def _counted(self, is_section: bool) -> Iterator[None]:
@@ -321,17 +329,12 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
 
     async def GetState(self, requests: AsyncIterator[state_pb2.StateRequest], context: Any) -> AsyncIterator[state_pb2.StateMessage]:
         async with self._door.answering(context) as caller:
-            request = await self._door.read(requests)
-            if request is None:
-                raise PeerGoneError("the stream ended before its first message")
-            self._door.check_run(request.run)
+            request = await self._door.first_of_run(requests)
             wanted = StateRequest(stage=request.stage, snapshot=request.snapshot, step=request.step, tied_only=request.tied_only)
             snapshot, lending = await self._handler.snapshot(caller, wanted)
             with lending:
                 yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
-                while (asked := await next_within(requests, lending.allowed_s(0))) is not None:
-                    chunk = await lending.read(asked.chunk)
+                while (chunk := await lending.next(requests)) is not None:
                     await self._door.traffic.uplink.turn(len(chunk))
                     yield state_pb2.StateMessage(chunk=chunk)
                     self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
-                lending.is_whole = True

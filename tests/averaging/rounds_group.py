@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -15,16 +15,19 @@ from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, PeerGoneError
-from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+from peerd.wire.chunk_streams import Offer
+from peerd.wire.chunks import CutFile
 from peerd.wire.clients import AveragingClient
+from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Verified
 from tests.paper_host import PaperHost
 from tests.tiny_run import tiny_manifest
+from tests.wire.lent import Lent
 
 AVERAGING_S = 20.0
 MICROBATCHES = 6
@@ -69,6 +72,8 @@ class Group:
     members: dict[PeerId, Member] = field(default_factory=dict)
     fault: Fault = no_fault
     forge: Forge = no_forge
+    lend: Callable[[PeerId, CutFile], CutFile] = lambda _peer, file: file
+    """What a member sends in place of the chunks of an average."""
     chunk_s: dict[PeerId, float] = field(default_factory=dict)
     """Of members whose chunks arrive slowly: the seconds that each takes."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -184,11 +189,14 @@ class Client:
         await self._deliver("abort", peer)
         self.group.members[peer].rounds.abort(self.me, average_id, left_out, reason)
 
-    async def get_average(
-        self, peer: PeerId, stage: int, step: int, _due: object, _patience_s: float, section: int | None = None
-    ) -> tuple[Average, bytes, Sequence[Bytes]]:
+    @contextlib.asynccontextmanager
+    async def open_average(
+        self, peer: PeerId, stage: int, step: int, section: int | None, patience_s: float
+    ) -> AsyncIterator[Offer[Average]]:
         await self._deliver("get_average", peer)
-        return await self.group.members[peer].rounds.kept.get_average(stage, step, section)
+        average, file, _ = await self.group.members[peer].rounds.kept.get_average(stage, step, section)
+        with Lending(self.group.lend(peer, file), patience_s) as lending:
+            yield Lent(average, lending)
 
     async def _deliver(self, kind: str, peer: PeerId) -> None:
         await self.group.fault(kind, self.me, peer)

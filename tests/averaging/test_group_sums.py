@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from peerd.averaging.handover import unpacked_section
+from peerd.averaging.handover import check_header
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.policy.step.groups import by_sum, num_sections_of
@@ -251,18 +251,19 @@ async def test_a_section_is_refused_that_is_of_another_step_or_not_there_or_does
         await donor.rounds.kept.get_average(0, 1, 0)
     with pytest.raises(WrongStateError):
         await lacking.rounds.kept.get_average(0, 0, 0)
-    header, checksum, chunks = await donor.rounds.kept.get_average(0, 0, 0)
-    received = [bytes(chunk) for chunk in chunks]
-    unpacked_section((header, checksum, received), lacking.state, 0, 0)
+    header, _, is_urgent = await donor.rounds.kept.get_average(0, 0, 0)
+    assert is_urgent
+    check_header(header, lacking.state, 0, 0)
     for forged in (
-        (header, bytes(32), received),
-        (replace(header, roster=replace(header.roster, section=1)), checksum, received),
-        (replace(header, roster=replace(header.roster, num_sections=1)), checksum, received),
-        (replace(header, roster=replace(header.roster, step=1)), checksum, received),
-        (replace(header, roster=replace(header.roster, entries=header.roster.entries[1:])), checksum, received),
+        replace(header, chunk_hashes=()),
+        replace(header, num_bytes=header.num_bytes + 8),
+        replace(header, roster=replace(header.roster, section=1)),
+        replace(header, roster=replace(header.roster, num_sections=1)),
+        replace(header, roster=replace(header.roster, step=1)),
+        replace(header, roster=replace(header.roster, entries=header.roster.entries[1:])),
     ):
         with pytest.raises(BadMessageError):
-            unpacked_section(forged, lacking.state, 0, 0)
+            check_header(forged, lacking.state, 0, 0)
 
 
 async def test_a_fence_gives_up_the_sections_with_the_ledger(make_group: MakeGroup) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
 from peerd.errors import WrongStateError
+from peerd.link.links import CHUNK_BYTES
 from peerd.stage.executor import Priority
 from peerd.table.record import Phase
-from peerd.wire.chunks import digest_of
+from peerd.wire.chunks import CutFile
 from peerd.wire.tensors import views_of_flat
 from tests.averaging.rounds_group import Group
 
@@ -136,15 +137,15 @@ async def test_an_average_is_hashed_once_however_often_it_is_asked_for(make_grou
     (member,) = group.members.values()
     assert await member.rounds.lead(group.roster()) == ""
     await group.settled(Phase.AVERAGED)
-    hashed = []
+    hashed, true = [], CutFile.hashes
 
-    def counted(chunks: Sequence[memoryview]) -> bytes:
-        hashed.append(len(chunks))
-        return digest_of(chunks)
+    def counted(file: CutFile) -> tuple[bytes, ...]:
+        hashed.append(file)
+        return true(file)
 
-    monkeypatch.setattr("peerd.averaging.kept.digest_of", counted)
-    given = [(await member.rounds.kept.get_average(0, 0))[1] for _ in range(3)]
-    assert given == 3 * [digest_of(views_of_flat(member.average))]
+    monkeypatch.setattr(CutFile, "hashes", counted)
+    given = [(await member.rounds.kept.get_average(0, 0))[0].chunk_hashes for _ in range(3)]
+    assert given == 3 * [true(CutFile(views_of_flat(member.average), chunk_bytes=CHUNK_BYTES))]
     assert len(hashed) == 1
 
 

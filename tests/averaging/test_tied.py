@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -20,12 +21,15 @@ from peerd.policy.step.tied import sum_id
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
+from peerd.wire.chunk_streams import Offer
 from peerd.wire.clients import AveragingClient
+from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Average
 from tests.averaging.rounds_group import AVERAGING_S, MICROBATCHES, fill
 from tests.paper_host import PaperHost
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
+from tests.wire.lent import Lent
 
 MANIFEST = tiny_manifest(2, microbatches_per_step=MICROBATCHES, accumulate="float64", max_gradient_norm=0.5)
 MANIFEST = replace(MANIFEST, model=replace(MANIFEST.decoder, tie_word_embeddings=True))
@@ -54,8 +58,11 @@ class End:
         assert sum(map(len, chunks)) == num_bytes
         return tuple(chunks)
 
-    async def get_average(self, _peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
-        return await self.rounds.kept.get_average(stage, step)  # as a mate of its own stage would ask it
+    @contextlib.asynccontextmanager
+    async def open_average(self, _peer: PeerId, stage: int, step: int, *_asked: object) -> AsyncIterator[Offer[Average]]:
+        average, file, _is_urgent = await self.rounds.kept.get_average(stage, step)  # as a mate of its own stage would ask it
+        with Lending(file, AVERAGING_S) as lending:
+            yield Lent(average, lending)
 
 
 @pytest.fixture
@@ -111,15 +118,15 @@ async def test_an_average_is_given_with_the_sum_once_the_step_is_finished(ends: 
     first = ends[0]
     wanted = await exchange(ends)
     assert (await first.rounds.fetcher.fetch(first.state.record.peer, 0)).tied is None
-    average, checksum, chunks = await first.rounds.kept.get_average(0, 0)
-    assert average.tied_sum == b""
+    average, _, is_urgent = await first.rounds.kept.get_average(0, 0)
+    assert (average.tied_sum, is_urgent) == (b"", True)
     held = first.state.commit(1.0, wanted)
     first.rounds.applied(held)
-    average, checksum, chunks = await first.rounds.kept.get_average(0, 0)
-    assert average.tied_sum == wanted
+    average, file, is_urgent = await first.rounds.kept.get_average(0, 0)
+    assert (average.tied_sum, is_urgent) == (wanted, False)
     assert held.tied is not None
-    assert sum(map(len, chunks)) == 8 * (held.flat_sum.numel() + held.tied.values.numel())
-    assert len(checksum) == 32
+    assert file.num_bytes == average.num_bytes == 8 * (held.flat_sum.numel() + held.tied.values.numel())
+    assert average.chunk_hashes == file.hashes()
 
 
 async def test_what_nobody_holds_is_refused_and_what_is_not_finite_too(ends: list[End]) -> None:

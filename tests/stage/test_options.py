@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from peerd.averaging.handover import check_average
+from peerd.averaging.handover import check_header, packed
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
@@ -315,7 +315,8 @@ def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, 
         peers.accumulate(corpus, step)
         averages, norm = peers.average()
         for state, joiner, average in zip(peers.states, joiners.states, averages, strict=True):
-            check_average(average.roster, average.flat_sum, joiner, step)
+            header, file = packed(average)
+            check_header(replace(header, chunk_hashes=file.hashes()), joiner, step, None)
             joiner.catch_up(replace(average, norm=norm))
             state.commit(norm)
     for state, joiner in zip(peers.states, joiners.states, strict=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,12 +44,14 @@ from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from peerd.train.corpus import Corpus
 from peerd.wire.bans import Bans
+from peerd.wire.chunk_streams import Offer
 from peerd.wire.clients import AveragingClient
 from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
-from peerd.wire.state_client import OpenSnapshot, StateClient
+from peerd.wire.state_client import StateClient
 from tests.paper_host import PaperHost
 from tests.tiny_run import corpus_of, tiny_manifest
+from tests.wire.lent import Lent
 
 NUM_STAGES, NUM_MICROBATCHES, LONG_S = 3, 4, 600.0
 MANIFEST = tiny_manifest(NUM_STAGES, microbatches_per_step=NUM_MICROBATCHES, accumulate="float64", max_gradient_norm=0.5)
@@ -209,37 +211,34 @@ class Peer:
     async def abort(self, peer: PeerId, average_id: AverageId, left_out: PeerId, reason: str, _timeout_s: float) -> None:
         self._at(peer).rounds.abort(self.me, average_id, left_out, reason)
 
-    async def get_average(self, peer: PeerId, stage: int, step: int, *_: object) -> tuple[Average, bytes, Sequence[Bytes]]:
-        return await self._at(peer).rounds.kept.get_average(stage, step)
+    @contextlib.asynccontextmanager
+    async def open_average(
+        self, peer: PeerId, stage: int, step: int, _section: int | None, patience_s: float
+    ) -> AsyncIterator[Offer[Average]]:
+        average, file, _ = await self._at(peer).rounds.kept.get_average(stage, step)
+        with Lending(file, patience_s) as lending:
+            yield Lent(average, lending)
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
         return tuple((await self._at(peer).rounds.kept.get_tied(step, wanted))[1])
 
     @contextlib.asynccontextmanager
-    async def open(self, peer: PeerId, request: StateRequest, _patience_s: float) -> AsyncIterator[OpenSnapshot]:
+    async def open(self, peer: PeerId, request: StateRequest, _patience_s: float) -> AsyncIterator[Offer[Snapshot]]:
         found, lending = await self._at(peer).snapshots.snapshot(self.me, request)
         with lending:
-            yield Lent(found, lending, self._table)
+            yield LentState(found, lending, self._table)
 
 
-class Lent:
+class LentState(Lent[Snapshot]):
     """A stream on which a peer sends its state, while the link works."""
 
     def __init__(self, header: Snapshot, lending: Lending, table: Table) -> None:
-        self.header = header
-        self._lending = lending
+        super().__init__(header, lending)
         self._table = table
-        self._asked: list[int] = []
 
-    def ask(self, number: int) -> None:
-        self._asked.append(number)
-
-    async def take(self, _num_bytes: int) -> bytes:
+    async def take(self, num_bytes: int) -> bytes:
         await self._table.link_works.wait()
-        return self._lending.chunk(self._asked.pop(0))
-
-    async def end(self) -> None:
-        self._lending.is_whole = True
+        return await super().take(num_bytes)
 
 
 @pytest.fixture

@@ -1,17 +1,42 @@
-"""A snapshot that a donor lends, from its first chunk to the last."""
+"""A file that a peer lends, from its first chunk to the last."""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Generic, TypeVar
+
+from peerd.link.links import CHUNK_BYTES
+from peerd.wire.chunk_streams import Offer
 from peerd.wire.chunks import state_chunk_bytes
 from peerd.wire.deliveries import Lending
-from peerd.wire.messages import Snapshot
-from peerd.wire.state_client import OpenSnapshot
+from peerd.wire.messages import Average, Snapshot
+
+Header = TypeVar("Header")
 
 
-async def whole_of(opened: OpenSnapshot) -> bytes:
-    """All that an open snapshot has, as a joiner gets it."""
+class Lent(Generic[Header]):
+    """A stream of lent chunks, without a wire."""
+
+    def __init__(self, header: Header, lending: Lending) -> None:
+        self.header = header
+        self._lending = lending
+        self._asked: list[int] = []
+
+    def ask(self, number: int) -> None:
+        self._asked.append(number)
+
+    async def take(self, _num_bytes: int) -> bytes:
+        await asyncio.sleep(0)  # others get theirs meanwhile
+        return self._lending.chunk(self._asked.pop(0))
+
+    async def end(self) -> None:
+        self._lending.is_whole = True
+
+
+async def whole_of(opened: Offer[Snapshot] | Offer[Average]) -> bytes:
+    """All that an open file has, as a joiner gets it."""
     header, data = opened.header, b""
-    size = state_chunk_bytes(header.num_bytes)
+    size = CHUNK_BYTES if isinstance(header, Average) else state_chunk_bytes(header.num_bytes)
     for number in range(len(header.chunk_hashes)):
         opened.ask(number)
         data += await opened.take(min(size, header.num_bytes - len(data)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +11,13 @@ import torch
 from peerd.errors import BadMessageError
 from peerd.link.links import CHUNK_BYTES
 from peerd.link.traffic import Traffic
-from peerd.policy.step.roster import Roster
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, RawRecord
-from peerd.wire.clients import AveragingClient, StageClient
+from peerd.table.record import PeerId, RawRecord
+from peerd.wire.clients import StageClient
 from peerd.wire.convert import MAX_PEER_CHARS
 from peerd.wire.door import Door
 from peerd.wire.handlers import Progress, Receive
-from peerd.wire.messages import Average, Call, CallResult, TensorBytes
-from peerd.wire.services import AveragingServicer, StageServicer
+from peerd.wire.messages import Call, CallResult, TensorBytes
+from peerd.wire.services import StageServicer
 from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
 from tests.wire.callee import PATIENCE_S, RUN
@@ -29,49 +27,6 @@ HUGE = 1 << 50
 MOST_GROWN = 8 * CHUNK_BYTES
 ENDLESS = 64
 """Chunks that a liar has ready behind its header."""
-
-
-class Chunks(Sequence[bytes]):
-    """What a liar sends after its header; it counts what was taken of it."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, _number: Any) -> Any:
-        raise IndexError
-
-    def __iter__(self) -> Iterator[bytes]:
-        for _ in range(ENDLESS):
-            self.taken += 1
-            yield bytes(CHUNK_BYTES)
-
-
-class Averages:
-    """A mate whose average is of another size than the stage's."""
-
-    def __init__(self, num_bytes: int, tied_sum: AverageId) -> None:
-        self._average = Average(Roster(0, 0, 0, LIAR, ()), Lineage(), num_bytes, tied_sum)
-        self.chunks = Chunks()
-
-    async def get_average(self, _stage: int, _step: int, _section: int | None) -> tuple[Average, bytes, Chunks]:
-        return self._average, bytes(32), self.chunks
-
-
-@pytest.mark.parametrize(("num_bytes", "tied_sum"), [(HUGE, NO_AVERAGE), (0, NO_AVERAGE), (16, AverageId(b"t")), (24, NO_AVERAGE)])
-async def test_an_average_of_another_size_than_this_stages_is_refused_before_its_first_chunk(num_bytes: int, tied_sum: AverageId) -> None:
-    liar: Any = Averages(num_bytes, tied_sum)
-    async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), liar)]) as served:
-        client = AveragingClient(served.links_of("caller"), RUN)
-        tracemalloc.start()
-        with pytest.raises(BadMessageError, match=r"an average of \d+ bytes where (16|24) are due"):
-            await client.get_average(LIAR, 0, 0, lambda average: 24 if average.tied_sum else 16, PATIENCE_S)
-        grown = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert grown < MOST_GROWN
-    assert liar.chunks.taken < ENDLESS
 
 
 class Answers:

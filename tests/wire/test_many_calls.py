@@ -71,7 +71,7 @@ class Calls:
             ("/peerd.Averaging/Take", self._words),
             ("/peerd.Averaging/Beat", lambda: [averaging_pb2.RoundBeat(average_id=self._id(), parts=self._odd(), sums=self._odd())]),
             ("/peerd.Averaging/Abort", lambda: [averaging_pb2.AbortRequest(average_id=self._bytes(16))]),
-            ("/peerd.Averaging/GetAverage", lambda: [averaging_pb2.AverageRequest(run=RUN, stage=1, step=rng.choice((0, 1)))]),
+            ("/peerd.Averaging/GetAverage", self._average),
             ("/peerd.Averaging/GetTied", lambda: [averaging_pb2.TiedRequest(run=RUN, id=self._bytes(16))]),
             ("/peerd.State/GetState", lambda: [state_pb2.StateRequest(run=RUN, stage=1), state_pb2.StateRequest(chunk=0)]),
         ]
@@ -103,6 +103,9 @@ class Calls:
     def _proposal(self) -> list[Any]:
         roster = replace(self._roster, attempt=self._rng.randrange(1000))
         return [averaging_pb2.Proposal(run=RUN, roster=roster_to(roster))]
+
+    def _average(self) -> list[Any]:
+        return [averaging_pb2.AverageRequest(run=RUN, stage=1, step=self._rng.choice((0, 1))), averaging_pb2.AverageRequest(chunk=0)]
 
     def _id(self) -> AverageId:
         return self._roster.average_id if self._rng.randrange(2) else AverageId(self._bytes(16))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from typing import Any
 
@@ -19,12 +20,18 @@ from peerd.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
-from peerd.table.record import AverageId, RunId
-from peerd.wire.chunks import state_chunk_bytes
+from peerd.link.links import CHUNK_BYTES
+from peerd.link.traffic import Traffic
+from peerd.policy.step.roster import Roster
+from peerd.table.record import AverageId, Lineage, PeerId, RunId
+from peerd.wire.chunks import CutFile, state_chunk_bytes
 from peerd.wire.clients import AveragingClient, StageClient
-from peerd.wire.messages import Beat, StateRequest
+from peerd.wire.door import Door
+from peerd.wire.messages import Average, Beat, StateRequest
+from peerd.wire.services import AveragingServicer
 from peerd.wire.state_client import StateClient
 from peerd.wire.swarm_client import SwarmClient
+from tests.link.local_peers import serving
 from tests.wire.callee import BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
 from tests.wire.lent import whole_of
 
@@ -34,7 +41,7 @@ async def test_state_of_another_stage_and_averages_that_are_not_held_are_refused
     await assert_refused(callee, state.GetState(iter([state_pb2.StateRequest(run=RUN, stage=0)])), STATE, "stage 0")
     averaging = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     with pytest.raises(grpc.aio.AioRpcError, match="this peer holds no average"):
-        await drain(averaging.GetAverage(averaging_pb2.AverageRequest(run=RUN, stage=1, step=9)))
+        await drain(averaging.GetAverage(iter([averaging_pb2.AverageRequest(run=RUN, stage=1, step=9)])))
 
 
 async def test_a_joiner_asks_for_chunks_by_number_and_gets_them_in_the_order_in_which_it_asked(callee: Callee) -> None:
@@ -74,11 +81,36 @@ async def test_microbatches_and_their_gradients_count_as_what_training_sends(cal
             await asyncio.wait_for(traffic.uplink.turn(1), 0.1)
 
 
+class OneAverage:
+    """Gives an average of some chunks."""
+
+    def __init__(self) -> None:
+        self.data = random.Random(1).randbytes(5 * CHUNK_BYTES + 7)
+
+    async def get_average(self, _stage: int, _step: int, _section: int | None) -> tuple[Average, CutFile, bool]:
+        file = CutFile((self.data,), chunk_bytes=CHUNK_BYTES)
+        roster = Roster(1, 2, 0, PeerId("a"), ())
+        return Average(roster, Lineage(0, b"x"), file.num_bytes, AverageId(b"t"), 0.5, file.hashes()), file, False
+
+
+async def test_an_average_travels_as_a_state_does() -> None:
+    giver: Any = OneAverage()
+    door = Door(RUN, PATIENCE_S, Traffic())
+    async with serving([AveragingServicer(door, giver)]) as served:
+        links = served.links_of("mate")
+        async with AveragingClient(links, RUN).open_average(PeerId("mate"), 1, 2, None, PATIENCE_S) as opened:
+            header = opened.header
+            assert (header.roster.step, header.lineage, header.tied_sum, header.norm) == (2, Lineage(0, b"x"), b"t", 0.5)
+            assert await whole_of(opened) == giver.data
+    assert links.traffic.tensors == {("averages", "none", "stage_peer", "received"): len(giver.data)}
+    assert door.traffic.tensors == {("averages", "none", "stage_peer", "sent"): len(giver.data)}
+
+
 @pytest.mark.parametrize("number", [1 << 20, (1 << 64) - 1])
 async def test_a_chunk_that_is_not_there_is_a_broken_message(callee: Callee, number: int) -> None:
     stub = await callee.served.stub(state_pb2_grpc.StateStub, callee.caller.peer)
     requests = iter([state_pb2.StateRequest(run=RUN, stage=1), state_pb2.StateRequest(chunk=number)])
-    with pytest.raises(grpc.aio.AioRpcError, match="is not one of the state") as refusal:
+    with pytest.raises(grpc.aio.AioRpcError, match="is not one of the file") as refusal:
         await drain(stub.GetState(requests))
     assert refusal.value.code() is BAD
 

@@ -58,6 +58,8 @@ class FetchAverage(_Reasoned):
     verb = "fetch the average"
     peer: PeerId
     step: int
+    others: tuple[PeerId, ...] = ()
+    """Mates that have the same one: each is asked for a part of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,13 @@ class Situation:
         mine = self.mine.average_id
         return self.is_better(average_id) or (average_id != mine and not self.counts(mine))
 
+    def others_to_ask(self, mates: Sequence[PeerRecord]) -> tuple[PeerId, ...]:
+        """Those of `mates` that answer and have the average of the first one to ask: of a finished step, all of one lineage have."""
+        first, step = self.first_to_ask(mates), self.mine.step
+        same = [m for m in mates if m.peer != first.peer and (m.step > step or m.average_id == first.average_id)]
+        answering = [m.peer for m in same if (m.peer, step) not in self.own.unanswered]
+        return tuple(sorted(answering, key=lambda peer: turn_of(self.mine.peer, peer)))
+
     def averaged_like_me(self) -> list[PeerRecord]:
         """The mates that have an average of this step, computed with the same parameters as this peer's."""
         mine = self.mine

@@ -14,7 +14,7 @@ All other rules handle peers that fell behind, rounds that failed, and averages 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from peerd.policy.hashing import turn_of
 from peerd.policy.round.proposing import num_in_turn
@@ -38,7 +38,7 @@ from peerd.policy.step.roster import compose, turns
 from peerd.policy.step.sections import comes_by_sections, section_to_fetch
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy
-from peerd.table.record import Phase
+from peerd.table.record import PeerRecord, Phase
 
 LONG_ROUND_S = 2.0
 """A round that is expected to take so long says how long it takes."""
@@ -100,7 +100,7 @@ def _join(now: Situation) -> Act:
         return acts.Wait(now.own.cannot_catch_up)
     able = now.willing([m for m in now.mates if m.step - m.kept_averages <= mine.step < m.step])
     if able:
-        return acts.FetchAverage(f"the stage is at step {newest}", now.first_to_ask(able).peer, mine.step)
+        return _fetch_average(now, f"the stage is at step {newest}", able)
     return acts.Reload(f"the stage is at step {newest}, and no mate gives the average of step {mine.step}", best.peer)
 
 
@@ -153,7 +153,7 @@ def _fetch_from_ahead(now: Situation) -> Act | None:
         return None
     able = now.willing(ahead)
     if able:
-        return acts.FetchAverage("a stage mate is one step ahead", now.first_to_ask(able).peer, now.mine.step)
+        return _fetch_average(now, "a stage mate is one step ahead", able)
     if all(m.peer in now.unreached for m in ahead) or not are_ahead(now, ahead):
         return None  # nobody waits for this peer, which catches up once it can call one of them
     return acts.Reload("no stage mate ahead could give its average", ahead[0].peer, now.mine.step + 1)
@@ -209,7 +209,7 @@ def _fetch_from_averaged(now: Situation) -> Act | None:
     """Rule 5 (fetch): an average that a live mate has is never computed again (hole 3)."""
     believed = [m for m in now.averaged_like_me() if now.may_believe(m.average_id)]
     able = now.willing(believed) if now.may_take_average and not comes_by_sections(now) else []
-    return acts.FetchAverage("a stage mate has the average", now.first_to_ask(able).peer, now.mine.step) if able else None
+    return _fetch_average(now, "a stage mate has the average", able) if able else None
 
 
 def _reset_overlap(now: Situation) -> Act | None:
@@ -269,7 +269,7 @@ def _adopt_smaller(now: Situation) -> Act | None:
     if mine.phase is not Phase.AVERAGED or _newest_step(now) > mine.step:
         return None
     smaller = now.willing([m for m in now.averaged_like_me() if now.is_worth_asking(m.average_id)])
-    return acts.FetchAverage("a stage mate's average has the smaller id", now.first_to_ask(smaller).peer, mine.step) if smaller else None
+    return _fetch_average(now, "a stage mate's average has the smaller id", smaller) if smaller else None
 
 
 def _fetch_tied(now: Situation) -> Act | None:
@@ -312,11 +312,9 @@ def _step_back(now: Situation) -> Act | None:
     if since_s is None or now.now_s - since_s < rules.lost_wait_s:
         return None
     step = step_to_go_back_to(now.mine, now.live, rules)
-    return (
-        acts.StepBack(f"the run can resume only at step {step}, the newest that every stage can provide", step)
-        if step is not None
-        else None
-    )
+    if step is None:
+        return None
+    return acts.StepBack(f"the run can resume only at step {step}, the newest that every stage can provide", step)
 
 
 def _follow_run(now: Situation) -> Act | None:
@@ -347,6 +345,10 @@ _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _step_back,
     _follow_run,
 )
+
+
+def _fetch_average(now: Situation, reason: str, able: Sequence[PeerRecord]) -> acts.FetchAverage:
+    return acts.FetchAverage(reason, now.first_to_ask(able).peer, now.mine.step, now.others_to_ask(able))
 
 
 def _committing(now: Situation, reason: str) -> acts.Commit:

@@ -1,0 +1,65 @@
+"""The chunks of an average, or of a section of one, that have come so far from mates."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+from blake3 import blake3
+
+from peerd.averaging.handover import check_header
+from peerd.link.links import CHUNK_BYTES
+from peerd.policy.route.chunk_shares import ChunkShares
+from peerd.stage.state import StageState
+from peerd.wire.messages import Average
+
+
+class PartialAverage:
+    """It takes memory as the chunks come, and lies in one piece."""
+
+    def __init__(self, state: StageState, step: int, section: int | None = None) -> None:
+        """`section`: only that one of the average is wanted."""
+        self._state = state
+        self.step = step
+        self._section = section
+        self.header: Average | None = None
+        self.shares = ChunkShares(0)
+        self.whole = memoryview(b"")
+
+    @property
+    def is_complete(self) -> bool:
+        return self.header is not None and not self.shares.num_left
+
+    def check(self, header: Average) -> None:
+        """Raise RemoteError unless this is the header of such an average, which this peer may take. Nothing was read of it yet."""
+        check_header(header, self._state, self.step, self._section)
+
+    def begin(self, header: Average) -> None:
+        self.header = header
+        self.whole = memoryview(np.empty(header.num_bytes, np.uint8).data)
+        self.shares = ChunkShares(len(header.chunk_hashes))
+
+    def claim_of(self, header: Average) -> Hashable:
+        return header.roster.average_id, header.lineage, header.tied_sum, header.norm, header.chunk_hashes
+
+    def newness_of(self, _header: Average) -> int:
+        """All are of one step."""
+        return 0
+
+    def number_of(self, share: int) -> int:
+        return share
+
+    def size_of(self, number: int) -> int:
+        return min(CHUNK_BYTES, len(self.whole) - number * CHUNK_BYTES)
+
+    async def write(self, number: int, chunk: bytes) -> bool:
+        """It takes less than a millisecond, and on a busy machine less than another thread would take to wake."""
+        wanted = self.header.chunk_hashes[number] if self.header is not None else b""
+        is_sound = blake3(chunk).digest() == wanted
+        if is_sound:
+            start = number * CHUNK_BYTES
+            self.whole[start : start + len(chunk)] = chunk
+        return is_sound
+
+    def came(self, number: int, _chunk: bytes) -> None:
+        self.shares.came(number)
