@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from peerd.policy.route.yielding import UplinkUse
 
@@ -18,6 +19,7 @@ class Uplink:
         self._clock = clock
         self._use = UplinkUse()
         self._turns = asyncio.Lock()
+        self._is_freed = asyncio.Event()
 
     def sends(self, num_bytes: int) -> None:
         """Note bytes of training that leave now."""
@@ -25,11 +27,24 @@ class Uplink:
         if rate is not None:
             self._use.sends(num_bytes, rate, self._clock())
 
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """A round is exchanged with somebody while the block runs."""
+        self._use.num_exchanges += 1
+        try:
+            yield
+        finally:
+            self._use.num_exchanges -= 1
+            self._is_freed.set()
+
     async def turn(self, num_bytes: int) -> None:
         """Wait until a chunk that can wait may leave. Chunks leave in the order in which they asked, one at a time."""
         async with self._turns:
-            while (wait_s := self._use.wait_s(self._clock())) > 0:  # noqa: ASYNC110 - training may send more meanwhile
-                await asyncio.sleep(wait_s)
+            while (wait_s := self._use.wait_s(self._clock())) > 0:
+                self._is_freed.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._is_freed.wait()
             rate = self._rate()
             if rate is not None:
                 self._use.gives(num_bytes, rate, self._clock())

@@ -105,6 +105,15 @@ def test_where_training_fills_the_line_a_joiner_still_gets_a_small_share(use: ty
     assert low < line.run(0, 0.0).share < high
 
 
+def test_while_a_round_is_exchanged_a_joiner_gets_its_small_share_alone() -> None:
+    """Whoever waits for a word of what has arrived sends nothing meanwhile."""
+    line = Line(UplinkUse())
+    line.use.num_exchanges = 1
+    assert line.run(0, 0.0).share == pytest.approx(LEAST_SHARE, abs=0.02)
+    line.use.num_exchanges = 0
+    assert line.use.wait_s(line.now_s) == 0
+
+
 def test_a_line_that_is_faster_than_believed_is_not_taken_for_full_for_long() -> None:
     use = UplinkUse()
     for _ in range(100):

@@ -1,8 +1,9 @@
 """When a chunk that can wait leaves an uplink: states and data for joiners go when training has nothing to send.
 
 Microbatches, averages and news go at once. Of what they gave to the line, as much is taken to have left as the line carries at its measured
-rate. A chunk for a joiner waits for the rest. Where training always has something to send, the joiner still gets a small share of the line,
-so that it comes some day, and no longer takes its donor for dead.
+rate. A chunk for a joiner waits for the rest. While a round is exchanged the line is training's all the time: the words about what has
+arrived, without which nobody sends more, would wait behind such chunks. Where training always has something to send, the joiner still gets
+a small share of the line, so that it comes some day, and does not take its donor for dead.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class UplinkUse:
         """When all of it that is training's has left."""
         self._due_s = -math.inf
         """When the next chunk that can wait may leave, although training has something to send."""
+        self.num_exchanges = 0
+        """Exchanges of rounds with others that are under way."""
 
     def sends(self, num_bytes: int, rate: float, now_s: float) -> None:
         """Training gives so many bytes to the line."""
@@ -35,7 +38,7 @@ class UplinkUse:
 
     def wait_s(self, now_s: float) -> float:
         """How long a chunk has to wait still; 0: it may leave now. Ask again then, since training may have sent more."""
-        return max(0.0, min(self._free_s, self._due_s) - now_s)
+        return max(0.0, (self._due_s if self.num_exchanges else min(self._free_s, self._due_s)) - now_s)
 
     def gives(self, num_bytes: int, rate: float, now_s: float) -> None:
         """A chunk that could wait leaves now."""
