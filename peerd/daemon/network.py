@@ -21,6 +21,7 @@ from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.errors import AddressError, PortTakenError, RemoteError, UnreachableError
 from peerd.link import run_folder
+from peerd.link.bundle import Bundles
 from peerd.link.certificate import make_certificate
 from peerd.link.circuits import Circuits
 from peerd.link.direct import DirectPaths, Pins, Showing, caller_past_the_tunnel
@@ -61,13 +62,14 @@ class Direct:
     pins: Pins
     neighbours: Neighbours | None
     """None if the owner wants no local sockets."""
+    bundles: Bundles
 
     def caller(self, context: Any) -> PeerId | None:
         """Return the peer that made a direct call."""
         return caller_past_the_tunnel(context, self.pins, self.neighbours)
 
     def servicer(self, door: Door, is_known: Callable[[PeerId], bool]) -> DirectServicer:
-        return DirectServicer(door, self.pins, self.showing, self.neighbours, is_known)
+        return DirectServicer(door, self.pins, self.showing, self.neighbours, is_known, self.bundles)
 
 
 @dataclass(slots=True)
@@ -148,6 +150,7 @@ class Network:
     async def stop_serving(self) -> None:
         if self.direct is not None:
             await self.direct.endpoint.close(STOP_GRACE_S)
+            self.direct.bundles.close()
         if self.server is not None:
             await self.server.stop(STOP_GRACE_S)
 
@@ -205,8 +208,9 @@ def allow_direct(network: Network, identity: Identity, settings: Settings, addre
     showing, pins = Showing(certificate), Pins()
     neighbours = Neighbours(identity.peer, network.home.run_folder) if settings.local else None
     endpoint = DirectEndpoint(settings.host, settings.direct_port, showing, pins, throttles, neighbours)
-    paths = DirectPaths(network.links, certificate, addresses_of, throttles, neighbours)
-    network.direct, network.links.direct = Direct(paths, endpoint, showing, pins, neighbours), paths
+    paths = DirectPaths(network.links, certificate, addresses_of, throttles, neighbours, network.home.run_folder)
+    bundles = Bundles(network.tunnel.local_for)
+    network.direct, network.links.direct = Direct(paths, endpoint, showing, pins, neighbours, bundles), paths
 
 
 @contextlib.asynccontextmanager

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpeerd/generated/direct.proto\x12\x05peerd\"5\n\x0bShowRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tneighbour\x18\x02 \x01(\x0c\"M\n\tShowReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06socket\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t26\n\x06\x44irect\x12,\n\x04Show\x12\x12.peerd.ShowRequest\x1a\x10.peerd.ShowReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpeerd/generated/direct.proto\x12\x05peerd\"5\n\x0bShowRequest\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\x11\n\tneighbour\x18\x02 \x01(\x0c\"M\n\tShowReply\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x0e\n\x06socket\x18\x03 \x01(\t\x12\r\n\x05token\x18\x04 \x01(\t\"V\n\x05\x42lock\x12\x0e\n\x06\x62undle\x18\x01 \x01(\x0c\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04\x63\x61me\x18\x04 \x01(\x04\x12\x11\n\tpassed_on\x18\x05 \x01(\x04\x32_\n\x06\x44irect\x12,\n\x04Show\x12\x12.peerd.ShowRequest\x1a\x10.peerd.ShowReply\x12\'\n\x05\x43\x61rry\x12\x0c.peerd.Block\x1a\x0c.peerd.Block(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SHOWREQUEST']._serialized_end=92
   _globals['_SHOWREPLY']._serialized_start=94
   _globals['_SHOWREPLY']._serialized_end=171
-  _globals['_DIRECT']._serialized_start=173
-  _globals['_DIRECT']._serialized_end=227
+  _globals['_BLOCK']._serialized_start=173
+  _globals['_BLOCK']._serialized_end=259
+  _globals['_DIRECT']._serialized_start=261
+  _globals['_DIRECT']._serialized_end=356
 # @@protoc_insertion_point(module_scope)

@@ -73,3 +73,39 @@ class ShowReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShowReply: _TypeAlias = ShowReply  # noqa: Y015
+
+@_typing.final
+class Block(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUNDLE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CAME_FIELD_NUMBER: _builtins.int
+    PASSED_ON_FIELD_NUMBER: _builtins.int
+    bundle: _builtins.bytes
+    """16 random bytes that the caller chose; only in the first message of a call, which carries nothing else"""
+    number: _builtins.int
+    """its place in the byte stream"""
+    data: _builtins.bytes
+    """at most 16 KiB; empty: the message tells what came, and no more"""
+    came: _builtins.int
+    """blocks that came over this connection so far"""
+    passed_on: _builtins.int
+    """all blocks below this number were passed on"""
+    def __init__(
+        self,
+        *,
+        bundle: _builtins.bytes = ...,
+        number: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        came: _builtins.int = ...,
+        passed_on: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "came", b"came", "data", b"data", "number", b"number", "passed_on", b"passed_on"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Block: _TypeAlias = Block  # noqa: Y015

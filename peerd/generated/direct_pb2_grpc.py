@@ -39,6 +39,11 @@ class DirectStub:
                 request_serializer=peerd_dot_generated_dot_direct__pb2.ShowRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_direct__pb2.ShowReply.FromString,
                 _registered_method=True)
+        self.Carry = channel.stream_stream(
+                '/peerd.Direct/Carry',
+                request_serializer=peerd_dot_generated_dot_direct__pb2.Block.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_direct__pb2.Block.FromString,
+                _registered_method=True)
 
 
 class DirectServicer:
@@ -53,6 +58,14 @@ class DirectServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Carry(self, request_iterator, context):
+        """Called on a direct connection: this connection becomes one of a bundle, which carries one byte stream between the caller and the
+        callee's server. Both ways carry blocks of it, over whichever connection of the bundle takes one first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DirectServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_DirectServicer_to_server(servicer, server):
                     servicer.Show,
                     request_deserializer=peerd_dot_generated_dot_direct__pb2.ShowRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_direct__pb2.ShowReply.SerializeToString,
+            ),
+            'Carry': grpc.stream_stream_rpc_method_handler(
+                    servicer.Carry,
+                    request_deserializer=peerd_dot_generated_dot_direct__pb2.Block.FromString,
+                    response_serializer=peerd_dot_generated_dot_direct__pb2.Block.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +107,33 @@ class Direct:
             '/peerd.Direct/Show',
             peerd_dot_generated_dot_direct__pb2.ShowRequest.SerializeToString,
             peerd_dot_generated_dot_direct__pb2.ShowReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Carry(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/peerd.Direct/Carry',
+            peerd_dot_generated_dot_direct__pb2.Block.SerializeToString,
+            peerd_dot_generated_dot_direct__pb2.Block.FromString,
             options,
             channel_credentials,
             insecure,

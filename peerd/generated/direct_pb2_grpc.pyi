@@ -38,6 +38,10 @@ class DirectStub:
     callee, which from then on takes TLS connections under that certificate as the caller's, answers with where it listens and
     the certificate that it will answer with.
     """
+    Carry: _grpc.StreamStreamMultiCallable[_direct_pb2.Block, _direct_pb2.Block]
+    """Called on a direct connection: this connection becomes one of a bundle, which carries one byte stream between the caller and the
+    callee's server. Both ways carry blocks of it, over whichever connection of the bundle takes one first.
+    """
 
 @_typing.type_check_only
 class DirectAsyncStub(DirectStub):
@@ -46,6 +50,10 @@ class DirectAsyncStub(DirectStub):
     """Asked through the tunnel, whose libp2p proves both ends: the caller shows the certificate that it will call with, and the
     callee, which from then on takes TLS connections under that certificate as the caller's, answers with where it listens and
     the certificate that it will answer with.
+    """
+    Carry: _aio.StreamStreamMultiCallable[_direct_pb2.Block, _direct_pb2.Block]  # type: ignore[assignment]
+    """Called on a direct connection: this connection becomes one of a bundle, which carries one byte stream between the caller and the
+    callee's server. Both ways carry blocks of it, over whichever connection of the bundle takes one first.
     """
 
 class DirectServicer(metaclass=_abc_1.ABCMeta):
@@ -58,6 +66,16 @@ class DirectServicer(metaclass=_abc_1.ABCMeta):
         """Asked through the tunnel, whose libp2p proves both ends: the caller shows the certificate that it will call with, and the
         callee, which from then on takes TLS connections under that certificate as the caller's, answers with where it listens and
         the certificate that it will answer with.
+        """
+
+    @_abc_1.abstractmethod
+    def Carry(
+        self,
+        request_iterator: _MaybeAsyncIterator[_direct_pb2.Block],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_direct_pb2.Block], _abc.AsyncIterator[_direct_pb2.Block]]:
+        """Called on a direct connection: this connection becomes one of a bundle, which carries one byte stream between the caller and the
+        callee's server. Both ways carry blocks of it, over whichever connection of the bundle takes one first.
         """
 
 def add_DirectServicer_to_server(servicer: DirectServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,7 +4,8 @@ A neighbour (another daemon of this user on this machine) is reached over a loca
 The two ends authenticate each other in the tunnel, where libp2p proves their peer ids: the caller shows its certificate, the callee
 replies with its own, and each checks that the other's peer key has signed it. From then on TLS accepts exactly these two certificates.
 While a path is tried, the tunnel carries the calls, so a path that fails delays nothing. Calls return to the tunnel when a path breaks,
-or when tensors travel over it much more slowly (direct_path.py). Liveness and checkups always use the tunnel.
+or when tensors travel over it much more slowly (direct_path.py). Liveness and checkups always use the tunnel. Where many segments are lost,
+tensors take several connections at once (wide.py), and what is small the one beside them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,6 +32,7 @@ from peerd.link.local import NeighbourChannel, Neighbours, checked_target
 from peerd.link.metered import CountedChannel
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Way
+from peerd.link.wide import Widening, count_losses
 from peerd.policy.route.direct_path import tunnel_is_faster
 from peerd.policy.swarm.checkup import CAPPED
 from peerd.table.circuit import host_in
@@ -61,7 +65,7 @@ _DIAL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
 )
 LOG = structlog.get_logger()
-Channel = CountedChannel | NeighbourChannel
+Channel = CountedChannel | NeighbourChannel | grpc.aio.Channel
 Told = tuple[object, object]
 
 
@@ -144,6 +148,7 @@ class _Path:
     """Whether a cap was set when the path was last given up."""
     grace_s: float | None = LONGEST_CALL_S
     """Time that the calls on it have to finish when it is given up."""
+    widening: Widening = field(default_factory=Widening)
 
     @property
     def is_local(self) -> bool:
@@ -164,6 +169,9 @@ class DirectPaths:
     _addresses_of: Callable[[PeerId], tuple[str, ...]]
     _throttles: Throttles
     _neighbours: Neighbours | None = None
+    _folder: Path | None = None
+    """Where sockets for several connections at once lie; None: each path has one connection."""
+    _counting: asyncio.Task[None] | None = None
     _paths: dict[PeerId, _Path] = field(default_factory=dict)
     _closing: dict[grpc.aio.Channel, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -175,7 +183,24 @@ class DirectPaths:
         is_due = time.monotonic() >= path.retry_s or (path.was_capped and not self._throttles.capped)
         if path.work is None and is_due:
             path.work = start(self._follow(peer, path))
-        return path.channel if self.leads_to(peer) else None
+        if not self.leads_to(peer):
+            return None
+        return path.widening.channel or path.channel
+
+    def open_channel(self, peer: PeerId) -> Channel | None:
+        """Return the channel of the one connection to a peer, where it is open: nothing large is before what is sent there."""
+        return self._paths[peer].channel if self.leads_to(peer) else None
+
+    def _num_wide(self) -> int:
+        return sum(path.widening.channel is not None for path in self._paths.values())
+
+    def is_wide(self, peer: PeerId) -> bool:
+        """Return whether the path to a peer has several connections."""
+        return self.leads_to(peer) and self._paths[peer].widening.channel is not None
+
+    async def until_other_way(self, peer: PeerId) -> None:
+        """Wait until the path to a peer has several connections in place of one, or one in place of several."""
+        await self._paths.setdefault(peer, _Path()).widening.until_other_way()
 
     def leads_to(self, peer: PeerId) -> bool:
         path = self._paths.get(peer)
@@ -211,6 +236,7 @@ class DirectPaths:
 
     async def close(self) -> None:
         works = [path.work for path in self._paths.values() if path.work is not None]
+        works += [self._counting] if self._counting is not None else []
         for task in works:
             task.cancel()
         await asyncio.gather(*works, return_exceptions=True)
@@ -243,6 +269,7 @@ class DirectPaths:
     async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
         """Return when the channel breaks, when the callee's offer changes, or, with True, when the tunnel is much faster."""
         broken, told = start(_broken(channel)), _told_of(path, offer)
+        widening = start(self._widen(peer, path, offer), expects=(OSError,))
         try:
             while not broken.done():
                 await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
@@ -255,6 +282,15 @@ class DirectPaths:
             return False
         finally:
             broken.cancel()
+            widening.cancel()
+            await asyncio.gather(widening, return_exceptions=True)
+
+    async def _widen(self, peer: PeerId, path: _Path, offer: direct_pb2.ShowReply) -> None:
+        """Let the path have several connections while that pays, until cancelled."""
+        if self._folder is not None and not path.is_local:
+            self._counting = self._counting or start(count_losses(lambda: [path.widening for path in self._paths.values() if path.is_open]))
+            path.widening.hosts = hosts_in(self._addresses_of(peer))
+            await path.widening.run(self._folder / f"by-{peer[-16:]}", partial(self._open, peer, offer), self._num_wide)
 
     def _is_outrun(self, peer: PeerId) -> bool:
         """Return whether the tunnel was much faster when last used. If so, forget the direct rates, so that the next try starts afresh."""

@@ -60,6 +60,12 @@ class Paths(Protocol):
 
     def channel(self, peer: PeerId) -> Any: ...
 
+    def open_channel(self, peer: PeerId) -> Any: ...
+
+    def is_wide(self, peer: PeerId) -> bool: ...
+
+    async def until_other_way(self, peer: PeerId) -> None: ...
+
     def leads_to(self, peer: PeerId) -> bool: ...
 
     def drop(self, peer: PeerId) -> None: ...
@@ -95,8 +101,18 @@ class Links:
 
     async def quickest_channel(self, peer: PeerId) -> Any:
         """Return the direct channel if one is open, otherwise the tunnel's for small messages. Does not try to open a direct one."""
-        leads = self.direct is not None and self.direct.leads_to(peer)
-        return await (self.channel_for_tensors(peer) if leads else self.channel(peer))
+        return (self.direct.open_channel(peer) if self.direct is not None else None) or await self.channel(peer)
+
+    def is_lossy(self, peer: PeerId) -> bool:
+        """Return whether so many packets to the peer are lost that tensors take several connections."""
+        return self.direct is not None and self.direct.is_wide(peer)
+
+    async def until_other_way(self, peer: PeerId) -> None:
+        """Wait until `channel_for_tensors` gives several connections to the peer in place of one, or one in place of several."""
+        if self.direct is None:
+            await asyncio.Event().wait()
+        else:
+            await self.direct.until_other_way(peer)
 
     async def channel(self, peer: PeerId, *, for_tensors: bool = False) -> grpc.aio.Channel:
         """Return the tunnel's channel for small messages, or that for tensors. Raises PeerGoneError if it needs a socket and gets none."""

@@ -122,7 +122,7 @@ class Tunnel:
 
     async def _dial(self, peer: PeerId) -> Stream:
         if peer == self._me:  # libp2p refuses to dial itself
-            return await self._connect_as(self._new_name(peer))
+            return await self.local_for(peer)
         addresses = self._addresses_of(peer)
         if self.circuits is not None and any(is_circuit(address) for address in addresses):
             return await self.circuits.dial(peer, addresses)
@@ -156,6 +156,10 @@ class Tunnel:
                     await splice(local, (reader, writer), self._throttles, self._hears(peer))
         finally:
             self._origins.pop(name, None)
+
+    async def local_for(self, peer: PeerId) -> Stream:
+        """A connection to the gRPC server on which calls count as those of the authenticated `peer`."""
+        return await self._connect_as(self._new_name(peer))
 
     def _hears(self, peer: PeerId, *also: dict[PeerId, float]) -> Callable[[], None]:
         def heard() -> None:

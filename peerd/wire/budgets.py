@@ -8,6 +8,7 @@ among them what one caller may have: a key costs nothing, so fifty of them must 
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from peerd.errors import BusyError
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES
 from peerd.link.few_each import FewEach, everybody
 from peerd.link.links import MAX_REQUEST_BYTES
+from peerd.link.strands import BLOCK_BYTES
+from peerd.policy.route.parallel import MOST
 from peerd.table.record import PeerId
 
 MAX_BEAT_BYTES = 1 << 15
@@ -45,6 +48,8 @@ class Allowance:
     calls: int = FEW_CALLS
     num_bytes: int = SMALL_BYTES
     """Bytes of one message."""
+    is_apart: bool = False
+    """Whether they do not count among the calls of all methods: they are small, and the calls that they carry count."""
     per_slot: int = 0
     """So many calls more for each slot of this peer: each slot's microbatch, and as many whose gradients are on their way back."""
 
@@ -65,6 +70,7 @@ _ALLOWANCES = {
     "Propose": Allowance(num_bytes=MAX_REQUEST_BYTES),
     "Give": Allowance(8, MAX_REQUEST_BYTES),
     "Beat": Allowance(8, MAX_BEAT_BYTES),
+    "Carry": Allowance(2 * MOST, BLOCK_BYTES + SMALL_BYTES, is_apart=True),
     "Show": Allowance(num_bytes=MAX_CERTIFICATE_BYTES + SMALL_BYTES),
     "Sink": Allowance(num_bytes=MAX_REQUEST_BYTES),
 }
@@ -103,7 +109,8 @@ class OpenCalls:
         """Count a call while the block runs. Raises BusyError if the caller has all that it may have, or if all strangers together do."""
         most, of_strangers = allowance.most_calls(slots), allowance.most_of_strangers(slots)
         share = most_of_one(slots) if self.total < MOST_OPEN else max(LEAST_SHARE, MOST_OPEN // self._all.num_callers)
-        with self._methods[method].by(caller, most, of_strangers) as may_open, self._all.by(caller, share, MOST_OF_STRANGERS) as has_share:
+        among_all = contextlib.nullcontext(True) if allowance.is_apart else self._all.by(caller, share, MOST_OF_STRANGERS)
+        with self._methods[method].by(caller, most, of_strangers) as may_open, among_all as has_share:
             if not (may_open and has_share):
                 self.refused += 1
                 raise BusyError(

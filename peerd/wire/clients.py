@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -137,7 +137,22 @@ class AveragingClient(Client):
         return ProposalAnswer(reply.joined, reply.reason[:200], record, reply.preparing and not reply.joined)
 
     async def give(self, peer: PeerId, average_id: AverageId, frames: AsyncGenerator[Frame], told: Callable[[Verified], None]) -> None:
-        """Send chunks of a round, until there are no more. `told` hears what the peer has verified."""
+        """Send chunks of a round, until there are no more, or there is another way. `told` hears what the peer has verified."""
+        await self._until_other_way(peer, self._give(peer, average_id, frames, told))
+
+    async def _until_other_way(self, peer: PeerId, work: Coroutine[Any, Any, None]) -> None:
+        """Run a call until it is over, or there is another way: what is missing then goes over that one."""
+        calling, widening = start(work, expects=(Exception,)), start(self._links.until_other_way(peer))
+        try:
+            await asyncio.wait({calling, widening}, return_when=asyncio.FIRST_COMPLETED)
+            if calling.done():
+                calling.result()
+        finally:
+            for task in (calling, widening):
+                task.cancel()
+            await asyncio.gather(calling, widening, return_exceptions=True)
+
+    async def _give(self, peer: PeerId, average_id: AverageId, frames: AsyncGenerator[Frame], told: Callable[[Verified], None]) -> None:
         channel, traffic = await self._links.channel_for_tensors(peer), self._links.traffic
         call = channel.stream_stream(GIVE, request_serializer=ROUNDS.serialize, response_deserializer=averaging_pb2.Verified.FromString)
 
@@ -173,7 +188,20 @@ class AveragingClient(Client):
         size_of: Callable[[Frame], int],
         takes: Callable[[Frame], Awaitable[None]],
     ) -> None:
-        """Ask for the chunks that the peer has for this member of a round, and tell it what has been verified. `takes` gets each chunk."""
+        """Ask for the chunks that the peer has for this member of a round, and tell it what has been verified. `takes` gets each chunk.
+
+        Returns once there are no more, or there is another way.
+        """
+        await self._until_other_way(peer, self._take(peer, average_id, words, size_of, takes))
+
+    async def _take(
+        self,
+        peer: PeerId,
+        average_id: AverageId,
+        words: AsyncGenerator[Verified],
+        size_of: Callable[[Frame], int],
+        takes: Callable[[Frame], Awaitable[None]],
+    ) -> None:
         channel = await self._links.channel_for_tensors(peer)
         call = channel.stream_stream(
             TAKE, request_serializer=averaging_pb2.Verified.SerializeToString, response_deserializer=ROUNDS.deserialize

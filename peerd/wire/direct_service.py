@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from peerd.errors import BusyError, PeerGoneError
 from peerd.generated import direct_pb2, direct_pb2_grpc
+from peerd.link.bundle import Bundles
 from peerd.link.direct import Pins, Showing
 from peerd.link.local import Neighbours
 from peerd.table.record import PeerId
@@ -23,13 +26,18 @@ class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):
         showing: Showing,
         neighbours: Neighbours | None = None,
         is_known: Callable[[PeerId], bool] = lambda _peer: True,
+        bundles: Bundles | None = None,
     ) -> None:
-        """`is_known` tells whether a peer is in the table; the certificates of all others go first where there are too many."""
+        """`is_known` tells whether a peer is in the table; the certificates of all others go first where there are too many.
+
+        `bundles`: None where a path has one connection.
+        """
         self._door = door
         self._pins = pins
         self._showing = showing
         self._neighbours = neighbours
         self._is_known = is_known
+        self._bundles = bundles
 
     async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
         async with self._door.answering(context) as caller:
@@ -41,3 +49,14 @@ class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):
         if self._neighbours is not None and self._showing.socket and (token := self._neighbours.token_for(caller, request.neighbour)):
             reply.socket, reply.token = self._showing.socket, token
         return reply
+
+    async def Carry(self, blocks: AsyncIterator[direct_pb2.Block], context: Any) -> AsyncIterator[direct_pb2.Block]:
+        async with self._door.answering(context) as caller:
+            if self._bundles is None:
+                raise BusyError("one connection at a time is taken here")
+            first = await self._door.read(blocks)
+            if first is None:
+                raise PeerGoneError("the call ended before its first message")
+            async with contextlib.aclosing(self._bundles.carry(caller, first, blocks)) as carried:
+                async for block in carried:
+                    yield block

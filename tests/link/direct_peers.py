@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from peerd.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
+from peerd.link.bundle import Bundles
 from peerd.link.certificate import SERVER_NAME, Certificate, make_certificate
 from peerd.link.direct import DirectPaths, Pins, Showing, caller_past_the_tunnel
 from peerd.link.links import Links
@@ -59,6 +60,7 @@ class Endpoint:
     throttles: Throttles
     neighbours: Neighbours | None
     callers: Callers
+    bundles: Bundles
     known: set[PeerId] | None = None
     """The peers in its table; None: all."""
 
@@ -98,10 +100,11 @@ async def endpoint(voucher: Identity | None = None, key: bytes | None = None) ->
         neighbours = Neighbours(owner.peer, Path(folder), lambda: key) if key is not None else None
         door = Door(RUN, 5.0, Traffic(), proven=partial(caller_past_the_tunnel, pins=pins, neighbours=neighbours))
         listening = DirectEndpoint("127.0.0.1", 0, showing, pins, throttles, neighbours)
-        shows = DirectServicer(door, pins, showing, neighbours, lambda peer: there.known is None or peer in there.known)
+        bundles = Bundles(lambda peer: served.tunnel_of(peer).local_for(peer))
+        shows = DirectServicer(door, pins, showing, neighbours, lambda peer: there.known is None or peer in there.known, bundles)
         servicers = [shows, callers := Callers(door)]
         async with serving(servicers) as served:
-            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours, callers)
+            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours, callers, bundles)
             await listening.open(servicers)
             try:
                 yield there

@@ -36,7 +36,8 @@ class Served:
     """A gRPC server as a daemon runs it, and whoever calls it."""
 
     folder: Path
-    _open: list[tuple[Links, Tunnel]] = field(default_factory=list)
+    _links: list[Links] = field(default_factory=list)
+    _tunnels: list[Tunnel] = field(default_factory=list)
 
     @property
     def socket(self) -> Path:
@@ -44,21 +45,26 @@ class Served:
 
     def links_of(self, caller: str, throttles: Throttles | None = None) -> Links:
         """Channels on which `caller` reaches the server, whatever id it calls it by."""
-        folder = self.folder / f"p{len(self._open)}"
+        tunnel = self.tunnel_of(caller, throttles)
+        links = Links(tunnel)
+        self._links.append(links)
+        return links
+
+    def tunnel_of(self, caller: str, throttles: Throttles | None = None) -> Tunnel:
+        folder = self.folder / f"p{len(self._tunnels)}"
         folder.mkdir()
         nobody = cast(P2pd, SimpleNamespace(p2p=SimpleNamespace(peer_id=SimpleNamespace(to_base58=lambda: caller))))
-        tunnel = _LocalTunnel(nobody, folder, self.socket, lambda _peer: (), throttles)
-        links = Links(tunnel)
-        self._open.append((links, tunnel))
-        return links
+        self._tunnels.append(tunnel := _LocalTunnel(nobody, folder, self.socket, lambda _peer: (), throttles))
+        return tunnel
 
     async def stub(self, kind: Any, caller: str) -> Any:
         """A generated stub whose calls come from `caller`, for messages that our own clients would never send."""
         return kind(await self.links_of(caller).channel(PeerId(caller)))
 
     async def close(self) -> None:
-        for links, tunnel in self._open:
+        for links in self._links:
             await links.close()
+        for tunnel in self._tunnels:
             await tunnel.close()
 
 

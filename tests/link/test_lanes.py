@@ -195,6 +195,15 @@ class OneByOne:
     def channel(self, _peer: PeerId) -> Any:
         return self.channels[0]
 
+    def open_channel(self, peer: PeerId) -> Any:
+        return self.channel(peer)
+
+    def is_wide(self, _peer: PeerId) -> bool:
+        return False
+
+    async def until_other_way(self, _peer: PeerId) -> None:
+        await asyncio.Event().wait()
+
     def leads_to(self, _peer: PeerId) -> bool:
         return True
 

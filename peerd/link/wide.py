@@ -1,0 +1,179 @@
+"""The caller's end of a bundle: a local socket for a gRPC channel, whose connection goes over as many connections to the peer as pay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from peerd.background import Tasks
+from peerd.errors import RemoteError
+from peerd.generated import direct_pb2, direct_pb2_grpc
+from peerd.link.bundle import ID_BYTES, Bundle
+from peerd.link.links import CHANNEL_OPTIONS, ending, remote_errors
+from peerd.link.segments import SegmentCounts, Segments
+from peerd.policy.route.parallel import Parallel
+
+LOOK_S = 1.0
+"""Period at which the number of connections is looked at."""
+NARROWING_S = 60.0
+"""Time that calls over several connections have to end once one is enough."""
+MOST_OF_ALL = 256
+"""Connections of all paths that have several."""
+LOG = structlog.get_logger()
+Dial = Callable[[], Awaitable[tuple[grpc.aio.Channel, Any]]]
+
+
+class WidePath:
+    """Leads to one peer. `channel` is for calls of any kind."""
+
+    def __init__(self, socket: Path, dial: Dial, number: Callable[[], int], failed: Callable[[], None]) -> None:
+        """`dial` opens a connection and gives a channel for stubs beside it; `number`: how many there are to be; `failed`: none opens."""
+        self._socket = socket
+        self._dial = dial
+        self._number = number
+        self._failed = failed
+        self._tasks = Tasks()
+        self._server: asyncio.Server | None = None
+        self.channel: grpc.aio.Channel | None = None
+
+    async def open(self) -> None:
+        """Raises OSError where the socket cannot be made."""
+        self._socket.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._take, self._socket)
+        self.channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
+
+    async def close(self, grace_s: float | None = None) -> None:
+        """End the path, once the calls on it have ended or `grace_s` have passed."""
+        if self.channel is not None:
+            await self.channel.close(grace_s)
+        if self._server is not None:
+            self._server.close()
+            self._socket.unlink(missing_ok=True)
+        await self._tasks.close()
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.wait({self._tasks.start(self._carry(Bundle((reader, writer))))})
+
+    async def _carry(self, bundle: Bundle) -> None:
+        """Let a bundle have as many connections as pay, until it is over."""
+        name, running = secrets.token_bytes(ID_BYTES), self._tasks.start(bundle.run())
+        strands = dict[asyncio.Task[bool], None]()
+        try:
+            while not running.done():
+                number = self._number()
+                for _ in range(len(strands), number):
+                    strands[self._tasks.start(self._strand(bundle, name))] = None
+                await asyncio.wait({running, *strands}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                ended = [each for each in strands if each.done()]
+                for each in ended:
+                    del strands[each]
+                if ended and not (bundle.num_strands if bundle.has_begun else strands):
+                    bundle.end()
+                    if not any(each.cancelled() or each.result() for each in ended):
+                        self._failed()
+        finally:
+            bundle.end()
+            for each in strands:
+                each.cancel()
+            await asyncio.gather(running, *strands, return_exceptions=True)
+
+    async def _strand(self, bundle: Bundle, name: bytes) -> bool:
+        """Let one more connection carry the bundle, until it breaks. Returns whether the other end took it."""
+        is_taken = False
+
+        async def heard(rpc: Any) -> AsyncGenerator[direct_pb2.Block]:
+            nonlocal is_taken
+            async for block in rpc:
+                is_taken = True
+                yield block
+
+        try:
+            connection, channel = await self._dial()
+        except RemoteError as error:
+            LOG.debug("no connection for a bundle", reason=error.message)
+            return False
+        try:
+            stub: Any = direct_pb2_grpc.DirectStub(channel)
+            with ending(stub.Carry()) as rpc, remote_errors():
+                await rpc.write(direct_pb2.Block(bundle=name))
+                async with contextlib.aclosing(bundle.carry(heard(rpc))) as blocks:
+                    async for block in blocks:
+                        await rpc.write(block)
+        except RemoteError as error:
+            LOG.debug("a connection of a bundle ended", reason=error.message)
+        finally:
+            await connection.close(None)
+        return is_taken
+
+
+class Widening:
+    """Lets one path have several connections where that pays."""
+
+    def __init__(self) -> None:
+        self.parallel = Parallel()
+        self.hosts: Sequence[str] = ()
+        """Where the path may lead."""
+        self._changed, self._other_way = asyncio.Event(), asyncio.Event()
+        self._wide: WidePath | None = None
+
+    @property
+    def channel(self) -> grpc.aio.Channel | None:
+        """The channel over several connections; None while the path has one."""
+        return self._wide.channel if self._wide is not None else None
+
+    def counted(self, counts: Mapping[str, Segments]) -> None:
+        """Take what was sent to each address since the last call."""
+        found = [counts[host] for host in self.hosts if host in counts]
+        if found and self.parallel.counted(sum(each.sent for each in found), sum(each.again for each in found), LOOK_S):
+            self._changed.set()
+
+    def _failed(self) -> None:
+        self.parallel.failed()
+        self._changed.set()
+
+    async def until_other_way(self) -> None:
+        """Wait until there are several where there is one now, or one where there are several."""
+        await self._other_way.wait()
+
+    async def run(self, socket: Path, dial: Dial, num_wide: Callable[[], int]) -> None:
+        """Open and close the wide path as its segments are counted, until cancelled. `num_wide`: paths that have several connections."""
+        while True:
+            await self._until(lambda: self.parallel.number > 1)
+            wide = WidePath(socket, dial, lambda: min(self.parallel.number, max(1, MOST_OF_ALL // max(1, num_wide()))), self._failed)
+            try:
+                await wide.open()
+                self._turn_to(wide)
+                await self._until(lambda: self.parallel.number == 1)
+                self._turn_to(None)
+                await wide.close(NARROWING_S)
+            finally:
+                self._turn_to(None)
+                await wide.close()
+
+    def _turn_to(self, wide: WidePath | None) -> None:
+        if wide is not self._wide:
+            self._wide = wide
+            self._other_way.set()
+            self._other_way = asyncio.Event()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
+            self._changed.clear()
+            await self._changed.wait()
+
+
+async def count_losses(paths: Callable[[], Sequence[Widening]]) -> None:
+    """Count what is lost on the way over each path, until cancelled."""
+    counts = SegmentCounts()
+    while True:
+        await asyncio.sleep(LOOK_S)
+        found = counts.look()
+        for path in paths():
+            path.counted(found)

@@ -1,0 +1,77 @@
+"""Over how many TCP connections at once tensors travel to a peer.
+
+One connection carries at most 1.2 segments / (round trip x sqrt(share lost)) (Mathis, Semke, Mahdavi and Ott, 1997): some 0.05 MB/s where
+3 % are lost and a round trip takes 0.25 s, whatever the line could carry. Several carry several times as much there. On a line that is
+full they carry no more, and lose more: what a line loses by itself does not depend on their number, what its queue loses grows with
+the square. So their number follows from the share of segments that had to be sent again, and falls back to one where that share
+grows with it.
+"""
+
+from __future__ import annotations
+
+import math
+
+MOST = 32
+"""Each costs both ends a socket and some memory."""
+LEAST_LOSS, LOSS_OF_EACH = 0.01, 0.001
+"""The share of segments lost from which on several pay, and one connection more for each such share."""
+GROWTH = 8
+"""A look makes at most so many times as many."""
+LEAST_SEGMENTS = 100
+"""Segments that a share is taken of."""
+CHOKED = 24.0
+"""One connection that sends more segments in a second than this by the root of the share is not held back by what is lost: a queue was
+full. It is Mathis' bound for a round trip of 50 ms."""
+GREW = 2
+"""A number that grew so many times says whether the share grows with it. One that grew less does not: shares differ by chance."""
+TIMES, MORE = 4.0, 0.05
+"""A share that is so many times the one before, and so much more, after that, comes from a full line."""
+LOOKS_ALONE, MOST_ALONE = 8, 256
+"""Shares that are looked at before several are tried again on such a line. Twice as many each time, up to the second number."""
+
+
+class Parallel:
+    """The number for one path, as its segments are counted."""
+
+    def __init__(self) -> None:
+        self.number = 1
+        self._sent = self._again = 0
+        """Counted since the last share was taken."""
+        self._pace = 0.0
+        """The most segments a second meanwhile."""
+        self._before: float | None = None
+        """The share before the number last grew much; None: it has not since the last look."""
+        self._alone = 0
+        """For so many looks there is to be one connection."""
+        self._next_alone = LOOKS_ALONE
+
+    def counted(self, sent: int, again: int, over_s: float) -> bool:
+        """Take how many segments were sent in the last `over_s` seconds, and how many of them again. Returns whether the number changes."""
+        self._sent, self._again, self._pace = self._sent + sent, self._again + again, max(self._pace, sent / over_s)
+        if self._sent < LEAST_SEGMENTS:
+            return False
+        share, pace = min(1.0, self._again / self._sent), self._pace
+        self._sent, self._again, self._pace = 0, 0, 0.0
+        if self.number == 1 and pace * math.sqrt(share) > CHOKED:
+            share = 0.0
+        number = self._number_at(share)
+        self._before = share if number >= GREW * self.number else None
+        changed, self.number = number != self.number, number
+        return changed
+
+    def _number_at(self, share: float) -> int:
+        if self._before is not None and share > TIMES * self._before + MORE:
+            self._leave_alone()
+        if self._alone:
+            self._alone -= 1
+            return 1
+        wanted = min(MOST, round(share / LOSS_OF_EACH)) if share >= LEAST_LOSS else 1
+        return max(min(wanted, GROWTH * self.number), self.number // 2, 1)
+
+    def failed(self) -> None:
+        """The other end takes no several connections, or none opens."""
+        self.number, self._before = 1, None
+        self._leave_alone()
+
+    def _leave_alone(self) -> None:
+        self._alone, self._next_alone = self._next_alone, min(MOST_ALONE, 2 * self._next_alone)

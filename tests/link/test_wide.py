@@ -1,0 +1,110 @@
+"""Several connections at once to a peer: calls on them see one, whichever end sends, and end with the path."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from peerd.errors import BadMessageError, BusyError
+from peerd.generated import direct_pb2
+from peerd.link import wide
+from peerd.link.bundle import ID_BYTES, MOST_OF_ONE, Bundles
+from peerd.link.direct import DirectPaths
+from peerd.link.segments import SegmentCounts, Segments
+from peerd.link.streams import Stream
+from peerd.table.record import PeerId
+from tests.link.direct_peers import WITHIN_S, Endpoint, caller_through, endpoint, tried
+from tests.wire.callee import new_identity
+
+NUMBER = 5
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def widened(there: Endpoint, folder: Path) -> AsyncIterator[tuple[PeerId, DirectPaths]]:
+    """A caller whose path has several connections."""
+    caller = new_identity()
+    links, paths = there.paths_of(caller)
+    paths._folder = folder
+    plain = await tried(paths, there.peer)
+    waiting = asyncio.ensure_future(links.until_other_way(there.peer))
+    widening = paths._paths[there.peer].widening
+    while widening.parallel.number == 1:
+        widening.counted({host: Segments(200, 2) for host in widening.hosts})
+        await asyncio.sleep(0.01)
+    widening.parallel.number = NUMBER
+    await asyncio.wait_for(waiting, WITHIN_S)
+    assert paths.channel(there.peer) is not plain
+    assert await links.quickest_channel(there.peer) is plain
+    yield caller.peer, paths
+
+
+async def test_calls_over_several_connections_are_the_callers_and_end_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "NARROWING_S", 0.1)
+    async with endpoint() as there, widened(there, tmp_path) as (caller, paths):
+        assert await caller_through(paths.channel(there.peer)) == caller
+        (bundle,) = [each.result() for each in there.bundles._bundles.values()]
+        await until(lambda: bundle.num_strands == NUMBER)
+        there.callers.asked.clear()
+        there.callers.may_answer.clear()
+        asking = asyncio.ensure_future(caller_through(paths.channel(there.peer)))
+        await asyncio.wait_for(there.callers.asked.wait(), WITHIN_S)
+        paths._paths[there.peer].widening._failed()
+        (ended,) = await asyncio.wait_for(asyncio.gather(asking, return_exceptions=True), WITHIN_S)
+        assert isinstance(ended, asyncio.CancelledError | grpc.aio.AioRpcError)
+        await asyncio.wait_for(bundle.over.wait(), WITHIN_S)
+        there.callers.may_answer.set()
+        assert await caller_through(paths.channel(there.peer)) == caller
+
+
+async def nothing() -> AsyncIterator[direct_pb2.Block]:
+    await asyncio.Event().wait()
+    yield direct_pb2.Block()
+
+
+async def test_a_caller_has_few_bundles_with_names_of_one_length(tmp_path: Path) -> None:
+    ends: list[socket.socket] = []
+
+    async def connect(_peer: PeerId) -> Stream:
+        here, there = socket.socketpair()
+        ends.append(there)
+        return await asyncio.open_unix_connection(sock=here)
+
+    bundles, caller = Bundles(connect), PeerId("caller")
+    for number in range(MOST_OF_ONE):
+        await bundles._bundle(caller, bytes([number]) * ID_BYTES)
+    with pytest.raises(BusyError):
+        await anext(bundles.carry(caller, direct_pb2.Block(bundle=b"n" * ID_BYTES), nothing()))
+    with pytest.raises(BadMessageError):
+        await anext(bundles.carry(caller, direct_pb2.Block(bundle=b"short"), nothing()))
+    bundles.close()
+    for end in ends:
+        end.close()
+    await until(lambda: not bundles._bundles)
+    with pytest.raises(BusyError, match="is over"):
+        await bundles._bundle(caller, bytes([0]) * ID_BYTES)
+
+
+def test_segments_are_counted_by_the_address_they_go_to() -> None:
+    counts = SegmentCounts()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            before = counts.look()
+            if not before:
+                pytest.skip("this kernel does not tell")
+            one.sendall(b"data")
+            assert other.recv(4) == b"data"
+            assert counts.look()["127.0.0.1"] == Segments(1, 0)
+            assert counts.look()["127.0.0.1"] == Segments(0, 0)
