@@ -86,6 +86,9 @@ class PaperHost:
     def cut_links(self) -> Collection[tuple[PeerId, PeerId]]:
         return self.cut
 
+    def is_lossy(self, _peer: PeerId) -> bool:
+        return False
+
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         return self.rates.get(peer, (None, None))
 

@@ -39,6 +39,9 @@ class RoundHost(Protocol):
     def cut_links(self) -> Collection[tuple[PeerId, PeerId]]:
         """Return the pairs of peers of this stage of which neither can call the other, in both orders."""
 
+    def is_lossy(self, peer: PeerId) -> bool:
+        """Whether so many packets to a peer are lost that tensors take several connections."""
+
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         """Return the bytes per second up and down that are believed of a peer; None where nothing is known."""
 

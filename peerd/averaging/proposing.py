@@ -32,10 +32,14 @@ Rates = Callable[[PeerId], tuple[float | None, float | None]]
 class Proposing:
     """What this peer has learned of the rounds of its stage. Any member may lead next."""
 
-    def __init__(self, allowed: Allowed, averaging_s: float, rates: Rates, now_s: float) -> None:
+    def __init__(
+        self, allowed: Allowed, averaging_s: float, rates: Rates, now_s: float, is_lossy: Callable[[PeerId], bool] = lambda _peer: False
+    ) -> None:
+        """`is_lossy`: whether packets to a peer are lost."""
         self._allowed = allowed
         self._averaging_s = averaging_s
         self._rates = rates
+        self._is_lossy = is_lossy
         self._known: dict[PeerId, KnownLine] = {}
         """What rounds have shown of each peer's uplink."""
         self._begun_s = now_s
@@ -70,7 +74,7 @@ class Proposing:
         names = tuple(str(codecs[codec]) for codec in chosen) if self._allowed.is_auto else ()
         plan = replace(roster, codecs=names, shares=shares, expected_s=expected_s)
         layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen])
-        count = num_chunks(layout.slice_bytes, expected_s, self._averaging_s)
+        count = num_chunks(layout.slice_bytes, expected_s, self._averaging_s, any(map(self._is_lossy, roster.peers)))
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
 
     def _believed(self, peers: Sequence[PeerId]) -> tuple[list[float], list[float]]:

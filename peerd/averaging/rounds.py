@@ -79,7 +79,7 @@ class Rounds:
         self._clock = clock
         sums = state.accumulator
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
-        self._proposing = Proposing(state.weight_codecs, averaging_s, host.rates_of, clock())
+        self._proposing = Proposing(state.weight_codecs, averaging_s, host.rates_of, clock(), host.is_lossy)
         self._joining = FewEach()
         self._early = EarlyCalls(averaging_s, host.is_mate)
         self._tasks = Tasks()

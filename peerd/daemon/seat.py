@@ -317,6 +317,9 @@ class Seat:
     def cut_links(self) -> tuple[tuple[PeerId, PeerId], ...]:
         return cut_links(self.peer.membership.live(), self.stage)
 
+    def is_lossy(self, peer: PeerId) -> bool:
+        return self.peer.network.links.is_lossy(peer)
+
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         record = self.peer.membership.find(peer)
         if record is None:

@@ -275,6 +275,9 @@ class Peerd:
 
         return verify(public_key_of(peer), message, signature)
 
+    def is_lossy(self, _peer: PeerId) -> bool:
+        return False
+
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         return None, None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.round.chunks import AFTER_OWN, ROW_S, WINDOW, Flow, chunk_bytes, next_flow, num_chunks
+from peerd.policy.round.chunks import AFTER_OWN, LOSSY_ROW_S, ROW_S, WINDOW, Flow, chunk_bytes, next_flow, num_chunks
 from peerd.policy.round.debts import RETURNS, Debts, Edge
 from peerd.policy.round.edges import PastEdges, mate_for, named_by, whom_to_leave_out
 from peerd.policy.round.links import Line, LinkBreak
@@ -278,12 +278,15 @@ def test_chunks_are_small_enough_for_the_rates_and_no_larger_than_half_a_mebibyt
 
 
 @pytest.mark.parametrize("num_members", [2, 4, 8])
-def test_a_row_takes_a_tenth_of_a_second_on_an_uplink_however_many_members_there_are(num_members: int) -> None:
+def test_a_row_takes_a_tenth_of_a_second_on_an_uplink_and_half_a_second_where_packets_are_lost(num_members: int) -> None:
     rate, num_bytes = 2_500_000.0, 64_000_000
     slices = [num_bytes // num_members] * num_members
     expected_s = 2 * num_bytes * (1 - 1 / num_members) / rate
     row_bytes = 2 * (num_members - 1) * slices[0] / num_chunks(slices, expected_s, 100 * T)
     assert row_bytes / rate == pytest.approx(ROW_S, rel=0.05)
+    slow = rate / 5
+    row_bytes = 2 * (num_members - 1) * slices[0] / num_chunks(slices, 5 * expected_s, T, is_lossy=True)
+    assert row_bytes / slow == pytest.approx(LOSSY_ROW_S, rel=0.05)
 
 
 def flow(to: int, number: int, limit: int, hop: int = 1, broke: int = 0) -> Flow:

@@ -21,6 +21,8 @@ second: it has to move in that time."""
 ROW_S = 0.1
 """A row keeps an uplink busy for about so long. What is on its way delays the words about other chunks and small calls, and a longer
 queue than the other's starves that one: its words come late."""
+LOSSY_ROW_S = 0.5
+"""The same where members lose packets on the way to each other: words take a second there, whatever is sent."""
 WINDOW = 4
 """A reducer keeps so many chunks of each member's part that wait for those of others. Nothing else limits what a member has under way, so a
 word about a chunk may take `WINDOW * ROW_S` seconds to come back and the uplink is never idle."""
@@ -82,12 +84,13 @@ def sum_limit(num_summed: int, num_arrived: int) -> int:
     return min(num_summed, num_arrived + WINDOW)
 
 
-def num_chunks(slice_bytes: Sequence[int], expected_s: float, averaging_s: float) -> int:
+def num_chunks(slice_bytes: Sequence[int], expected_s: float, averaging_s: float, is_lossy: bool = False) -> int:
     """The number of chunks of each slice, where the round takes `expected_s` at the rates believed."""
     largest, within_s = max(slice_bytes), LEEWAY * expected_s
     least = LEAST_CHUNK_BYTES if within_s <= averaging_s else LEAST_SLOW_BYTES
-    to_move = min(math.ceil(ROWS * within_s / averaging_s), largest // least)
-    to_flow = min(math.ceil(expected_s / ROW_S), largest // LEAST_CHUNK_BYTES)
+    num_rows = math.ceil(expected_s / (LOSSY_ROW_S if is_lossy else ROW_S))
+    to_move = min(math.ceil(ROWS * within_s / averaging_s), num_rows, largest // least)
+    to_flow = min(num_rows, largest // LEAST_CHUNK_BYTES)
     return max(to_move, to_flow, math.ceil(largest / MOST_CHUNK_BYTES), 1)
 
 
