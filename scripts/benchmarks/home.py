@@ -23,7 +23,8 @@ without it within three averaging times, the bound and the time for its microbat
 resumes after all were killed. A row has the largest peak of a daemon over its estimate in that moment. No root; 300 M takes 20 GB.
 
 `join`: a peer joins a stage of 3 donors with 20 Mbit/s up and 100 down, 60 ms, whose state without the previous parameters has 100 MB.
-Its download should take at most 0.4 of what one donor's uplink takes, and the donors keep 0.85 of their speed.
+Its download should take at most 0.4 of what one donor's uplink takes, and the donors keep 0.85 of their speed. The same once more where
+training fills more than half of the donors' uplinks, 5 Mbit/s: there they should keep 0.85, too.
 
 A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, in `join` three, elsewhere
 as long as its activations take over a link of 100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
