@@ -5,6 +5,8 @@ A property that fails is made small, but not explained: that takes minutes.
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
@@ -16,6 +18,12 @@ keep_kernels_in_cache()  # tests count operations, too
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 settings.register_profile("peerd", deadline=None, derandomize=True, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("peerd")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests and their modules stay: no collection of garbage looks at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

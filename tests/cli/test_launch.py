@@ -93,12 +93,14 @@ def test_a_detached_daemon_that_works_before_it_is_ready_is_waited_for(
 
 def test_processor_time_is_a_sign_of_work_as_well_as_a_longer_log() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
-        signs = launch.signs_of(busy, lambda: 7)
-        before, deadline = signs(), time.monotonic() + 60
-        while signs() == before and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert signs() != before
-        busy.kill()
+        try:
+            signs = launch.signs_of(busy, lambda: 7)
+            before, deadline = signs(), time.monotonic() + 60
+            while signs() == before and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert signs() != before
+        finally:
+            busy.kill()
     assert signs() == (7, 0), "it has ended"
 
 
