@@ -149,6 +149,11 @@ class Widening:
             wide = WidePath(socket, dial, lambda: min(self.parallel.number, max(1, MOST_OF_ALL // max(1, num_wide()))), self._failed)
             try:
                 await wide.open()
+            except OSError as error:
+                LOG.warning("no socket for several connections to a peer", error=str(error))
+                self._failed()
+                continue
+            try:
                 self._turn_to(wide)
                 await self._until(lambda: self.parallel.number == 1)
                 self._turn_to(None)

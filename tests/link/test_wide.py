@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from peerd.generated import direct_pb2
 from peerd.link import wide
 from peerd.link.bundle import ID_BYTES, MOST_OF_ONE, Bundles
 from peerd.link.direct import DirectPaths
+from peerd.link.links import Links
 from peerd.link.segments import SegmentCounts, Segments
 from peerd.link.streams import Stream
 from peerd.table.record import PeerId
@@ -32,27 +34,32 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def widened(there: Endpoint, folder: Path) -> AsyncIterator[tuple[PeerId, DirectPaths]]:
+async def widened(there: Endpoint) -> AsyncIterator[tuple[PeerId, DirectPaths]]:
     """A caller whose path has several connections."""
-    caller = new_identity()
-    links, paths = there.paths_of(caller)
-    paths._folder = folder
-    plain = await tried(paths, there.peer)
-    waiting = asyncio.ensure_future(links.until_other_way(there.peer))
-    widening = paths._paths[there.peer].widening
+    with tempfile.TemporaryDirectory(prefix="peerd-t-") as folder:  # names of sockets are short
+        caller = new_identity()
+        links, paths = there.paths_of(caller)
+        paths._folder = Path(folder)
+        await widen(paths, links, there.peer)
+        yield caller.peer, paths
+
+
+async def widen(paths: DirectPaths, links: Links, peer: PeerId) -> None:
+    plain = await tried(paths, peer)
+    waiting = asyncio.ensure_future(links.until_other_way(peer))
+    widening = paths._paths[peer].widening
     while widening.parallel.number == 1:
         widening.counted({host: Segments(200, 2) for host in widening.hosts})
         await asyncio.sleep(0.01)
     widening.parallel.number = NUMBER
     await asyncio.wait_for(waiting, WITHIN_S)
-    assert paths.channel(there.peer) is not plain
-    assert await links.quickest_channel(there.peer) is plain
-    yield caller.peer, paths
+    assert paths.channel(peer) is not plain
+    assert await links.quickest_channel(peer) is plain
 
 
-async def test_calls_over_several_connections_are_the_callers_and_end_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_over_several_connections_are_the_callers_and_end_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide, "NARROWING_S", 0.1)
-    async with endpoint() as there, widened(there, tmp_path) as (caller, paths):
+    async with endpoint() as there, widened(there) as (caller, paths):
         assert await caller_through(paths.channel(there.peer)) == caller
         (bundle,) = [each.result() for each in there.bundles._bundles.values()]
         await until(lambda: bundle.num_strands == NUMBER)
@@ -68,12 +75,25 @@ async def test_calls_over_several_connections_are_the_callers_and_end_with_them(
         assert await caller_through(paths.channel(there.peer)) == caller
 
 
+async def test_where_no_socket_can_be_made_the_path_keeps_its_one_connection(tmp_path: Path) -> None:
+    async with endpoint() as there:
+        links, paths = there.paths_of(new_identity())
+        paths._folder = tmp_path / (100 * "x")
+        plain = await tried(paths, there.peer)
+        parallel = paths._paths[there.peer].widening.parallel
+        paths._paths[there.peer].widening.counted(dict.fromkeys(paths._paths[there.peer].widening.hosts, Segments(200, 2)))
+        assert parallel.number > 1
+        await until(lambda: parallel.number == 1)
+        assert paths.channel(there.peer) is plain
+        assert await links.quickest_channel(there.peer) is plain
+
+
 async def nothing() -> AsyncIterator[direct_pb2.Block]:
     await asyncio.Event().wait()
     yield direct_pb2.Block()
 
 
-async def test_a_caller_has_few_bundles_with_names_of_one_length(tmp_path: Path) -> None:
+async def test_a_caller_has_few_bundles_with_names_of_one_length() -> None:
     ends: list[socket.socket] = []
 
     async def connect(_peer: PeerId) -> Stream:
