@@ -155,10 +155,15 @@ def main() -> None:
         print("peerd: error: the disk is full; free some space", file=sys.stderr)
         os._exit(10)
     if settings.follow_parent and mood != "stubborn":
-        sys.stdin.read()
-        daemon.end()
+        threading.Thread(target=follow, args=[daemon], daemon=True).start()
     while True:
-        time.sleep(1)
+        time.sleep(0.1)  # a signal that comes just before a call that blocks is looked at after it
+
+
+def follow(daemon: PaperDaemon) -> None:
+    """End once this daemon's parent is gone."""
+    sys.stdin.read()
+    daemon.end()
 
 
 if __name__ == "__main__":
