@@ -193,7 +193,7 @@ class Downloader:
                 await self._membership.changed(min(tried.busy_until_s[r.peer] for r in able) - clock_s())
             return bool(able)
         for donor, error in (await gathering.ended(LOOK_S)).items():
-            tried.note(donor, error, gave=gathering.gave(donor), has_begun=gathering.has_chosen)
+            tried.note(donor, error, gave=donor in gathering.givers, has_begun=gathering.has_chosen)
         return True
 
 

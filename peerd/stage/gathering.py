@@ -30,7 +30,7 @@ class Gathered(Protocol[Header]):
 
     @property
     def header(self) -> Header | None:
-        """Of the file that is downloaded; None while the donors' offers are compared."""
+        """The header of the file that is downloaded; None while the donors' offers are compared."""
 
     @property
     def shares(self) -> ChunkShares: ...
@@ -48,7 +48,7 @@ class Gathered(Protocol[Header]):
         """What donors of one file say alike of it."""
 
     def newness_of(self, header: Header) -> int:
-        """Of files that as many donors offer the newest is taken."""
+        """A number by which the newest is taken of files that as many donors offer."""
 
     def number_of(self, share: int) -> int:
         """The number in the file of a chunk of the shares."""
@@ -95,7 +95,7 @@ class Gathering(Generic[Header]):
 
     @property
     def has_chosen(self) -> bool:
-        """Whether the snapshot to download is chosen."""
+        """Whether the file to download is chosen."""
         return self._chosen.is_set()
 
     def ask(self, donor: PeerId) -> None:
@@ -118,10 +118,6 @@ class Gathering(Generic[Header]):
         self._tasks = {donor: task for donor, task in self._tasks.items() if donor not in over}
         self._choose()
         return {donor: _error_of(task) for donor, task in over.items()}
-
-    def gave(self, donor: PeerId) -> bool:
-        """Whether a donor has given any chunk since it was last asked."""
-        return self._given[donor] > 0
 
     @property
     def silent(self) -> set[PeerId]:

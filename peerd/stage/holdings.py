@@ -97,8 +97,8 @@ class Holdings:
 
     def average(self, means: Tensor, start: int, num_updates: int) -> None:
         """After an update, move the parameters from `start` on by what those before it were off their means over the stage's peers."""
-        assert self.previous is not None
-        self._change = take_drift_back(self.module, self.previous, means, start, num_updates)
+        if self.previous is not None:  # else nothing was updated yet
+            self._change = take_drift_back(self.module, self.previous, means, start, num_updates)
 
     def fetch_drift(self) -> None:
         if self._change is not None:

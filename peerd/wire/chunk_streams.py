@@ -36,7 +36,7 @@ class Offer(Protocol[Offered]):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who gives what: for the counters, and for what is told of a broken message."""
+    """A peer and what it gives: for the counters, and for what is told of a broken message."""
 
     peer: PeerId
     what: str

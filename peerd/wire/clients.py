@@ -7,8 +7,8 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from functools import partial, wraps
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, UnheardError
@@ -32,6 +32,8 @@ from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, col
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
 from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Verified
 
+AnyClient = TypeVar("AnyClient", bound="Client")
+Given = ParamSpec("Given")
 BACKPROPAGATE, GIVE, TAKE = "/peerd.Stage/Backpropagate", "/peerd.Averaging/Give", "/peerd.Averaging/Take"
 
 
@@ -56,6 +58,26 @@ class Client:
     async def _ask(self, peer: PeerId, method: str, question: Any, timeout_s: float, **options: Any) -> Any:
         """Make a call with one request and one reply, and return the reply."""
         return await answer_of(getattr(await self._stub_to_ask(peer), method)(question, timeout=timeout_s, **options))
+
+
+def _while_no_other_way(
+    call: Callable[Concatenate[AnyClient, PeerId, Given], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[AnyClient, PeerId, Given], Coroutine[Any, Any, None]]:
+    """End a call of a client once there is another way to its peer: what is missing then goes over that one."""
+
+    @wraps(call)
+    async def ended(client: AnyClient, peer: PeerId, /, *given: Given.args, **named: Given.kwargs) -> None:
+        calling, widening = start(call(client, peer, *given, **named), expects=(Exception,)), start(client._links.until_other_way(peer))
+        try:
+            await asyncio.wait({calling, widening}, return_when=asyncio.FIRST_COMPLETED)
+            if calling.done():
+                calling.result()
+        finally:
+            for task in (calling, widening):
+                task.cancel()
+            await asyncio.gather(calling, widening, return_exceptions=True)
+
+    return ended
 
 
 class StageClient(Client):
@@ -136,23 +158,9 @@ class AveragingClient(Client):
         record = reply.record.body, reply.record.signature
         return ProposalAnswer(reply.joined, reply.reason[:200], record, reply.preparing and not reply.joined)
 
+    @_while_no_other_way
     async def give(self, peer: PeerId, average_id: AverageId, frames: AsyncGenerator[Frame], told: Callable[[Verified], None]) -> None:
         """Send chunks of a round, until there are no more, or there is another way. `told` hears what the peer has verified."""
-        await self._until_other_way(peer, self._give(peer, average_id, frames, told))
-
-    async def _until_other_way(self, peer: PeerId, work: Coroutine[Any, Any, None]) -> None:
-        """Run a call until it is over, or there is another way: what is missing then goes over that one."""
-        calling, widening = start(work, expects=(Exception,)), start(self._links.until_other_way(peer))
-        try:
-            await asyncio.wait({calling, widening}, return_when=asyncio.FIRST_COMPLETED)
-            if calling.done():
-                calling.result()
-        finally:
-            for task in (calling, widening):
-                task.cancel()
-            await asyncio.gather(calling, widening, return_exceptions=True)
-
-    async def _give(self, peer: PeerId, average_id: AverageId, frames: AsyncGenerator[Frame], told: Callable[[Verified], None]) -> None:
         channel, traffic = await self._links.channel_for_tensors(peer), self._links.traffic
         call = channel.stream_stream(GIVE, request_serializer=ROUNDS.serialize, response_deserializer=averaging_pb2.Verified.FromString)
 
@@ -180,6 +188,7 @@ class AveragingClient(Client):
                 raise bugs[0] from None
             raise
 
+    @_while_no_other_way
     async def take(
         self,
         peer: PeerId,
@@ -192,16 +201,6 @@ class AveragingClient(Client):
 
         Returns once there are no more, or there is another way.
         """
-        await self._until_other_way(peer, self._take(peer, average_id, words, size_of, takes))
-
-    async def _take(
-        self,
-        peer: PeerId,
-        average_id: AverageId,
-        words: AsyncGenerator[Verified],
-        size_of: Callable[[Frame], int],
-        takes: Callable[[Frame], Awaitable[None]],
-    ) -> None:
         channel = await self._links.channel_for_tensors(peer)
         call = channel.stream_stream(
             TAKE, request_serializer=averaging_pb2.Verified.SerializeToString, response_deserializer=ROUNDS.deserialize

@@ -50,6 +50,7 @@ def test_an_export_in_mid_training_stalls_no_step_and_loads_elsewhere() -> None:
         assert_no_stall(ends, began_s, ended_s)
         loaded, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
         assert not any(told.values())
+        assert reply["num_parameters"] == sum(parameter.numel() for parameter in loaded.parameters())
         tokens = torch.randint(0, 256, (2, 32), generator=torch.Generator().manual_seed(0))
         expected = logits_of_one_machine(swarm.manifest, reply["step"], tokens, swarm.folder / "cache" / "peerd")
         with torch.no_grad():

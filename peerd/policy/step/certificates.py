@@ -70,7 +70,7 @@ def present(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
 
 
 def voters(mine: PeerRecord, live: LiveView) -> list[PeerRecord]:
-    """Whose word on the average of this peer's step counts. This peer comes first."""
+    """Return the peers whose word on the average of this peer's step counts. This peer comes first."""
     return [mine, *(m for m in present(live, mine.stage, mine.step) if m.peer != mine.peer and has_word(m, mine.step))]
 
 
@@ -104,10 +104,12 @@ class Words:
 
         In a stage of two one is enough, if the other holds no other one or this peer has waited for it long enough.
         """
-        backers = self.backers(average_id)
-        if self.num_present >= FEWEST:
-            return 2 * backers > self.num_voters
-        return backers > 0 and (len(self.held) <= 1 or is_late)
+        return _is_most(self.backers(average_id), self.num_voters, self.num_present, is_late or len(self.held) <= 1)
+
+
+def _is_most(backers: int, num_voters: int, num_present: int, is_undisputed: bool) -> bool:
+    """Whether more than half of the voters back an average; of too few peers for that one is enough, where nothing speaks against it."""
+    return 2 * backers > num_voters if num_present >= FEWEST else backers > 0 and is_undisputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,8 @@ def why_unproven(live: LiveView, stage: int, step: int, is_late: bool = False) -
     members = present(live, stage, step)
     held = Counter(m.average_id for m in members if m.step == step and m.phase is Phase.AVERAGED)
     most = max(held.values(), default=0) + sum(m.step > step for m in live.serving(stage))
-    if len(members) >= FEWEST:
-        is_proven = 2 * most > sum(has_word(m, step) for m in members)
-    else:
-        is_proven = most > 0 and (len(held) <= 1 or is_late)
+    num_voters = sum(has_word(m, step) for m in members)
+    is_proven = _is_most(most, num_voters, len(members), is_late or len(held) <= 1)
     return "" if is_proven else f"no average of stage {stage} is held by more than half of its members"
 
 
