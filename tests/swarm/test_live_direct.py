@@ -33,6 +33,7 @@ def test_a_swarm_over_direct_connections_equals_one_machine_and_a_cap_ends_them(
             daemon.wait_until_serving()
         until(lambda: path(first, last) == path(last, mate) == "direct")
         until(lambda: path(first, mate) == path(mate, first) == "local")
+        before = swarm.total("replayed_microbatches")  # who joins may launch what another has launched already
         assert path(first, tunnels_only) == path(tunnels_only, last) == "tunnel"
         told = first.status["direct"]
         assert told["port"] > 0
@@ -50,5 +51,5 @@ def test_a_swarm_over_direct_connections_equals_one_machine_and_a_cap_ends_them(
 
         swarm.wait_for_step(STEPS)
         swarm.assert_exact()
-        assert swarm.total("replayed_microbatches") == 0
+        assert swarm.total("replayed_microbatches") == before
         assert_equals_reference(swarm.export(first), manifest, STEPS)
