@@ -131,7 +131,7 @@ class BlocksStage(StageModule):
         count = self._manifest.train.microbatch_size
         fresh = self._fresh()
         with dropout_of(fresh, self._manifest, 0, 0):
-            return saved_bytes(fresh, lambda: self._microbatch(count)) * num_tokens // count
+            return saved_bytes(fresh, lambda: self._microbatch(count), self._manifest.train.precision) * num_tokens // count
 
     def forward_flops(self, microbatch: int, sequence: int) -> int:
         return product_flops(self._fresh(), lambda: self._microbatch(microbatch))

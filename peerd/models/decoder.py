@@ -87,7 +87,7 @@ class DecoderStage(StageModule):
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
         config = self.config = manifest.decoder
-        self.dropout = manifest.train.dropout
+        self.dropout, self._precision = manifest.train.dropout, manifest.train.precision
         if self.is_first or (self.is_last and config.tie_word_embeddings):
             self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         if self.is_first:
@@ -155,7 +155,7 @@ class DecoderStage(StageModule):
 
     def _load(self, microbatch: int, sequence: int) -> Load:
         """The load according to the planner, for the parts that this stage has."""
-        loads = decoder_loads(self.config, microbatch, sequence)
+        loads = decoder_loads(self.config, microbatch, sequence, self._precision)
         parts = [loads.groups[0]] * len(self.blocks) + [loads.narrowing] * len(self.narrow) + [loads.widening] * len(self.widen)
         return sum([*parts, *[loads.first] * self.is_first, *[loads.last] * self.is_last], Load())
 

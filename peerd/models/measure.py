@@ -13,10 +13,15 @@ from peerd.models.weights import give_memory
 
 Microbatch = Callable[[], tuple[Tensor, Tensor | None]]
 """Makes a microbatch's inputs and labels; called in a mode in which tensors have no memory."""
+LOWERED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What passes of mixed precision compute in, by `train.precision`."""
 
 
-def saved_bytes(module: nn.Module, microbatch: Microbatch) -> int:
-    """Bytes that autograd keeps of one forward pass for the backward pass. Leaves the module with fake tensors as parameters."""
+def saved_bytes(module: nn.Module, microbatch: Microbatch, precision: str = "float32") -> int:
+    """Bytes that autograd keeps of one forward pass in a run's `train.precision` for the backward pass.
+
+    Leaves the module with fake tensors as parameters.
+    """
     saved: dict[int, int] = {}
     kept: list[Tensor] = []
 
@@ -28,7 +33,11 @@ def saved_bytes(module: nn.Module, microbatch: Microbatch) -> int:
 
     with _fake(module):
         own = {tensor.untyped_storage()._cdata for tensor in (*module.parameters(), *module.buffers())}
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+            torch.autocast("cpu", LOWERED.get(precision), enabled=precision in LOWERED),
+        ):
             module(*microbatch())
     return sum(size for storage, size in saved.items() if storage not in own)
 

@@ -9,30 +9,38 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from peerd.config.manifest import ModelConfig
+from peerd.planner.load import number_bytes
 from peerd.planner.workload import FLOAT32_BYTES, Load, ModelLoads
 
 
-def decoder_loads(config: ModelConfig, microbatch: int, sequence: int) -> ModelLoads:
-    """The loads for one microbatch of [microbatch, sequence] tokens."""
+def decoder_loads(config: ModelConfig, microbatch: int, sequence: int, precision: str = "float32") -> ModelLoads:
+    """The loads for one microbatch of [microbatch, sequence] tokens in the run's `train.precision`."""
+    lowered_bytes = number_bytes(precision)
     tokens = microbatch * sequence
     width, narrow = config.d_model, config.boundary_width
 
-    def load(matrices: Sequence[tuple[int, int]], num_in_vectors: int, products: int, floats: int) -> Load:
-        """`products` are multiplications per token, `floats` the numbers kept per token from forward to backward."""
+    def load(matrices: Sequence[tuple[int, int]], num_in_vectors: int, products: int, floats: int, lowered: int = 0) -> Load:
+        """`products` are multiplications per token; `floats` and `lowered` the numbers kept per token from forward to backward.
+
+        Those that are lowered are in the passes' precision. Where that is not float32, the matrices are kept in it as well.
+        """
+        num_in_matrices = sum(rows * columns for rows, columns in matrices)
+        copies = lowered_bytes * num_in_matrices if products and lowered_bytes < FLOAT32_BYTES else 0
         return Load(
-            num_parameters=sum(rows * columns for rows, columns in matrices) + num_in_vectors,
+            num_parameters=num_in_matrices + num_in_vectors,
             num_sides=sum(map(sum, matrices)),
             num_in_vectors=num_in_vectors,
             forward_flops=2 * tokens * products,
-            graph_bytes=FLOAT32_BYTES * tokens * floats,
+            graph_bytes=tokens * (FLOAT32_BYTES * floats + lowered_bytes * lowered) + copies,
         )
 
-    # Projections of 4 D^2 + 3 D F, and attention's two products over the whole sequence. What is kept: both norms' inputs and outputs
-    # (4 D), projected and rotated query, key, value (5 D), attention's result and its copy for the projection (2 D), gate and value
-    # (2 F), GELU's result (F), their product (F), and per-row statistics.
+    # Projections of 4 D^2 + 3 D F, and attention's two products over the whole sequence. What is kept: both norms' inputs (2 D) and
+    # per-row statistics; lowered, the norms' outputs (2 D), projected and rotated query, key, value (5 D), attention's result and its
+    # copy for the projection (2 D), gate and value (2 F), GELU's result (F), their product (F).
     weights = 4 * width**2 + 3 * width * config.d_ff
     matrices = [(3 * width, width), (width, width), (2 * config.d_ff, width), (width, config.d_ff)]
-    layer = load(matrices, 4 * width, weights + 2 * sequence * width, 11 * width + 4 * config.d_ff + config.num_heads + 4)
+    products = weights + 2 * sequence * width
+    layer = load(matrices, 4 * width, products, 2 * width + config.num_heads + 4, 9 * width + 4 * config.d_ff)
     group = replace(
         layer,
         forward_flops=config.layers_per_group * layer.forward_flops,
@@ -43,16 +51,16 @@ def decoder_loads(config: ModelConfig, microbatch: int, sequence: int) -> ModelL
     tied = vocabulary if config.tie_word_embeddings else 0
     narrowing = widening = Load()
     if config.boundary == "bottleneck":
-        narrowing = load([(narrow, width)], 2 * width, projection, 2 * width + 2)
+        narrowing = load([(narrow, width)], 2 * width, projection, width + 2, width)
     elif config.boundary == "maxout":
         narrowing = load([], 2 * width, 0, 2 * width + narrow + 2)
     if config.boundary != "none":
-        widening = load([(width, narrow)], 2 * narrow, projection, 2 * narrow + 2)
+        widening = load([(width, narrow)], 2 * narrow, projection, narrow + 2, narrow)
     return ModelLoads(
         first=replace(load([words], 0, 0, 0), num_tied=tied),
         groups=(group,) * (config.num_layers // config.layers_per_group),
-        # logits, their log-softmax, their gradient
-        last=replace(load([words], 2 * width, vocabulary, 2 * width + 3 * config.vocab_size), num_tied=tied),
+        # logits, their log-softmax, their gradient; lowered, what the logits are made of
+        last=replace(load([words], 2 * width, vocabulary, width + 3 * config.vocab_size, width), num_tied=tied),
         shared=Load(num_parameters=tied, num_tied=2 * tied, num_sides=sum(words) if tied else 0),
         narrowing=narrowing,
         widening=widening,

@@ -54,3 +54,8 @@ class ModelLoads:
     widening: Load = Load()
     shared: Load = Load()
     """Counted in both `first` and `last`, but only once in a stage that has both."""
+
+
+def number_bytes(precision: str) -> int:
+    """Bytes of a number that a pass computes in a run's `train.precision`."""
+    return 2 if precision in ("bfloat16", "float16") else FLOAT32_BYTES

@@ -100,7 +100,7 @@ def stage_memory(manifest: Manifest, load: Load, slots: int, placing: Placing) -
     what another peer may hold as well (asides), where the disk has no room for them (stage/spool.py).
     """
     used, aside = _lasting(manifest, load)
-    in_pass, in_round = _in_pass(manifest, load, slots), _in_round(manifest, load)
+    in_pass, in_round = _in_pass(manifest, load, slots, placing), _in_round(manifest, load)
     on_device = used + slots * 2 * manifest.boundary_bytes
     if placing is Placing.TOGETHER:
         passing = in_pass + in_round if manifest.train.overlaps_steps else max(in_pass, in_round)
@@ -125,13 +125,15 @@ def _lasting(manifest: Manifest, load: Load) -> tuple[int, int]:
     return used, optimizer_bytes(train) * load.num_parameters + num_aside * values
 
 
-def _in_pass(manifest: Manifest, load: Load, slots: int) -> int:
+def _in_pass(manifest: Manifest, load: Load, slots: int, placing: Placing) -> int:
     """The gradients of one microbatch, and graphs: one per slot if compute.recompute is "never", else one at a time.
 
-    "auto" recomputes when memory is short.
+    "auto" recomputes when memory is short. A backward pass frees its graph while it makes the gradients. A device uses such memory again;
+    a processor's heap keeps it.
     """
     num_graphs = slots if manifest.compute.recompute == "never" else min(slots, 1)
-    return FLOAT32_BYTES * load.num_parameters + num_graphs * load.graph_bytes
+    gradients, graphs = FLOAT32_BYTES * load.num_parameters, num_graphs * load.graph_bytes
+    return gradients + graphs if placing is Placing.TOGETHER else graphs + max(0, gradients - load.graph_bytes * min(slots, 1))
 
 
 def _in_round(manifest: Manifest, load: Load) -> int:

@@ -151,7 +151,8 @@ def sweep(planning: Planning, first: int, last: int) -> list[Width]:
             heads -= 1
         inner = max(1, round(width * model.d_ff / model.d_model))
         wide = replace(manifest, model=replace(model, d_model=width, num_heads=heads, d_ff=inner))
-        loads = decoder_loads(wide.decoder, manifest.train.microbatch_size, manifest.train.sequence_length)
+        train = manifest.train
+        loads = decoder_loads(wide.decoder, train.microbatch_size, train.sequence_length, train.precision)
         cost = run_cost(wide, loads, stage_layers(wide, loads))
         steady = SteadyModel(_without_memory(cost), planning.topology)
         members = placing.dealt(steady)

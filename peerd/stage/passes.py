@@ -52,7 +52,10 @@ class Passes:
             return gradients_of(output, wanted, gradient)
         scale = self._scale.previous if late else self._scale.value
         scaled = (torch.ones_like(output) if gradient is None else gradient) * scale
-        return [found / scale for found in gradients_of(output, wanted, scaled)]
+        found = gradients_of(output, wanted, scaled)
+        for place, gradient_found in enumerate(found):  # one after another: not all are there twice
+            found[place] = gradient_found / scale
+        return found
 
     def finish_step(self, norm: float | None) -> None:
         """Adapt the loss scale to a step's `norm` as it was applied; None for a step that was given up."""

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from peerd.config.manifest import TrainConfig
+from peerd.models.measure import LOWERED
 from peerd.models.module import StageModule
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.table.record import StepNorm
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 SMALLEST_LOSS_SCALE, MAX_LOSS_SCALE = 1.0, 2.0**32
 
 
@@ -34,10 +34,10 @@ def set_products(train: TrainConfig) -> None:
 
 def run_module(train: TrainConfig, module: StageModule, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
     """The module's forward pass in the run's precision; its result is float32."""
-    if train.precision not in _DTYPES:
+    if train.precision not in LOWERED:
         output: Tensor = module(inputs, labels) if labels is not None else module(inputs)
         return output
-    with torch.autocast(inputs.device.type, dtype=_DTYPES[train.precision]):
+    with torch.autocast(inputs.device.type, dtype=LOWERED[train.precision]):
         lowered: Tensor = module(inputs, labels) if labels is not None else module(inputs)
     return lowered.float()
 

@@ -102,7 +102,7 @@ def test_flops_and_graphs_are_those_that_torch_counts(name: str) -> None:
                 module(inputs)
             assert estimate_forward_flops(manifest, stage) == counter.get_total_flops()
             momentary = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
-            saved = saved_bytes(module, inputs, tokens if module.is_last else None)
+            saved = saved_bytes(manifest.train, module, inputs, tokens if module.is_last else None)
             assert module.graph_bytes(manifest.tokens_per_microbatch) - momentary == pytest.approx(saved, rel=0.05)
 
 

@@ -24,6 +24,7 @@ from peerd.models.stages import (
     layers_of,
 )
 from peerd.reference import backpropagate
+from peerd.stage.precision import run_module
 from tests.tiny_run import replace_train, tiny_manifest
 
 
@@ -153,33 +154,38 @@ def test_auto_keeps_graphs_where_they_fit_into_half_of_the_free_memory() -> None
     assert not keeps_graphs(always, 0, 3, 1 << 40)
 
 
-def saved_bytes(module: StageModule, inputs: Tensor, labels: Tensor | None) -> int:
+def saved_bytes(train: TrainConfig, module: StageModule, inputs: Tensor, labels: Tensor | None) -> int:
     """Bytes that autograd keeps of a forward pass, without parameters and integers."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     saved: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters and tensor.dtype == torch.float32:
+        if storage.data_ptr() not in parameters and tensor.is_floating_point():
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        output = module(inputs, labels)
+        output = run_module(train, module, inputs, labels)
     assert output.requires_grad
     return sum(saved.values())
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_the_graph_estimate_is_what_torch_saves(stage: int) -> None:
-    """Within 2 %. The estimate of the last stage also counts the logits and their gradient, which live only briefly."""
-    manifest = replace_train(tiny_manifest(3), sequence_length=64)
+def test_the_graph_estimate_is_what_torch_saves(stage: int, precision: str) -> None:
+    """Within 2 %, or 5 % in mixed precision.
+
+    The estimate of the last stage also counts the logits and their gradient, which live only briefly.
+    """
+    manifest = replace_train(tiny_manifest(3), sequence_length=64, precision=precision)
     module = build_stage(manifest, stage, "cpu")
     tokens = torch.zeros(2, 64, dtype=torch.int64)
     inputs = tokens if module.is_first else torch.randn(2, 64, 32, requires_grad=True)
-    saved = saved_bytes(module, inputs, tokens if module.is_last else None)
+    saved = saved_bytes(manifest.train, module, inputs, tokens if module.is_last else None)
     momentary = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
-    assert module.graph_bytes(manifest.tokens_per_microbatch) - momentary == pytest.approx(saved, rel=0.02)
+    found = module.graph_bytes(manifest.tokens_per_microbatch) - momentary
+    assert found == pytest.approx(saved, rel=0.02 if precision == "float32" else 0.05)
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])

@@ -51,7 +51,7 @@ def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: in
     scratch_bytes = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
     try:
         with dropout_of(module, manifest, 0, 0):
-            graph_bytes = saved_bytes(module, microbatch)
+            graph_bytes = saved_bytes(module, microbatch, manifest.train.precision)
         config._attn_implementation = "eager"
         flops = product_flops(module, microbatch)
     except Exception:  # shapes may depend on values, kernels may lack a form for fake tensors
