@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from typing import Any
 
 import torch
@@ -37,6 +38,10 @@ def to_host(*tensors: Tensor) -> list[Tensor]:
     return [part.view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
+PIECE_BYTES = 32 << 20
+"""Of pinned memory, in which a large vector comes to the machine's memory piece by piece."""
+
+
 class QueuedCopy:
     """A tensor on its way to a device, on a stream of its own: beside what is computed there, and beside what the processor does.
 
@@ -59,12 +64,107 @@ class QueuedCopy:
         return self._tensor
 
 
+class QueuedFetch:
+    """A tensor on its way from a device, on a stream of its own: beside what is computed there next, and beside what the processor does."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Begin the copy of what this thread's computing makes, as soon as it is made. It returns at once."""
+        module, stream = torch.get_device_module(tensor.device), _stream_from(tensor.device)
+        self._pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        stream.wait_event(module.current_stream(tensor.device).record_event())
+        tensor.record_stream(stream)
+        with module.stream(stream):
+            self._pinned.copy_(tensor, non_blocking=True)
+            self._copied = stream.record_event()
+
+    def take(self) -> Tensor:
+        """Wait for the copy, on any thread, and return the tensor in memory of its own: pinned memory is scarce, and is used again."""
+        self._copied.synchronize()
+        return self._pinned.clone()
+
+
+def fetch_into(target: Tensor, source: Tensor) -> None:
+    """Copy a vector [n] of a device into one of the machine's memory. The processor waits.
+
+    A device with copy streams copies a piece into pinned memory while the processor takes the one before it from there: into new memory
+    that is ten times as fast as one copy (NVIDIA's driver then waits for each page of it to be made).
+    """
+    if not has_copy_streams(source.device):
+        target.copy_(source)
+        return
+    module, stream = torch.get_device_module(source.device), _stream_from(source.device)
+    pieces = [*zip(*(torch.split(each, PIECE_BYTES // each.itemsize) for each in (target, source)), strict=True)]
+    stream.wait_event(module.current_stream(source.device).record_event())
+    buffers = [torch.empty(pieces[0][0].shape, dtype=target.dtype, pin_memory=True) for _ in range(2)]
+    under_way: Any = None
+    for number, (into, of) in enumerate(pieces):
+        buffer = buffers[number % 2][: len(into)]
+        of.record_stream(stream)
+        with module.stream(stream):
+            buffer.copy_(of, non_blocking=True)
+            copied = stream.record_event()
+        if under_way is not None:
+            _take(*under_way)
+        under_way = into, buffer, copied
+    _take(*under_way)
+
+
+def _take(into: Tensor, buffer: Tensor, copied: Any) -> None:
+    copied.synchronize()
+    into.copy_(buffer)
+
+
+class DeviceTime:
+    """The time that a device takes for what one thread gives it between two moments, however late it begins with that.
+
+    On a device without streams the thread waits for its work, so the time is the clock's.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin with what this thread computes from now on."""
+        self._began_s = time.monotonic()
+        self._took_s = 0.0
+        self._module: Any = torch.get_device_module(device) if has_copy_streams(device) else None
+        self._device = device
+        self._began: Any = self._mark()
+        self._ended: Any = None
+
+    def _mark(self) -> Any:
+        if self._module is None:
+            return None
+        event = self._module.Event(enable_timing=True)
+        event.record(self._module.current_stream(self._device))
+        return event
+
+    def end(self) -> None:
+        """End with what it has computed so far."""
+        self._ended, self._took_s = self._mark(), time.monotonic() - self._began_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device has done it."""
+        return self._ended is None or self._ended.query()
+
+    def seconds(self) -> float:
+        """Return the time, once it has ended. Waits until the device has done it."""
+        if self._ended is None:
+            return self._took_s
+        self._ended.synchronize()
+        return float(self._began.elapsed_time(self._ended)) / 1000
+
+
 def has_copy_streams(device: torch.device) -> bool:
-    """Whether copies to this device can go beside what it computes."""
+    """Whether copies to and from this device can go beside what it computes."""
     return queues_copies(device) and hasattr(torch.get_device_module(device), "Stream")
 
 
 @functools.cache
 def _stream_to(device: torch.device) -> Any:
     """The stream of a device's copies from the machine's memory. It lasts as long as the process."""
+    return torch.get_device_module(device).Stream(device=device)
+
+
+@functools.cache
+def _stream_from(device: torch.device) -> Any:
+    """The same for copies to the machine's memory: a device copies both ways at once."""
     return torch.get_device_module(device).Stream(device=device)

@@ -17,7 +17,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.models.module import StageModule
 from peerd.stage.malloc import make_room
-from peerd.transfers import to_host
+from peerd.transfers import fetch_into, to_host
 
 LARGEST = 2.0**60
 """A value of larger magnitude has overflowed: a step's sum of such could be too large for the optimizers, which square it in float32."""
@@ -107,7 +107,7 @@ class Accumulator:
         start, end = bounds
         make_room((end - start + spare) * self.flat.itemsize)
         found = torch.empty(self.flat.numel() + spare, dtype=self.flat.dtype)
-        found[start:end].copy_(self.flat.detach()[start:end])
+        fetch_into(found[start:end], self.flat.detach()[start:end])
         return found
 
     def zero(self) -> None:

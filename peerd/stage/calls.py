@@ -25,11 +25,13 @@ from peerd.policy.step.ledger import ledger_of, number_of
 from peerd.stage.computing import Computing
 from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.jobs import StageJobs
+from peerd.stage.leaving import Leaving
 from peerd.stage.results import BackwardResult, Ticket
 from peerd.stage.shortage import Shortage
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, RawRecord
-from peerd.timeline.spans import SpanKind
+from peerd.timeline.spans import Span, SpanKind
+from peerd.transfers import DeviceTime
 from peerd.wire.call_tracing import CallTracing
 from peerd.wire.chunks import digest_of
 from peerd.wire.handlers import Progress, Receive
@@ -112,6 +114,8 @@ class StageService:
         self.slots = manifest.slots
         """Microbatches held at once."""
         self.computing = Computing()
+        self._under_way: DeviceTime | None = None
+        """The last pass, if the device has not finished it. Only the executor's thread uses it."""
         self.leaving = False
         self.handing_back = False
         """The owner wants the machine: microbatches that have not begun go back to their callers, which send them to other peers."""
@@ -224,7 +228,7 @@ class StageService:
         if finished := self._jobs.finished(call):
             if finished.inputs == await asyncio.to_thread(digest_of, chunks):
                 self.counters.suppressed += 1
-                return CallResult(gradient=finished.gradient, downstream_s=0.0, records=tuple(self._host.own_records()))
+                return CallResult(gradient=await finished.gradient.value(), downstream_s=0.0, records=tuple(self._host.own_records()))
             self._check_slots(call, len(self._held) - 1)
         holdings = self._state.holdings
         if holdings.delayed is not None and call.step > self._state.record.step:
@@ -232,9 +236,12 @@ class StageService:
         given = call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks)
         if holdings.module.is_last:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, partial(self._jobs.last_stage, *given))
-            return self._result(ticket, outcome, gradient, 0.0, None)
+            return self._result(ticket, outcome, await _value_of(gradient), 0.0, None)
         batch, activations, labels = await self._run(Priority.FORWARD, ticket, partial(self._jobs.forward, *given))
-        onward = _onward(call, activations, labels)
+        onward = _onward(call, await activations.value(), labels)
+        if made_s := activations.made_s:
+            took_s = self.computing.ended_late(ticket) or ticket.computed_s
+            self._state.spans.put(Span(SpanKind.FORWARD, made_s - took_s, made_s, ticket.step, ticket.index))
         for _ in range(MAX_BROKEN_GRADIENTS):
             hops: list[PeerId] = []
 
@@ -255,7 +262,7 @@ class StageService:
             except BadMessageError:
                 self._next_hop.distrust(onward, hops[-1])  # the fault is that peer's; the caller need not know
                 continue
-            return self._result(ticket, outcome, gradient, downstream_s, below)
+            return self._result(ticket, outcome, await _value_of(gradient), downstream_s, below)
         raise PeerGoneError("the next stage's gradients are not finite")
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
@@ -265,7 +272,7 @@ class StageService:
         if isinstance(output, float):
             return CallResult(gradient=None, downstream_s=0.0, records=tuple(self._host.own_records()), loss=output)
         started_s = time.monotonic()
-        below = await self._next_hop.send(_onward(call, output, labels), progress)
+        below = await self._next_hop.send(_onward(call, await output.value(), labels), progress)
         downstream_s, records = time.monotonic() - started_s, (*self._host.own_records(), *below.records)
         return CallResult(gradient=None, downstream_s=downstream_s, records=records, loss=below.loss)
 
@@ -281,11 +288,16 @@ class StageService:
             ticket.queued_s += began_s - asked_s
             self._state.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)
             self.computing.began(ticket, began_s)
+            ticket.may_go_ahead = self.pace.is_plain and self.computing.may_go_ahead
+            took = DeviceTime(self._state.holdings.device)
             try:
                 return self.shortage.through(work, self.slots, self._no_memory(priority))
             finally:
+                took.end()
                 self.slots = min(self.slots, self.shortage.most_slots or self.slots)
-                self.computing.ended(ticket, began_s, time.monotonic(), is_whole=self._state.holdings.module.is_last)
+                ticket.ahead = self._under_way = self._not_over(took)
+                took_s = took.seconds() if ticket.ahead is None else 0.0
+                self.computing.ended(ticket, took_s, is_whole=self._state.holdings.module.is_last)
 
         try:
             return await self._executor.run(priority, timed, ticket.step if step is None else step)
@@ -293,6 +305,12 @@ class StageService:
             ticket.waits = False
             if self.shortage.is_hopeless:
                 self._host.cannot_compute()
+
+    def _not_over(self, took: DeviceTime) -> DeviceTime | None:
+        """The pass just given to the device, if that has not finished it; the one before is waited for, so that there is one at most."""
+        if self._under_way is not None:
+            self._under_way.seconds()
+        return None if took.is_over else took
 
     def _no_memory(self, priority: Priority) -> BusyError | WrongStateError:
         """The refusal where the device has no memory. After a backward pass in vain a later stage may have added the microbatch."""
@@ -323,6 +341,10 @@ class StageService:
             held_s=ticket.queued_s + ticket.computed_s + (below.held_s if below else 0.0),
             slots=min(slots),
         )
+
+
+async def _value_of(gradient: Leaving | None) -> TensorBytes | None:
+    return None if gradient is None else await gradient.value()
 
 
 def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes) -> Call:

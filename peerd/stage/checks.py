@@ -6,20 +6,24 @@ A look of its own would make the processor wait for the device each time, while 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from peerd.errors import RemoteError
 from peerd.stage.accumulator import LARGEST, peak_of
-from peerd.transfers import to_host
+from peerd.transfers import QueuedFetch, to_host
+
+Look = tuple[Tensor, float, RemoteError | None]
+"""A peak, the most that it may be, and the error where it is more."""
 
 
 class Checks:
     """The largest magnitudes of a pass's tensors. They stay on the device until `fetch`."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[Tensor, float, RemoteError | None]] = []
+        self._looks: list[Look] = []
 
     def finite(self, tensors: Sequence[Tensor], error: RemoteError) -> None:
         """Raise this error, in `fetch`, if a value is not finite."""
@@ -33,6 +37,17 @@ class Checks:
         if tensors:  # of none the peak would lie in the machine's memory, and not on the device
             self._looks.append((peak_of(tensors), most, error))
 
+    def leave(self) -> Callable[[], bool]:
+        """Have what was looked at leave the device, beside what that computes next (`has_copy_streams`). Nothing is looked at twice.
+
+        The function that is returned waits for it, on any thread, and returns and raises what `fetch` does.
+        """
+        looks, self._looks = self._looks, []
+        if not looks:
+            return lambda: False
+        coming = QueuedFetch(torch.stack([peak for peak, _, _ in looks]))
+        return lambda: _judged(looks, coming.take().unbind())
+
     def fetch(self, *wanted: Tensor) -> tuple[bool, list[Tensor]]:
         """Return whether a value had overflowed, and the `wanted` tensors in the machine's memory: one wait for all.
 
@@ -40,8 +55,13 @@ class Checks:
         """
         looks, self._looks = self._looks, []
         found = to_host(*[peak for peak, _, _ in looks], *wanted)
-        exceeded = [not float(peak) <= most for peak, (_, most, _) in zip(found, looks, strict=False)]
-        for is_exceeded, (_, _, error) in zip(exceeded, looks, strict=True):
-            if is_exceeded and error is not None:
-                raise error
-        return any(exceeded), found[len(looks) :]
+        return _judged(looks, found[: len(looks)]), found[len(looks) :]
+
+
+def _judged(looks: Sequence[Look], found: Sequence[Tensor]) -> bool:
+    """Whether a value had overflowed, by the peaks in the machine's memory. Raises the first error for which there is a reason."""
+    exceeded = [not float(peak) <= most for peak, (_, most, _) in zip(found, looks, strict=True)]
+    for is_exceeded, (_, _, error) in zip(exceeded, looks, strict=True):
+        if is_exceeded and error is not None:
+            raise error
+    return any(exceeded)

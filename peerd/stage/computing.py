@@ -14,6 +14,11 @@ MEASURED_MICROBATCHES = 15
 """The time of a microbatch is the median over this many of the last ones."""
 FEWEST_MEASURED = 3
 """With fewer the time is unknown, unless it is long (KNOWN_AFTER_S)."""
+AHEAD_BELOW_S = 0.05
+"""The thread that computes does not wait for forward passes that are shorter. That hides the launch of the next pass, some milliseconds.
+
+A backward pass that comes meanwhile waits for one forward pass more, which would hold up the pipeline where that is long.
+"""
 UNUSUAL, MOST_UNUSUAL = 3.0, 10.0
 """A microbatch under way counts once it has taken this many times the usual time, and up to so many times."""
 
@@ -41,12 +46,26 @@ class Computing:
     def began(self, ticket: Ticket, now_s: float) -> None:
         self.present = Present(ticket.step, ticket.index, now_s - ticket.computed_s)
 
-    def ended(self, ticket: Ticket, began_s: float, now_s: float, *, is_whole: bool) -> None:
+    def ended(self, ticket: Ticket, took_s: float, *, is_whole: bool) -> None:
         """Note the end of a pass. `is_whole`: it was the whole work on the microbatch; otherwise a forward pass has its share."""
         if not is_whole and not ticket.computed_s:
-            self._guess_s = (now_s - began_s) / FORWARD_SHARE
-        ticket.computed_s += now_s - began_s
+            self._guess_s = took_s / FORWARD_SHARE
+        ticket.computed_s += took_s
         self.present = None
+
+    def ended_late(self, ticket: Ticket) -> float:
+        """Note the end of a forward pass that the device had not finished when its job ended. Returns the seconds that it took."""
+        if ticket.ahead is None:
+            return 0.0
+        took_s, ticket.ahead = ticket.ahead.seconds(), None
+        self._guess_s = took_s / FORWARD_SHARE
+        ticket.computed_s += took_s
+        return took_s
+
+    @property
+    def may_go_ahead(self) -> bool:
+        """Whether forward passes are so short that a thread which waits for each would leave the device idle."""
+        return 0.0 < self.usual_s() * FORWARD_SHARE < AHEAD_BELOW_S
 
     def done(self, ticket: Ticket) -> None:
         """Note a microbatch that was added."""

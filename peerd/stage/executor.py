@@ -63,6 +63,11 @@ class Pace:
     rest: Callable[[float], None] = field(default=time.sleep, compare=False)
     """Lets so many seconds pass in the middle of a job (`Executor.rest`)."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether this peer computes as fast as it can: then nobody has to know when a pass ends to begin the next."""
+        return not self.stand_in_s and self.slow_factor == self.duty == 1.0
+
     def hold(self, started_s: float, share: float) -> None:
         """Rest until work begun at `started_s` has taken `share` of the stand-in's time, or slow_factor / duty times its own time."""
         spent = time.monotonic() - started_s

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peerd.config.codec import Codec
-from peerd.wire.messages import Call, TensorBytes
+from peerd.stage.leaving import Leaving
+from peerd.wire.messages import Call
 
 MOST_BYTES = 1 << 28
 """Main memory for the gradients of current steps; above it the oldest are dropped."""
@@ -18,7 +19,7 @@ MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    gradient: TensorBytes
+    gradient: Leaving
     inputs: bytes
     """Digest of the inputs that it was computed from."""
     generation: int

@@ -19,6 +19,7 @@ from peerd.stage.arriving import Arriving
 from peerd.stage.checks import Checks
 from peerd.stage.executor import BACKWARD_SHARE, FORWARD_SHARE, Pace
 from peerd.stage.finished import Finished, FinishedGradients
+from peerd.stage.leaving import Leaving
 from peerd.stage.microbatches import backward, forward, forward_backward
 from peerd.stage.results import BackwardResult, HeldMicrobatch, Ticket
 from peerd.stage.shortage import Shortage
@@ -27,7 +28,7 @@ from peerd.timeline.spans import Span, SpanKind
 from peerd.transfers import to_device
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, TensorBytes
-from peerd.wire.tensors import Parcel, decode, take
+from peerd.wire.tensors import decode, take
 
 _CPU = torch.device("cpu")
 
@@ -87,63 +88,67 @@ class StageJobs:
 
     def forward(
         self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace, arriving: Arriving | None = None
-    ) -> tuple[HeldMicrobatch, TensorBytes, TensorBytes]:
+    ) -> tuple[HeldMicrobatch, Leaving, TensorBytes]:
+        """Activations, which leave, and the labels to pass on."""
         started_s = time.monotonic()
         batch, labels = self._take_inputs(call, ticket, chunks, arriving)
-        parcel = Parcel(self.activations.most_exact)
-        activations = parcel.encoded(forward(self._state, batch, parcel.pack))
+        activations = Leaving(self.activations.most_exact, ahead=ticket.may_go_ahead)
+        forward(self._state, batch, activations)
         self.shortage.holds(batch)
         pace.hold(started_s, FORWARD_SHARE)
-        self._state.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
+        if not activations.is_under_way:
+            self._state.spans.add(SpanKind.FORWARD, started_s, ticket.step, ticket.index)
         return batch, activations, labels
 
     def forward_only(
         self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace, arriving: Arriving | None = None
-    ) -> tuple[TensorBytes | float, TensorBytes]:
-        """Activations, or from the last stage the loss; and the labels to pass on."""
+    ) -> tuple[Leaving | float, TensorBytes]:
+        """Activations, which leave, or from the last stage the loss; and the labels to pass on."""
         started_s = time.monotonic()
         batch, labels = self._take_inputs(call, ticket, chunks, arriving)
         output = self._state.evaluate(call.step, batch.inputs, batch.labels)
         batch.checks.usable([output], NotFiniteError(f"the evaluation of step {call.step} is not finite at stage {call.stage}"))
-        parcel = Parcel(self.activations.most_exact)
-        is_last = self._state.holdings.module.is_last
-        _, (fetched,) = batch.checks.fetch(output if is_last else parcel.pack(output))
-        found = float(fetched) if is_last else parcel.encoded(fetched)
+        found: Leaving | float
+        if self._state.holdings.module.is_last:
+            found = float(batch.checks.fetch(output)[1][0])
+        else:
+            found = Leaving(self.activations.most_exact)
+            found.send(output, batch.checks)
         pace.hold(started_s, FORWARD_SHARE)
         return found, labels
 
-    def backward(self, call: Call, batch: HeldMicrobatch, below: Arriving, pace: Pace) -> tuple[BackwardResult, TensorBytes | None]:
+    def backward(self, call: Call, batch: HeldMicrobatch, below: Arriving, pace: Pace) -> tuple[BackwardResult, Leaving | None]:
         started_s = time.monotonic()
         gradient = below.take()
         batch.checks = Checks()
         if not self._may_overflow(batch.ticket):
             batch.checks.finite([gradient], BadMessageError("the next stage gave a gradient that is not finite"))
-        parcel = self._parcel_back(call)
-        outcome = backward(self._state, batch, gradient, partial(pace.hold, started_s, BACKWARD_SHARE), parcel.pack if parcel else None)
-        gradient_out = self._given_back(call, batch, outcome, parcel)
+        leaving = self._leaving_back(call)
+        outcome = backward(self._state, batch, gradient, partial(pace.hold, started_s, BACKWARD_SHARE), leaving)
+        gradient_out = self._given_back(call, batch, leaving)
         self._note_backward(batch, started_s)
         return outcome, gradient_out
 
     def last_stage(
         self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], pace: Pace, arriving: Arriving | None = None
-    ) -> tuple[BackwardResult, TensorBytes | None]:
+    ) -> tuple[BackwardResult, Leaving | None]:
         started_s = time.monotonic()
         batch, _ = self._take_inputs(call, ticket, chunks, arriving)
-        parcel = self._parcel_back(call)
+        leaving = self._leaving_back(call)
         rest = partial(pace.hold, started_s, FORWARD_SHARE + BACKWARD_SHARE)
-        outcome = forward_backward(self._state, batch, rest, parcel.pack if parcel else None)
-        gradient_out = self._given_back(call, batch, outcome, parcel)
+        outcome = forward_backward(self._state, batch, rest, leaving)
+        gradient_out = self._given_back(call, batch, leaving)
         self._note_backward(batch, started_s)
         return outcome, gradient_out
 
-    def _parcel_back(self, call: Call) -> Parcel | None:
+    def _leaving_back(self, call: Call) -> Leaving | None:
         """For the gradient, if the caller needs it."""
-        return Parcel(self._codec_of(call)) if call.needs_gradient else None
+        return Leaving(self._codec_of(call)) if call.needs_gradient else None
 
-    def _given_back(self, call: Call, batch: HeldMicrobatch, outcome: BackwardResult, parcel: Parcel | None) -> TensorBytes | None:
-        if outcome.gradient is None or parcel is None:
+    def _given_back(self, call: Call, batch: HeldMicrobatch, gradient: Leaving | None) -> Leaving | None:
+        """Keep the gradient, for a caller that repeats the call."""
+        if gradient is None or not gradient.is_begun:
             return None
-        gradient = parcel.encoded(outcome.gradient)
         finished = Finished(gradient, batch.digest, self._state.holdings.generation)
         self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
         return gradient

@@ -13,16 +13,14 @@ from torch import Tensor
 
 from peerd.errors import NotFiniteError, WrongStateError
 from peerd.models.module import StageModule
+from peerd.stage.leaving import Leaving
 from peerd.stage.results import BackwardResult, HeldMicrobatch
 from peerd.stage.state import StageState
 from peerd.timeline.spans import SpanKind
 
-Pack = Callable[[Tensor], Tensor]
-"""Makes of a pass's result, on its device, what is sent of it."""
 
-
-def forward(state: StageState, batch: HeldMicrobatch, pack: Pack | None = None) -> Tensor:
-    """Run the forward pass and return the activations for the next stage: as `pack` makes them, in the machine's memory, if it is given.
+def forward(state: StageState, batch: HeldMicrobatch, leaving: Leaving | None = None) -> Tensor:
+    """Run the forward pass and return the activations for the next stage; they begin to leave, if that is asked for.
 
     Raises WrongStateError if the step's parameters are gone.
     """
@@ -30,15 +28,15 @@ def forward(state: StageState, batch: HeldMicrobatch, pack: Pack | None = None) 
     batch.generation = state.holdings.generation
     if not (state.keep_graph and batch.ticket.backward):
         with torch.no_grad():
-            return _looked_at(state, batch, _compute(state, module, batch), pack)
+            return _looked_at(state, batch, _compute(state, module, batch), leaving)
     if not module.is_first:
         batch.inputs.requires_grad_()
     batch.output, batch.module = _compute(state, module, batch), module
-    return _looked_at(state, batch, batch.output.detach(), pack)
+    return _looked_at(state, batch, batch.output.detach(), leaving)
 
 
 def backward(
-    state: StageState, batch: HeldMicrobatch, gradient: Tensor, rest: Callable[[], None] = lambda: None, pack: Pack | None = None
+    state: StageState, batch: HeldMicrobatch, gradient: Tensor, rest: Callable[[], None] = lambda: None, leaving: Leaving | None = None
 ) -> BackwardResult:
     """Run the backward pass from the gradient of this stage's output, `rest`, and add the gradients if the ledger allows it."""
     if batch.generation != state.holdings.generation:  # the next stage has computed with those of the forward pass
@@ -48,17 +46,18 @@ def backward(
     if output is None or batch.module is not module:
         output = _recompute(state, batch)
         batch.passes = ((SpanKind.RECOMPUTE, time.monotonic()),)
-    return _finish(state, batch, output, (gradient, None), (rest, pack))
+    return _finish(state, batch, output, (gradient, None), (rest, leaving))
 
 
 def forward_backward(
-    state: StageState, batch: HeldMicrobatch, rest: Callable[[], None] = lambda: None, pack: Pack | None = None
+    state: StageState, batch: HeldMicrobatch, rest: Callable[[], None] = lambda: None, leaving: Leaving | None = None
 ) -> BackwardResult:
     """Run the last stage's forward pass, loss and backward pass, `rest`, and add the gradients."""
     output = _recompute(state, batch)
-    loss = _looked_at(state, batch, output.detach(), lambda loss: loss, "loss")
+    _look(state, batch, "loss", [output.detach()])
+    _, (loss,) = batch.checks.fetch(output)
     batch.passes = ((SpanKind.FORWARD, time.monotonic()),)
-    return _finish(state, batch, output, (None, float(loss)), (rest, pack))
+    return _finish(state, batch, output, (None, float(loss)), (rest, leaving))
 
 
 def _look(state: StageState, batch: HeldMicrobatch, what: str, values: Sequence[Tensor]) -> bool:
@@ -71,11 +70,16 @@ def _look(state: StageState, batch: HeldMicrobatch, what: str, values: Sequence[
     return True
 
 
-def _looked_at(state: StageState, batch: HeldMicrobatch, output: Tensor, pack: Pack | None, what: str = "activations") -> Tensor:
-    """The output of a forward pass, as `pack` makes it. Raises NotFiniteError if it has overflowed and that is an error."""
-    _look(state, batch, what, [output])
-    _, fetched = batch.checks.fetch(*([pack(output)] if pack is not None else []))
-    return fetched[0] if fetched else output
+def _looked_at(state: StageState, batch: HeldMicrobatch, output: Tensor, leaving: Leaving | None) -> Tensor:
+    """The output of a forward pass, which begins to leave. Raises NotFiniteError if it has overflowed and that is an error."""
+    _look(state, batch, "activations", [output])
+    _send(batch, output, leaving)
+    return output
+
+
+def _send(batch: HeldMicrobatch, result: Tensor | None, leaving: Leaving | None) -> bool:
+    """Look at what is to be looked at, and have a result leave. Returns whether a value had overflowed."""
+    return batch.checks.fetch()[0] if leaving is None or result is None else leaving.send(result, batch.checks)
 
 
 def _recompute(state: StageState, batch: HeldMicrobatch) -> Tensor:
@@ -94,13 +98,13 @@ def _finish(
     batch: HeldMicrobatch,
     output: Tensor,
     ends: tuple[Tensor | None, float | None],
-    after: tuple[Callable[[], None], Pack | None],
+    after: tuple[Callable[[], None], Leaving | None],
 ) -> BackwardResult:
     """`ends`: the output's gradient, and the loss. The `rest` comes before the microbatch counts as done: a round may open then.
 
     Where the parameters' gradients would not be added (a mate holds the microbatch, and a round may be open) they are not computed.
     """
-    (gradient, loss), (rest, pack) = ends, after
+    (gradient, loss), (rest, leaving) = ends, after
     step = batch.ticket.step
     module, refused = state.module_at(step), state.why_not_accumulate(batch.ticket)
     parameters = [] if refused else list(module.parameters())
@@ -111,7 +115,7 @@ def _finish(
     input_gradient = None if module.is_first else gradients.pop(0)
     if not is_error:
         batch.checks.usable(gradients, None)
-    overflowed, fetched = batch.checks.fetch(*([pack(input_gradient)] if pack is not None and input_gradient is not None else []))
+    overflowed = _send(batch, input_gradient, leaving)
     rest()
     refused = refused or state.accumulate(batch.ticket, gradients, loss, overflowed)
-    return BackwardResult(fetched[0] if fetched else input_gradient, refused)
+    return BackwardResult(input_gradient if leaving is None else None, refused)

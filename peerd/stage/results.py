@@ -11,6 +11,7 @@ from peerd.policy.step.roster import Roster
 from peerd.stage.checks import Checks
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 from peerd.timeline.spans import SpanKind
+from peerd.transfers import DeviceTime
 
 
 @dataclass(slots=True)
@@ -34,7 +35,11 @@ class Ticket:
     queued_s: float = 0.0
     """The time that it has waited for the executor."""
     computed_s: float = 0.0
-    """The time that the executor has worked on it."""
+    """The time that the device has worked on it."""
+    may_go_ahead: bool = False
+    """Whether the thread that computes may go on before the device has finished its forward pass."""
+    ahead: DeviceTime | None = None
+    """The forward pass that the device had not finished when its job ended."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -83,7 +88,7 @@ class HeldAverage:
 
 @dataclass(frozen=True, slots=True)
 class BackwardResult:
-    """The result of a backward pass: the gradient of the inputs, packed where that was asked for, and why the gradients were not added.
+    """The result of a backward pass: the gradient of the inputs, unless it leaves by itself, and why the gradients were not added.
 
     An empty reason: they were.
     """

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,17 +60,17 @@ def decode_beside(value: TensorBytes, device: torch.device) -> Callable[[], Tens
 
     The function that is returned ends it on the thread that computes. Raises what `decode` raises.
     """
-    arrival = QueuedCopy(_packed(value), device)
+    arrival = QueuedCopy(_packed(value, pinned=True), device)
     return lambda: _unpacked(value, arrival.take())
 
 
-def _packed(value: TensorBytes) -> Tensor:
+def _packed(value: TensorBytes, *, pinned: bool = False) -> Tensor:
     """What travels of a tensor, in the machine's memory: the codec's bytes, or the numbers themselves."""
     if value.codec.is_lossy:
-        packed = decode_flat(value.chunks, torch.uint8)
+        packed = decode_flat(value.chunks, torch.uint8, pinned=pinned)
         codecs.check(value.codec, packed, value.num_values)
         return packed
-    return decode_flat(value.chunks, _DTYPES[value.dtype])
+    return decode_flat(value.chunks, _DTYPES[value.dtype], pinned=pinned)
 
 
 def _unpacked(value: TensorBytes, packed: Tensor) -> Tensor:
@@ -88,19 +89,22 @@ def views_of_flat(flat: Tensor) -> tuple[memoryview, ...]:
 
 
 def decode_into(flat: Tensor, chunks: Sequence[Bytes]) -> None:
-    """Copy chunks of exactly its size into a contiguous CPU vector."""
-    view, start = memory_of(flat), 0
+    """Copy chunks of exactly its size into a contiguous CPU vector. Numpy lets other threads run meanwhile, and a memoryview does not."""
+    view, start = np.frombuffer(memory_of(flat), np.uint8), 0
     for chunk in chunks:
-        view[start : start + len(chunk)] = chunk
+        view[start : start + len(chunk)] = np.frombuffer(chunk, np.uint8)
         start += len(chunk)
 
 
-def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype) -> Tensor:
-    """Return a vector from chunks. They are copied one after another, so that no other thread waits for all of a large one."""
+def decode_flat(chunks: Sequence[Bytes], dtype: torch.dtype, *, pinned: bool = False) -> Tensor:
+    """Return a vector from chunks, in memory that a device reads by itself if it is `pinned`.
+
+    They are copied one after another, so that no other thread waits for all of a large one.
+    """
     count, rest = divmod(sum(len(chunk) for chunk in chunks), dtype.itemsize)
     if rest:
         raise ValueError("the chunks do not hold whole numbers")
-    flat = torch.empty(count, dtype=dtype)
+    flat = torch.empty(count, dtype=dtype, pin_memory=pinned)
     decode_into(flat, chunks)
     return flat
 

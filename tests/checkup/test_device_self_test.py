@@ -17,8 +17,9 @@ from peerd.checkup.here import Order
 from peerd.config.codec import EXAMPLES
 from peerd.policy.swarm.checkup import Verdict
 from peerd.wire import codecs as wire_codecs
+from tests.life import CPU
 from tests.pretend import METERS
-from tests.pretend.life import CPU, PRETEND
+from tests.pretend.life import PRETEND
 
 BLOCKWISE = ("int8", "int6", "int5", "int4")
 

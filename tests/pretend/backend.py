@@ -91,6 +91,7 @@ class Module:
         for meter in METERS:
             meter.empty_cache()
 
+    Event = staticmethod(streams.Event)
     Stream = staticmethod(streams.Stream)
     stream = staticmethod(streams.stream)
     current_stream = staticmethod(streams.current_stream)
@@ -136,5 +137,6 @@ def register() -> None:
     library.impl("_copy_from", _copy_from, KEY)
     for name in ("arange", "arange.start", "arange.start_step"):
         library.impl(name, _arange, KEY)
+    torch.empty = streams.empty  # type: ignore[assignment]
     torch.Tensor.pin_memory = streams.pin  # type: ignore[method-assign, assignment]  # a build for processors alone has none
     _kept.extend([library, *autocast.register()])

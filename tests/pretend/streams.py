@@ -7,13 +7,18 @@ and once it is recorded for that stream (else its memory may be given away too e
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import Tensor
+
+from tests.pretend.meter import METERS
 
 _HERE = threading.local()
 """Its `stream` is the one on which this thread's work goes."""
@@ -29,27 +34,64 @@ class Stream:
     """How many pieces of work were put on it."""
     seen: WeakKeyDictionary[Stream, int] = field(default_factory=WeakKeyDictionary)
     """How far it has waited for other streams that still exist."""
+    under_way: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
+    """Copies to the processor: each with its number and what makes it be there."""
+
+    def __deepcopy__(self, _known: object) -> Stream:
+        """A copy of a tensor was made on the same stream."""
+        return self
 
     def record_event(self) -> Event:
-        return Event(self, self.done)
+        event = Event()
+        event.record(self)
+        return event
 
     def wait_event(self, event: Event) -> None:
         self.seen[event.stream] = max(self.seen.get(event.stream, 0), event.done)
 
 
-@dataclass(frozen=True)
 class Event:
+    """A place in a stream's order of work."""
+
     stream: Stream
     done: int
+    at_s: float
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._is_timed = enable_timing
+
+    def record(self, stream: Stream) -> None:
+        self.stream, self.done, self.at_s = stream, stream.done, time.perf_counter()
+
+    def query(self) -> bool:
+        """Work is done at once."""
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds."""
+        if not (self._is_timed and end._is_timed):
+            raise ValueError("both events need enable_timing")
+        return 1000 * (end.at_s - self.at_s)
+
+    def synchronize(self) -> None:
+        """Wait until the stream's work up to here is done."""
+        if self.stream.device is not None:
+            METERS[self.stream.device.index].wait("synchronize")
+        while self.stream.under_way and self.stream.under_way[0][0] <= self.done:
+            self.stream.under_way.pop(0)[1]()
 
 
 @dataclass
 class Made:
-    """Where a tensor was made, on another stream than the usual one."""
+    """Where a tensor was made."""
 
     stream: Stream
     number: int
-    recorded: WeakSet[Stream] = field(default_factory=WeakSet)
+    recorded: WeakSet[Stream] | None = None
+
+    def record(self, stream: Stream) -> None:
+        self.recorded = self.recorded or WeakSet()
+        self.recorded.add(stream)
 
     def check_use(self) -> None:
         """Raise RuntimeError if the present stream may not use the tensor."""
@@ -58,10 +100,11 @@ class Made:
             return
         if here.seen.get(self.stream, 0) < self.number:
             raise RuntimeError("a tensor is used on a stream that has not waited for the stream that makes it")
-        if here not in self.recorded:
+        if self.recorded is None or here not in self.recorded:
             raise RuntimeError("a tensor of one stream is used on another one for which it is not recorded")
 
 
+_EMPTY = torch.empty
 USUAL = Stream()
 """Where work goes unless a thread says otherwise."""
 
@@ -80,23 +123,50 @@ def stream(wanted: Stream) -> Iterator[None]:
         _HERE.stream = before
 
 
-def noted() -> Made | None:
-    """Note a piece of work on the present stream, where that is not the usual one."""
+def noted() -> Made:
+    """Note a piece of work on the present stream."""
     here = current_stream()
-    if here is USUAL:
-        return None
     here.done += 1
     return Made(here, here.done)
 
 
+def _is_pinned(tensor: Tensor) -> bool:
+    """Whether a tensor lies in memory that the device reads and writes by itself, or sees a part of such."""
+    return any(getattr(each, _PINNED, False) for each in (tensor, tensor._base))
+
+
 def pin(tensor: Tensor) -> Tensor:
-    """A copy in memory that the device reads by itself, as `Tensor.pin_memory` makes it where there is a GPU."""
+    """A tensor in memory that the device reads by itself, as `Tensor.pin_memory` makes it where there is a GPU."""
+    if _is_pinned(tensor):
+        return tensor
     copied = tensor.clone()
     setattr(copied, _PINNED, True)
     return copied
 
 
+def empty(*size: Any, pin_memory: bool = False, **how: Any) -> Tensor:
+    """`torch.empty`, which can pin memory where there is a GPU."""
+    made = _EMPTY(*size, **how)
+    if pin_memory:
+        setattr(made, _PINNED, True)
+    return made
+
+
+def fetch(target: Tensor, source: Tensor) -> None:
+    """Copy to the processor on the present stream: what is there before an event after it is waited for is no number.
+
+    Raises RuntimeError where a GPU would hold up the processor.
+    """
+    here = current_stream()
+    if here is USUAL or not _is_pinned(target):
+        raise RuntimeError("a copy to the processor that does not block needs pinned memory, and a stream of its own")
+    here.done += 1
+    found = source.clone()
+    target.fill_(math.nan if target.is_floating_point() else 119)
+    here.under_way.append((here.done, lambda: target.copy_(found)))
+
+
 def check_source(source: Tensor, *, non_blocking: bool) -> None:
     """Raise RuntimeError for a copy to the device that would hold up the processor, on a stream that is there so that nothing does."""
-    if current_stream() is not USUAL and not (non_blocking and getattr(source, _PINNED, False)):
+    if current_stream() is not USUAL and not (non_blocking and _is_pinned(source)):
         raise RuntimeError("a copy on a stream of its own needs pinned memory, and must not block")

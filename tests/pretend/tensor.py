@@ -37,8 +37,7 @@ class PretendTensor(Tensor):
     """A tensor on a pretend device. `held` is what it holds; only this package looks at it."""
 
     held: Tensor
-    made: streams.Made | None
-    """Where it was made, if on a stream of its own."""
+    made: streams.Made
 
     @staticmethod
     def __new__(cls, inner: Tensor, index: int) -> PretendTensor:
@@ -69,8 +68,7 @@ class PretendTensor(Tensor):
 
     def record_stream(self, stream: Any) -> None:
         """Its memory is not given away before what is now on this stream is done."""
-        if self.made is not None:
-            self.made.recorded.add(stream)
+        self.made.record(stream)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -93,7 +91,7 @@ def _ended(meter: Meter, key: int, _inner: Tensor) -> None:
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     _keep_backward_here()
     for each in tree_leaves((args, kwargs)):
-        if isinstance(each, PretendTensor) and each.made is not None:
+        if isinstance(each, PretendTensor):
             each.made.check_use()
     if func in REFUSED:
         raise NotImplementedError(f"the pretend device does not know {func}")
@@ -189,11 +187,12 @@ def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> None:
     """Copy within a device, or between a device and the processor, and count it."""
     to, of = (each.device.index if isinstance(each, PretendTensor) else None for each in (target, source))
     plain_target, plain_source = _unwrapped((target, source))
-    if to is None and of is not None and non_blocking:
-        raise NotImplementedError("a copy to the processor that does not block is not there when it returns")
     if to is not None and of is None:
         streams.check_source(source, non_blocking=non_blocking)
-    plain_target.copy_(plain_source)
+    if to is None and of is not None and non_blocking:
+        streams.fetch(target, plain_source)
+    else:
+        plain_target.copy_(plain_source)
     if to == of:
         return
     if to is not None and of is not None:

@@ -16,8 +16,9 @@ from peerd.stage.arriving import Arriving
 from peerd.transfers import QueuedCopy, _stream_to, has_copy_streams
 from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import decode, encode
+from tests.life import CPU, Life
 from tests.pretend import METERS, streams
-from tests.pretend.life import CPU, PRETEND, Life
+from tests.pretend.life import PRETEND
 from tests.tiny_run import tiny_manifest
 
 METER = METERS[0]

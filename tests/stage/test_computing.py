@@ -14,7 +14,7 @@ def compute(computing: Computing, took_s: float, number: int = 1) -> None:
     for index in range(number):
         each = ticket(index)
         computing.began(each, 0.0)
-        computing.ended(each, 0.0, took_s, is_whole=True)
+        computing.ended(each, took_s, is_whole=True)
         computing.done(each)
 
 
@@ -32,10 +32,10 @@ def test_a_microbatch_of_minutes_is_known_as_soon_as_the_first_has_taken_long() 
     computing.began(first, 100.0)
     assert computing.microbatch_s(104.0) == 0.0
     assert computing.microbatch_s(160.0) == 60.0, "so long at least"
-    computing.ended(first, 100.0, 160.0, is_whole=False)
+    computing.ended(first, 60.0, is_whole=False)
     assert computing.microbatch_s(300.0) == 180.0, "a forward pass is a third of the work"
     computing.began(first, 300.0)
-    computing.ended(first, 300.0, 400.0, is_whole=False)
+    computing.ended(first, 100.0, is_whole=False)
     computing.done(first)
     assert computing.microbatch_s(400.0) == 160.0
 
@@ -44,7 +44,7 @@ def test_what_is_under_way_is_told_with_the_time_that_it_has_taken_in_all() -> N
     computing, one = Computing(), ticket(7)
     seen = [computing.present]
     computing.began(one, 100.0)
-    computing.ended(one, 100.0, 130.0, is_whole=False)
+    computing.ended(one, 30.0, is_whole=False)
     seen.append(computing.present)
     computing.began(one, 200.0)
     assert [*seen, computing.present] == [None, None, Present(3, 7, since_s=170.0)]

@@ -21,35 +21,12 @@ from peerd.config.manifest import Manifest, WireConfig
 from peerd.stage.export import write_export
 from peerd.stage.parameters import OfKind
 from peerd.stage.snapshots import Downloaded
+from tests.life import CPU, HALVES, MOST_WAITS, OPTIONS, RUNS, STEPS, Life
 from tests.pretend import METERS
-from tests.pretend.life import CPU, PRETEND, Life, waits_of_passes
+from tests.pretend.life import PRETEND, waits_of_passes
 from tests.tiny_run import tiny_manifest
 
 METER = METERS[0]
-MOST_WAITS = 2
-"""Of a stage for one microbatch: for its activations, and for its gradients; the last stage's are for the loss and for the gradients."""
-STEPS = 2
-OPTIONS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "tf32": {"precision": "tf32"},
-    "bfloat16": {"precision": "bfloat16"},
-    "float16": {"precision": "float16", "loss_scale": 2.0**10},
-    "float64 sums": {"accumulate": "float64"},
-    "lamb": {"optimizer": "lamb", "max_gradient_norm": 0.5},
-    "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
-    "8 bits": {"optimizer_bits": 8},
-    "dropout": {"dropout": 0.1},
-    "delayed updates": {"delayed_updates": True},
-    "parameter averaging": {"average_parameters": "always", "average_parameters_every_steps": 2},
-    "evaluation": {"evaluate_every_steps": 1, "evaluation_fraction": 0.1},
-}
-HALVES = ("bfloat16", "float16")
-RUNS = [
-    *((option, False, False) for option in OPTIONS),
-    *((option, True, False) for option in ("float32", *HALVES, "delayed updates")),
-    *((option, False, True) for option in ("float32", "8 bits", "delayed updates", "evaluation")),
-]
-"""The options of a run, whether graphs are kept, and whether what is not computed with lies in the machine's memory."""
 
 
 @pytest.fixture
@@ -139,7 +116,7 @@ async def test_a_commit_waits_for_nothing(life: Callable[..., Life], option: str
         here.average()
     with METER.counted() as in_commit:
         here.commit()
-    assert set(in_round) == {"copy to host"}
+    assert set(in_round) == {"synchronize"}
     assert not in_commit
 
 

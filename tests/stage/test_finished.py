@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.config.codec import NONE, parse_codec
+from peerd.stage.checks import Checks
 from peerd.stage.finished import Finished, FinishedGradients
+from peerd.stage.leaving import Leaving
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, TensorBytes
 
 BFLOAT16 = parse_codec("bfloat16")
 
 
-def gradient_of(num_values: int, fill: int = 0) -> TensorBytes:
-    return TensorBytes("float32", (num_values,), (bytes([fill]) * 4 * num_values,))
+def gradient_of(num_values: int) -> Leaving:
+    leaving = Leaving(NONE)
+    leaving.send(torch.zeros(num_values), Checks())
+    return leaving
 
 
-def finished_of(num_values: int, fill: int = 0, generation: int = 0) -> Finished:
-    return Finished(gradient_of(num_values, fill), b"inputs", generation)
+def finished_of(num_values: int, generation: int = 0) -> Finished:
+    return Finished(gradient_of(num_values), b"inputs", generation)
 
 
 def call(step: int = 0, index: int = 0, accumulate: frozenset[int] = frozenset({0}), evaluation: bool = False) -> Call:
@@ -30,8 +35,9 @@ def call(step: int = 0, index: int = 0, accumulate: frozenset[int] = frozenset({
 def test_no_more_is_kept_than_there_is_room_for_and_of_each_the_last(puts: list[tuple[int, int, int]]) -> None:
     finished = FinishedGradients(most_bytes=400)
     for step, index, num_values in puts:
-        finished.put(step, index, finished_of(num_values), oldest_step=0)
-        assert finished.find(call(step, index), NONE, 0) == finished_of(num_values), "the last always has room: it is no larger"
+        last = finished_of(num_values)
+        finished.put(step, index, last, oldest_step=0)
+        assert finished.find(call(step, index), NONE, 0) is last, "the last always has room: it is no larger"
         found = [finished.find(call(step, index), NONE, 0) for step in range(4) for index in range(8)]
         assert sum(each.gradient.num_bytes for each in found if each) == finished.num_bytes <= 400
 
@@ -45,8 +51,9 @@ def test_one_that_is_larger_than_all_room_is_not_kept() -> None:
 
 def test_only_what_the_call_asks_for_is_given() -> None:
     finished = FinishedGradients()
-    finished.put(3, 5, finished_of(2, fill=7, generation=1), oldest_step=2)
-    assert finished.find(call(3, 5), NONE, 1) == finished_of(2, fill=7, generation=1)
+    kept = finished_of(2, generation=1)
+    finished.put(3, 5, kept, oldest_step=2)
+    assert finished.find(call(3, 5), NONE, 1) is kept
     assert finished.find(call(3, 4), NONE, 1) is None
     assert finished.find(call(2, 5), NONE, 1) is None
     assert finished.find(call(3, 5), BFLOAT16, 1) is None, "it was sent in another form"

@@ -11,9 +11,10 @@ import torch
 from peerd.errors import BusyError
 from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.shortage import is_out_of_memory
+from tests.life import Life
 from tests.paper_host import PaperHost
 from tests.pretend import METERS
-from tests.pretend.life import PRETEND, Life
+from tests.pretend.life import PRETEND
 from tests.tiny_run import tiny_manifest
 
 METER = METERS[0]
