@@ -1,19 +1,21 @@
 """A device as peerd uses it: a stage's microbatch against plain PyTorch on the same device, each part's time, memory, and what binds.
 
-A stage in the middle of a decoder takes activations as bytes, computes, gives bytes, takes a gradient, computes back, gives bytes. Plain
-PyTorch has the same module with its tensors on the device already. Both recompute nothing unless --recompute. Sides take turns.
+A stage in the middle of a decoder takes activations as bytes, computes, gives bytes, takes a gradient, computes back, gives bytes. It has
+several microbatches in hand, as a daemon's has, with a next stage that answers at once. Plain PyTorch has the same module with its tensors
+on the device already. Neither recomputes unless --recompute. Sides take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,22 +27,25 @@ from peerd.checkup.device import measures
 from peerd.config.codec import parse_codec
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig, WireConfig
 from peerd.daemon.device import choose_device, describe, give_back_memory, has_own_memory, memory_of
+from peerd.errors import UsageError
+from peerd.link.links import Bytes
 from peerd.models.stages import estimate_forward_flops, estimate_stage_memory
 from peerd.planner.memory import Placing
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.arriving import Arriving
+from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
-from peerd.stage.executor import Pace
-from peerd.stage.jobs import StageJobs
+from peerd.stage.checks import Checks
+from peerd.stage.executor import Executor, Pace
+from peerd.stage.leaving import Leaving
 from peerd.stage.precision import run_module, set_products
-from peerd.stage.results import Ticket
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import PeerId, PeerRecord, RawRecord
 from peerd.table.view import LiveView
-from peerd.transfers import to_device, to_host
-from peerd.wire.messages import Call
-from peerd.wire.tensors import Parcel, decode, encode
+from peerd.transfers import to_device
+from peerd.wire.messages import Call, CallResult
+from peerd.wire.tensors import encode
 from scripts.benchmarks._report import SCHEMA, paired_interval, paired_ratio, run
 
 STAGE, NUM_STAGES = 1, 3
@@ -58,6 +63,32 @@ class Part:
     """Its share of a step."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends a step, in seconds."""
+
+    round_s: float
+    """The copy of the sum for a round."""
+    commit_s: float
+
+
+class Peaks:
+    """The most memory of a device that is in use, and that torch has taken for it, from now on. 0 where it is the machine's."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if has_own_memory(device) else None
+        if self._device is not None:
+            torch.get_device_module(device).reset_peak_memory_stats(device)
+
+    @property
+    def live(self) -> int:
+        return int(torch.get_device_module(self._device).max_memory_allocated(self._device)) if self._device is not None else 0
+
+    @property
+    def reserved(self) -> int:
+        return int(torch.get_device_module(self._device).max_memory_reserved(self._device)) if self._device is not None else 0
+
+
 def manifest_of(given: argparse.Namespace) -> Manifest:
     """About `millions` parameters in the stage: 12 width^2 in each layer."""
     width = 64 * max(2, round(math.sqrt(given.millions * 1e6 / (12 * given.layers)) / 64))
@@ -69,10 +100,29 @@ def manifest_of(given: argparse.Namespace) -> Manifest:
         precision=given.precision,
     )
     model = ModelConfig(num_layers=NUM_STAGES * given.layers, d_model=width, num_heads=max(1, width // 64), d_ff=4 * width * 2 // 3)
-    compute = ComputeConfig(recompute="always" if given.recompute else "never")
+    compute = ComputeConfig(recompute="always" if given.recompute else "never", slots=given.slots)
     return Manifest(
         seed=1, model=model, train=train, compute=compute, wire=WireConfig(activations=given.codec, activation_gradients=given.codec)
     )
+
+
+class Alone:
+    """The host of a stage that has no network."""
+
+    is_committing = False
+
+    async def until_committed(self, timeout_s: float) -> None:
+        await asyncio.sleep(timeout_s)
+
+    def cannot_compute(self) -> None:
+        raise UsageError("the device has no memory for this stage", "use a smaller --batch, --sequence or --millions, or --recompute")
+
+    def own_records(self) -> tuple[RawRecord, ...]:
+        return ()
+
+    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None: ...
+
+    def ledger_grew(self) -> None: ...
 
 
 class Stage:
@@ -82,7 +132,9 @@ class Stage:
         self.manifest, self.device = manifest, device
         self.state = StageState(manifest, PeerRecord(peer=PeerId("me"), incarnation=1, stage=STAGE), device, self.live)
         self.state.serve()
-        self.jobs = StageJobs(manifest, self.state)
+        self.executor = Executor()
+        self._all: asyncio.Barrier | None = None
+        self.service = StageService(manifest, self.state, self.executor, self, Pace(), Alone())
         train, codec = manifest.train, parse_codec(manifest.wire.activations)
         shape = manifest.boundary_shape(STAGE, train.sequence_length)
         chance = torch.Generator().manual_seed(0)
@@ -94,18 +146,49 @@ class Stage:
     def live(self) -> LiveView:
         return LiveView(me=self.state.record.peer, records=(self.state.record,))
 
-    def microbatch(self, index: int) -> None:
-        record = self.state.record
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        """Be the next stage: it answers at once, unless all are waited for."""
+        on_forwarded(call.stage, PeerId("next"))
+        if self._all is not None:
+            await self._all.wait()
+        return CallResult(gradient=self.given, downstream_s=0.0, records=())
+
+    def distrust(self, call: Call, peer: PeerId) -> None:
+        raise AssertionError(f"a gradient of {peer} was refused for microbatch {call.index}")
+
+    async def microbatch(self, index: int) -> None:
+        """Take one through the service of calls, as a daemon does."""
+
+        async def receive() -> tuple[Bytes, ...]:
+            return (*self.sent.chunks, *self.labels.chunks)
+
         bare = self.sent.with_chunks(()), self.labels.with_chunks(())
-        every = frozenset(range(NUM_STAGES))
-        call = Call(call_id=bytes(16), stage=STAGE, step=record.step, index=index, accumulate=every, inputs=bare[0], labels=bare[1])
-        ticket = Ticket(record.step, index, (record.incarnation, record.ledger_no), accumulate=True)
-        inputs, gradient = Arriving(self.sent, self.device), Arriving(self.given, self.device)
-        for arriving in (inputs, gradient):
-            arriving.start()
-        batch, _, _ = self.jobs.forward(call, ticket, (*self.sent.chunks, *self.labels.chunks), Pace(), inputs)
-        outcome, _ = self.jobs.backward(call, batch, gradient, Pace())
-        assert not outcome.refused, outcome.refused
+        call = Call(
+            call_id=index.to_bytes(16, "little"),
+            stage=STAGE,
+            step=self.state.record.step,
+            index=index,
+            accumulate=frozenset(range(NUM_STAGES)),
+            inputs=bare[0],
+            labels=bare[1],
+        )
+        await self.service.backpropagate(PeerId("caller"), call, receive, lambda _stage, _peer: None)
+
+    async def all_slots(self) -> None:
+        """Take as many microbatches through as there are slots, so that all are in hand before the first gradient comes."""
+        count = min(self.service.slots, self.manifest.train.microbatches_per_step)
+        self._all = asyncio.Barrier(count)
+        await self.microbatches(range(count))
+
+    async def microbatches(self, indices: range) -> None:
+        """Take these through with as many in hand as the run's slots."""
+        slots = asyncio.Semaphore(self.service.slots)
+
+        async def one(index: int) -> None:
+            async with slots:
+                await self.microbatch(index)
+
+        await asyncio.gather(*map(one, indices))
 
     def round(self) -> None:
         entry = entry_of(self.state.record)
@@ -118,6 +201,14 @@ class Stage:
         self.state.commit()
         self.state.applied = None
 
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let go of everything."""
+        self.executor.close()
+        loop.run_until_complete(self.executor.ended())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+        self.state.release()
+
     def checkpoint(self, folder: Path) -> None:
         state = self.state
         lease = state.holdings.lend(state.record)
@@ -129,13 +220,18 @@ class Plain:
 
     def __init__(self, stage: Stage) -> None:
         self._train, self._module = stage.manifest.train, stage.state.holdings.module
+        self._recomputes = stage.manifest.compute.recompute == "always"
         self._inputs, self._gradient = (to_device(each, stage.device) for each in (stage.inputs, stage.gradient))
         self._parameters = list(self._module.parameters())
         self._sums = [torch.zeros_like(each) for each in self._parameters]
 
-    def microbatch(self) -> None:
-        output = run_module(self._train, self._module, self._inputs.detach().requires_grad_())
-        torch._foreach_add_(self._sums, list(torch.autograd.grad(output, self._parameters, self._gradient)))
+    def microbatches(self, count: int) -> None:
+        for _ in range(count):
+            if self._recomputes:
+                with torch.no_grad():
+                    run_module(self._train, self._module, self._inputs)
+            output = run_module(self._train, self._module, self._inputs.detach().requires_grad_())
+            torch._foreach_add_(self._sums, list(torch.autograd.grad(output, self._parameters, self._gradient)))
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
@@ -150,31 +246,33 @@ def median_s(work: Callable[[], object], device: torch.device, rounds: int) -> f
     return statistics.median(timed(work, device) for _ in range(rounds))
 
 
-def parts_of(stage: Stage, rounds: int, ours_s: float, plain_s: float, folder: Path) -> list[Part]:
-    """A step's parts. Computing is what plain PyTorch takes; what is left of a microbatch are looks, sums and the calls of Python."""
-    device, train = stage.device, stage.manifest.train
+def parts_of(stage: Stage, ours_s: float, plain_s: float, ends: Ends, folder: Path) -> list[Part]:
+    """A step's parts. Computing is what plain PyTorch takes; tensors of microbatches come and go beside it where the device can do both."""
+    device, rounds, count = stage.device, 5, stage.manifest.train.microbatches_per_step
     output: Tensor = to_device(stage.inputs, device)
 
-    def out() -> None:
-        parcel = Parcel(stage.sent.codec)
-        parcel.encoded(*to_host(parcel.pack(output)))
+    def into() -> None:
+        arriving = Arriving(stage.sent, device)
+        arriving.start()
+        arriving.take()
 
-    into_s = 2 * median_s(lambda: decode(stage.sent, device), device, rounds)
-    out_s = 2 * median_s(out, device, rounds)
-    round_s, commit_s = timed(stage.round, device), timed(stage.commit, device)
-    count = train.microbatches_per_step
-    whole_s = count * ours_s + round_s + commit_s
-    rest_s = max(0.0, ours_s - plain_s - into_s - out_s)
+    def out() -> None:
+        leaving = Leaving(stage.sent.codec)
+        leaving.send(output, Checks())
+        leaving.wait()
+
+    alone = {"tensors in, alone": 2 * median_s(into, device, rounds), "tensors out, alone": 2 * median_s(out, device, rounds)}
+    computing_s = min(plain_s, ours_s)
+    whole_s = count * ours_s + ends.round_s + ends.commit_s
     named = {
-        "computing": count * min(plain_s, ours_s),
-        "tensors in: decode and copy": count * into_s,
-        "tensors out: encode and copy": count * out_s,
-        "looks, sums, Python": count * rest_s,
-        "copy for the round": round_s,
-        "optimizer": commit_s,
+        "computing": count * computing_s,
+        "not hidden beside it": count * (ours_s - computing_s),
+        "copy for the round": ends.round_s,
+        "optimizer": ends.commit_s,
     }
     found = [Part(name=name, seconds=seconds, in_step=seconds / whole_s) for name, seconds in named.items()]
-    return [*found, Part(name="checkpoint, beside training", seconds=timed(lambda: stage.checkpoint(folder), device), in_step=0.0)]
+    beside = {name: count * seconds for name, seconds in alone.items()} | {"checkpoint": timed(lambda: stage.checkpoint(folder), device)}
+    return [*found, *(Part(name=name, seconds=seconds, in_step=0.0) for name, seconds in beside.items())]
 
 
 def what_binds(parts: list[Part], used_flops: float, best_flops: float) -> str:
@@ -196,48 +294,65 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=4, help="of the stage (default 4)")
     parser.add_argument("--batch", type=int, default=2, help="sequences in a microbatch (default 2)")
     parser.add_argument("--sequence", type=int, default=256, help="tokens in a sequence (default 256)")
-    parser.add_argument("--microbatches", type=int, default=16, help="in a step (default 16)")
-    parser.add_argument("--rounds", type=int, default=9, metavar="N", help="rounds, in each of which both sides compute (default 9)")
+    parser.add_argument("--microbatches", type=int, default=12, help="in a step (default 12)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="steps that both sides compute (default 5)")
+    parser.add_argument("--slots", type=int, default=4, help="microbatches in hand at once (default 4)")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write what a step's microbatches do on the device, for chrome://tracing"
+    )
     parser.add_argument("--recompute", action="store_true", help="the stage keeps no graphs")
     given = parser.parse_args()
-    if given.rounds < 1 or given.microbatches < given.rounds + 2:
-        parser.error("--rounds must be at least 1, and --microbatches at least 2 more")
+    if given.rounds < 1 or given.microbatches < 2:
+        parser.error("--rounds must be at least 1, and --microbatches at least 2")
     device, manifest = choose_device(given.device), manifest_of(given)
     with tempfile.TemporaryDirectory() as folder:
-        report = measured(manifest, device, given.rounds, Path(folder))
+        report = measured(manifest, device, given.rounds, Path(folder), given.trace)
     print(json.dumps({"schema": SCHEMA, **report})) if given.json else print_report(report)
     return 0
 
 
-def measured(manifest: Manifest, device: torch.device, rounds: int, folder: Path) -> dict[str, object]:
+def measured(manifest: Manifest, device: torch.device, rounds: int, folder: Path, trace: Path | None) -> dict[str, object]:
     before, train = memory_of(device).held, manifest.train
     set_products(train)
     stage = Stage(manifest, device)
-    plain = Plain(stage)
-    stage.microbatch(0)
-    plain.microbatch()
-    ours, theirs = list[float](), list[float]()
-    for number in range(rounds):
-        sides: list[tuple[list[float], Callable[[], object]]] = [(ours, partial(stage.microbatch, number + 1)), (theirs, plain.microbatch)]
+    plain, loop = Plain(stage), asyncio.new_event_loop()
+    count = train.microbatches_per_step
+    ours, theirs, rounds_s, commits_s = list[float](), list[float](), list[float](), list[float]()
+
+    def whole() -> None:
+        loop.run_until_complete(stage.microbatches(range(count)))
+
+    for number in range(1 + rounds):  # the first one only warms up
+        sides: list[tuple[list[float], Callable[[], object]]] = [(ours, whole), (theirs, partial(plain.microbatches, count))]
         for times, work in sides if number % 2 else reversed(sides):
-            times.append(timed(work, device))
+            times.append(timed(work, device) / count)
+        rounds_s.append(timed(stage.round, device))
+        commits_s.append(timed(stage.commit, device))
+    ours, theirs = ours[1:], theirs[1:]
     del plain, sides, work
-    if has_own_memory(device):
-        torch.get_device_module(device).reset_peak_memory_stats(device)
-    for index in range(rounds + 1, train.microbatches_per_step):
-        stage.microbatch(index)
-    parts = parts_of(stage, rounds, statistics.median(ours), statistics.median(theirs), folder)
-    peak = torch.get_device_module(device).max_memory_allocated(device) if has_own_memory(device) else 0
+    if trace is not None:
+        with torch.profiler.profile() as profile:
+            whole()
+        profile.export_chrome_trace(str(trace))
+        stage.round()
+        stage.commit()
+    give_back_memory(device)
+    peaks = Peaks(device)
+    loop.run_until_complete(stage.all_slots())
+    live, reserved = peaks.live, peaks.reserved
+    ends = Ends(statistics.median(rounds_s), statistics.median(commits_s))
+    parts = parts_of(stage, statistics.median(ours), statistics.median(theirs), ends, folder)
     flops = 3 * estimate_forward_flops(manifest, STAGE) / statistics.median(theirs)
     best = measures.flops(device, getattr(torch, train.precision, torch.float32))
     tokens = train.microbatch_size * train.sequence_length
     num_parameters = sum(each.numel() for each in stage.state.holdings.module.parameters())
-    stage.state.release()
+    stage.close(loop)
     left = give_back_memory(device) - before
     return {
         "device": describe(device),
         "precision": train.precision,
         "parameters": num_parameters,
+        "slots": stage.service.slots,
         "tokens_per_second": tokens / statistics.median(ours),
         "plain_tokens_per_second": tokens / statistics.median(theirs),
         "of_plain": paired_ratio(theirs, ours),
@@ -245,8 +360,9 @@ def measured(manifest: Manifest, device: torch.device, rounds: int, folder: Path
         "tflops": flops / 1e12,
         "best_tflops": best / 1e12,
         "parts": [asdict(part) for part in parts],
-        "peak_bytes": peak,
-        "estimate_bytes": estimate_stage_memory(manifest, STAGE, 1, Placing.DEVICE).device if peak else 0,
+        "peak_bytes": live,
+        "reserved_bytes": reserved,
+        "estimate_bytes": estimate_stage_memory(manifest, STAGE, stage.service.slots, Placing.DEVICE).device if live else 0,
         "left_bytes": left,
         "binds": what_binds(parts, flops, best),
     }
@@ -262,7 +378,8 @@ def print_report(report: dict[str, object]) -> None:
     for part in parts:
         print(f"  {part['name']:<30} {1000 * part['seconds']:>9.2f} ms a step  {part['in_step']:>5.0%}")
     if report["peak_bytes"]:
-        print(f"peak memory {report['peak_bytes']:,} bytes, estimated {report['estimate_bytes']:,}; left {report['left_bytes']:,}")
+        print(f"with {report['slots']} microbatches in hand at most {report['peak_bytes']:,} bytes, estimated {report['estimate_bytes']:,}")
+        print(f"torch took {report['reserved_bytes']:,} bytes for it, and keeps {report['left_bytes']:,} when all is left")
     print(f"what binds: {report['binds']}")
 
 

@@ -1,0 +1,1 @@
+"""Tests on a real GPU; they are skipped where there is none."""
