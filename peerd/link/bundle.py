@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from peerd.background import start
 from peerd.errors import BadMessageError, BusyError, PeerGoneError
 from peerd.generated import direct_pb2
-from peerd.link.strands import BLOCK_BYTES, EACH, WINDOW, Incoming, Outgoing, Strand
+from peerd.link.strands import BLOCK_BYTES, EACH, Incoming, Outgoing, Strand
 from peerd.link.streams import Stream
 from peerd.policy.route.parallel import MOST
 from peerd.table.record import PeerId
@@ -71,6 +71,7 @@ class Bundle:
         """Let a strand carry: yield the blocks that go over it, and take those that `came` over it, until either end ends it."""
         strand, wake = Strand(), asyncio.Event()
         self._strands[strand], self.has_begun = wake, True
+        self._has_room.set()
         taking = start(self._take(strand, came), expects=(Exception,))
         taking.add_done_callback(lambda _task: wake.set())
         try:
@@ -122,13 +123,13 @@ class Bundle:
                 strand.came += 1
                 strand.must_tell = True
                 self._came.set()
-            if self._outgoing.has_room:
+            if self._outgoing.has_room(len(self._strands)):
                 self._has_room.set()
             self._strands[strand].set()
 
     async def _read(self) -> None:
         while True:
-            while not self._outgoing.has_room:
+            while not self._outgoing.has_room(len(self._strands)):
                 self._has_room.clear()
                 await self._has_room.wait()
             data = await self._reader.read(BLOCK_BYTES)
@@ -147,10 +148,10 @@ class Bundle:
                 self._writer.write(data)
                 await self._writer.drain()
                 self._incoming.passed_on += 1
-            if self._incoming.passed_on - self._told >= WINDOW // 4 and self._strands:
-                strand, wake = next(iter(self._strands.items()))
-                strand.must_tell = True
-                wake.set()
+                if self._incoming.passed_on - self._told >= EACH and self._strands:  # the other end's window may be as small as a strand's
+                    strand, wake = next(iter(self._strands.items()))
+                    strand.must_tell = True
+                    wake.set()
             await self._came.wait()
 
     async def _until_over(self) -> None:

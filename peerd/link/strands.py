@@ -11,17 +11,29 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from peerd.errors import BadMessageError
+from peerd.policy.route.parallel import MOST
 
 BLOCK_BYTES = 1 << 14
 EACH = 2
 """Blocks under way on a strand, 32 KB. It is no limit where more than 0.3 % of segments are lost: a connection carries 1,800 bytes /
 sqrt(loss) in a round trip there (Mathis)."""
-WINDOW = 256
-"""Blocks that may be ahead of the first one that the other end has not passed on: 4 MB."""
-LATE = 3.0
+LATE = 3
 """A block is late after so many times the mean time that one takes to be told of."""
 FIRST_S, WEIGHT = 1.0, 0.1
 """That mean before anything is known, and the weight of each time in it."""
+
+
+def window(num_strands: int) -> int:
+    """Blocks that may be ahead of the first one that the other end has not passed on, with so many strands.
+
+    What is under way on all strands is what leaves in the time that one block takes (rate x round trip). The first block may take
+    `LATE` such times until it is late, and one more over another strand; meanwhile the others go on.
+    """
+    return (LATE + 1) * EACH * num_strands
+
+
+WINDOW = window(MOST)
+"""The largest, 4 MB: a block that is further ahead is refused."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,9 +63,8 @@ class Outgoing:
         self._next = self._passed_on = 0
         self._mean_s = FIRST_S
 
-    @property
-    def has_room(self) -> bool:
-        return self._next < self._passed_on + WINDOW
+    def has_room(self, num_strands: int) -> bool:
+        return self._next < self._passed_on + window(num_strands)
 
     @property
     def late_s(self) -> float:
