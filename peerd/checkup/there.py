@@ -18,8 +18,9 @@ from peerd.daemon.link_needs import needs
 from peerd.daemon.network import Network, choose_run, visit_peer
 from peerd.errors import PeerdError, UnreachableError
 from peerd.link.certificate import make_certificate
-from peerd.link.direct import Pins, Showing
+from peerd.link.direct import Showing
 from peerd.link.links import Links
+from peerd.link.pins import Pins
 from peerd.link.throttle import Throttles
 from peerd.models.stages import estimate_stage_memory
 from peerd.planner.memory import Placing, least_on_device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peerd.control.protocol import HealthItem, PeerInfo, PeersReply, StageInfo, StatusReply
+from peerd.control.protocol import HealthItem, PathInfo, PeerInfo, PeersReply, StageInfo
 
 WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -97,15 +97,6 @@ def exactness(counters: Mapping[str, object]) -> str:
     return f"{twice} counted twice, {lost} lost, {inexact} steps inexact"
 
 
-def print_status(reply: StatusReply) -> None:
-    """Print the status of this daemon."""
-    out = console()
-    print_rows(out, _status_rows(reply))
-    print_health(out, reply["health"])
-    # One line without breaks, so that it can be copied.
-    out.print(Text(f"others join with: peerd join {plain(reply['join'], 400)}"), soft_wrap=True)
-
-
 def print_health(out: Console, items: Sequence[HealthItem], before: str = "") -> None:
     """Print a line for each condition, with `before` in front."""
     for item in items:
@@ -122,76 +113,6 @@ def print_rows(out: Console, rows: list[tuple[str, str]]) -> None:
         out.print(Text.assemble((name.ljust(indent), "bold"), first))
         for line in more:
             out.print(Text(" " * indent + line))
-
-
-def _groups_row(reply: StatusReply) -> list[tuple[str, str]]:
-    """How the stage averages, once this peer has made the sum of a group."""
-    size, made = reply["run"].get("group_size", 0), reply["counters"].get("group_sums", 0)
-    of = f"{made} sums of groups and {reply['counters'].get('average_sections', 0)} sections of averages made"
-    return [("averaging", f"in groups of about {size} peers; {of}")] if size and made else []
-
-
-def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
-    run, peer, counters = reply["run"], reply["peer"], reply["counters"]
-    end = f" of {run['steps']}" if run["steps"] else ""
-    work = f"{counters['accumulated_microbatches']} done, {counters['replayed_microbatches']} launched again"
-    traffic = f"{amount(counters['bytes_sent'])}B sent, {amount(counters['bytes_received'])}B received"
-    rows = [
-        ("run", f"{plain(run['name'])} ({plain(run['id'])})"),
-        ("peer", f"{plain(peer['id'])}, up {duration(reply['uptime_s'])}, process {reply['pid']}"),
-        ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
-        ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {held_by(peer)} of {run['microbatches_per_step']} microbatches"),
-        ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
-        *_update_rows(reply),
-        *_evaluation_row(reply),
-        *_link_rows(reply),
-        *computing_row(reply),
-        *_memory_row(reply),
-        *joining_row(reply),
-        ("queue", f"{peer['queue']} waiting, {peer['in_flight']} in flight, {amount(peer['throughput'])} samples/s"),
-        ("microbatches", work),
-        ("exactness", exactness(counters)),
-        *_groups_row(reply),
-        ("traffic", traffic),
-        *_line_row(peer),
-        *_direct_row(reply),
-        ("data", plain(reply.get("data", ""))),
-        *_reach_rows(reply),
-        ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
-        ("rebalancing", plain(reply["rebalancing"]) or "not looked at yet"),
-    ]
-    if reply.get("dashboard"):
-        rows.append(("dashboard", f"{plain(reply['dashboard'])} (`peerd dashboard --open`)"))
-    if reply["compute_stand_in_ms"] or reply["slow_factor"] != 1:
-        rows.append(
-            ("stand-in", f"{reply['compute_stand_in_ms']:g} ms per microbatch, {reply['slow_factor']:g}x slow: speeds are not real")
-        )
-    return rows
-
-
-def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:
-    """The device's memory, where it has its own or did not suffice."""
-    found = reply.get("memory")
-    if found is None or not (found["held"] or found["shortage"] or reply["owner"]["resting"]):
-        return []
-    told = "; the optimizer's state is in the machine's memory" if found.get("offloads") else ""
-    told += f"; {plain(found['shortage'])}" if found["shortage"] else ""
-    return [("memory", f"{amount(found['held'])}B held of {amount(found['total'])}B, {amount(found['used'])}B in use by all{told}")]
-
-
-def computing_row(reply: StatusReply) -> list[tuple[str, str]]:
-    """The microbatch that is computed, where one takes so long that the peer might seem to stand still."""
-    found = reply.get("computing")
-    if found is None or max(found["for_s"], found["usual_s"]) < AT_WORK_FROM_S:
-        return []
-    usual = f"; one takes {duration(found['usual_s'])} here" if found["usual_s"] else ""
-    return [("computes", f"microbatch {found['index']} of step {found['step']} for {duration(found['for_s'])}{usual}")]
-
-
-def joining_row(reply: StatusReply) -> list[tuple[str, str]]:
-    """The plan of a peer that does not serve its stage yet."""
-    found = reply.get("joining")
-    return [("joins", plain(found["plan"], 300))] if found and found["plan"] else []
 
 
 def print_limits(reply: Mapping[str, Any]) -> None:
@@ -238,20 +159,6 @@ def _run_or_pause(run: bool) -> str:
     return "run" if run else "pause"
 
 
-def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
-    update = reply.get("update")
-    if update is None:
-        return []
-    text, norm, most = f"learning rate {update['learning_rate']:.3g}", update["gradient_norm"], update["max_gradient_norm"]
-    if norm is not None:
-        text += f", gradient norm {norm:.3g}" + (f" clipped to {most:g}" if 0 < most < norm else "")
-    if update["loss_scale"] is not None:
-        text += f", loss scale {update['loss_scale']:g}"
-    if update.get("drift") is not None:
-        text += f", parameters {update['drift']:.1e} off the mates' mean when last averaged"
-    return [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
-
-
 def mbit(rate: float) -> str:
     """Bytes per second as Mbit/s in few digits; a dash if unknown."""
     megabits = 8e-6 * rate
@@ -264,52 +171,24 @@ def line_of(peer: PeerInfo) -> str:
     return f"{mbit(up)}/{mbit(down)}" if up or down else ""
 
 
+def connections_of(path: PathInfo) -> str:
+    """The number of connections that a direct path has, and what is lost on it, after a comma; empty for other paths."""
+    number, resent = path.get("connections", 0), path.get("resent")
+    lost = f"; {100 * resent:.1f} % of the segments to it were sent again" if resent is not None else ""
+    return f", {number} connection{'s' * (number > 1)}{lost}" if number else ""
+
+
+def lossy_paths(rows: Iterable[tuple[str, PathInfo]]) -> list[str]:
+    """A line for each path that has several connections because packets are lost on it. `rows`: each with its peer's id."""
+    return [f"to {short_id(peer)}{connections_of(path)}" for peer, path in rows if path.get("connections", 0) > 1]
+
+
 def round_trip_of(peer: PeerInfo) -> str:
     """The round trip to a peer in milliseconds, in three characters, from a second on in seconds; empty if nothing is known."""
     milliseconds = 1e3 * (peer.get("round_trip_s") or 0.0)  # absent from older daemons
     if milliseconds >= 999.5:
         return f"{milliseconds / 1e3:.0f}s"
     return f"{milliseconds:.1f}" if 0 < milliseconds < 9.95 else f"{milliseconds:.0f}" if milliseconds else ""
-
-
-def _line_row(peer: PeerInfo) -> list[tuple[str, str]]:
-    return [("line", f"{line_of(peer)} Mbit/s up/down, as measured while tensors passed")] if line_of(peer) else []
-
-
-def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
-    """The row about direct connections."""
-    direct = reply.get("direct")
-    if direct is None:
-        return []
-    local = direct.get("local", 0)
-    beside = f", a local socket to {local}" if local else ""
-    if not direct["port"]:
-        return [("direct", f"none: {plain(direct['why']) or 'no port was free'}{beside}")]
-    return [("direct", f"TLS to {direct['peers'] - local} peers{beside}; takes connections at port {direct['port']}")]
-
-
-def _reach_rows(reply: StatusReply) -> list[tuple[str, str]]:
-    reach, relay = reply.get("reach"), reply.get("relay")
-    rows = [("reach", f"{plain(reach['state'], 12)}: {plain(reach['reason'])}")] if reach else []
-    if relay and relay["volunteers"]:
-        carries = f"{relay['reservations']} peers behind it, {relay['circuits']} circuits, {amount(relay['bytes'])}B carried"
-        rows.append(("relay", f"off: {plain(relay['off'])}" if relay["off"] else carries))
-    return rows
-
-
-def _link_rows(reply: StatusReply) -> list[tuple[str, str]]:
-    """A row for each link and direction, in runs where links choose their codecs."""
-    rows = []
-    for link in reply.get("links", []):
-        way, rate = ("to" if link["tensor"] == "activations" else "from"), link["rate"]
-        speed = f"{8 * rate / 1e6:,.1f} Mbit/s, " if rate else ""
-        rows.append(("link", f"{way} {plain(link['peer'])[-6:]} as {plain(link['codec'], 16)}: {speed}{plain(link['reason'])}"))
-    return rows
-
-
-def _evaluation_row(reply: StatusReply) -> list[tuple[str, str]]:
-    evaluation = reply.get("evaluation")
-    return [("evaluation", f"loss {evaluation['loss']:.4f} at step {evaluation['step']}")] if evaluation else []
 
 
 def print_peers(reply: PeersReply) -> None:
@@ -324,6 +203,8 @@ def print_peers(reply: PeersReply) -> None:
         legend.append("ms: round trip from here")
     if legend:
         out.print(Text(", ".join(legend), style="dim"))
+    for line in lossy_paths((peer["id"], peer) for stage in reply["stages"] for peer in stage["peers"]):
+        out.print(Text(line, style="dim"))
     for stage in reply["stages"]:
         kinds = sorted({plain(peer["device"], 40) for peer in stage["peers"] if peer["device"]})
         if len(kinds) > 1:

@@ -35,8 +35,8 @@ def status(context: click.Context, as_json: bool) -> None:
     reply: Any = status_of_all(ask_each(chosen_home(context), "status"))
     if is_printed(reply, as_json):
         return
-    from peerd.cli.render import print_status
     from peerd.cli.render_devices import print_devices
+    from peerd.cli.render_status import print_status
 
     if "devices" in reply:
         print_devices(reply)

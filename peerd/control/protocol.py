@@ -55,7 +55,15 @@ class RunInfo(TypedDict):
     group_size: NotRequired[int]  # peers of a stage that average in one round; 0: all; absent from older daemons
 
 
-class PeerInfo(TypedDict):
+class PathInfo(TypedDict, total=False):
+    """How this daemon sends tensors to another peer; empty for the daemon itself."""
+
+    path: str  # local, direct, tunnel or relay
+    connections: int  # TCP connections to it; absent unless the path is direct
+    resent: float | None  # share of the TCP segments to it that were sent again, of the last hundred or more; None: not known
+
+
+class PeerInfo(PathInfo):
     """One row of the table: fields of the record by their names, and some derived from it."""
 
     id: str
@@ -91,7 +99,6 @@ class PeerInfo(TypedDict):
     still_s: NotRequired[float]  # since its step, phase or ledger last changed, as this daemon has seen it; 0 for a visitor
     microbatch_s: NotRequired[float]  # computing time of a microbatch; 0: not known yet
     round_trip_s: NotRequired[float | None]  # from this daemon, as measured or else by both coordinates; None: not known; absent for itself
-    path: NotRequired[str]  # how this daemon sends it tensors: local, direct, tunnel or relay; absent for the daemon itself
 
 
 class EvaluationInfo(TypedDict):
@@ -216,7 +223,7 @@ class LinkInfo(TypedDict):
     reason: str
 
 
-class LineInfo(TypedDict):
+class LineInfo(PathInfo):
     """What this daemon knows of the line of another peer, in bytes per second; None: unknown."""
 
     peer: str

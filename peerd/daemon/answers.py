@@ -114,7 +114,7 @@ class Answers:
             "reach": self._reach(),
             "relay": relay_info(peer),
             "update": self._update(),
-            "lines": line_infos(peer.network.links.traffic, peer.membership.live()),
+            "lines": line_infos(peer.network.links.traffic, peer.membership.live(), peer.network.path_to),
             "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in seat.link_codecs.choices()],
         }
 

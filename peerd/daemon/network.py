@@ -18,16 +18,18 @@ import structlog
 from peerd import __version__
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
+from peerd.control.protocol import PathInfo
 from peerd.daemon.address import Address, parse_address
 from peerd.errors import AddressError, PortTakenError, RemoteError, UnreachableError
 from peerd.link import run_folder
 from peerd.link.bundle import Bundles
 from peerd.link.certificate import make_certificate
 from peerd.link.circuits import Circuits
-from peerd.link.direct import DirectPaths, Pins, Showing, caller_past_the_tunnel
+from peerd.link.direct import DirectPaths, Showing
 from peerd.link.links import Links
 from peerd.link.local import Neighbours
 from peerd.link.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
+from peerd.link.pins import Pins, caller_past_the_tunnel
 from peerd.link.relay import Relay
 from peerd.link.run_folder import RunFolder
 from peerd.link.seal import Seal
@@ -121,11 +123,14 @@ class Network:
         """Set the run that this peer relays for and asks relays for."""
         self.circuits.run = self.relay.run = run
 
-    def path_to(self, peer: PeerId) -> str:
+    def path_to(self, peer: PeerId) -> PathInfo:
         """Return how tensors travel to a peer now."""
-        if self.direct is not None and self.direct.paths.leads_to(peer):
-            return "local" if self.direct.paths.is_local(peer) else "direct"
-        return "relay" if self.circuits.leads_to(peer) else "tunnel"
+        if self.direct is None or not self.direct.paths.leads_to(peer):
+            return {"path": "relay" if self.circuits.leads_to(peer) else "tunnel"}
+        widening = self.direct.paths.widening(peer)
+        if widening is None:
+            return {"path": "local"}
+        return {"path": "direct", "connections": widening.num_connections, "resent": widening.parallel.resent}
 
     async def forget(self, peer: PeerId) -> None:
         """Drop connections to a peer that is gone for good."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, EvaluationInfo, LineInfo, PeerInfo, RunInfo, StageInfo
+from peerd.control.protocol import SCHEMA, EvaluationInfo, LineInfo, PathInfo, PeerInfo, RunInfo, StageInfo
 from peerd.link.traffic import Traffic
 from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
@@ -17,7 +17,7 @@ from peerd.swarm.signed import SignedManifest
 from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
-ROW = [name for name in PeerInfo.__annotations__ if name not in ("path", "round_trip_s")]
+ROW = [name for name in PeerInfo.__annotations__ if name not in PathInfo.__annotations__ and name != "round_trip_s"]
 """The fields told of a peer: those of its record with these names, and values derived from the record and the view."""
 
 
@@ -25,18 +25,18 @@ def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
     return None if evaluation is None else {"step": evaluation.step, "loss": evaluation.loss}
 
 
-def line_infos(traffic: Traffic, live: LiveView) -> list[LineInfo]:
-    """What is known of the lines of other live peers."""
+def line_infos(traffic: Traffic, live: LiveView, path_to: Callable[[PeerId], PathInfo]) -> list[LineInfo]:
+    """What is known of the lines of other live peers, and of the ways to them."""
     found = list[LineInfo]()
     for record in live.records:
         (sends, receives), (up, down) = traffic.rates(record.peer), traffic.line.rates_of(record)
         if record.peer != live.me and any(rate is not None for rate in (sends, receives, up, down)):
-            found.append({"peer": record.peer, "sends": sends, "receives": receives, "up": up, "down": down})
+            found.append({"peer": record.peer, "sends": sends, "receives": receives, "up": up, "down": down, **path_to(record.peer)})
     return found
 
 
-def path_unknown(_peer: PeerId) -> str:
-    return ""
+def path_unknown(_peer: PeerId) -> PathInfo:
+    return {}
 
 
 def never_asked(_record: PeerRecord) -> None:
@@ -54,7 +54,7 @@ class TableReport:
         self,
         signed: SignedManifest,
         membership: Membership,
-        path_to: Callable[[PeerId], str] = path_unknown,
+        path_to: Callable[[PeerId], PathInfo] = path_unknown,
         still_s: Callable[[PeerId], float] = not_watched,
         round_trip_s: Callable[[PeerRecord], float | None] = never_asked,
     ) -> None:
@@ -122,7 +122,7 @@ class TableReport:
         row = {name: derived[name] if name in derived else getattr(record, name) for name in ROW}
         if record.peer != self._membership.me:
             row |= {"round_trip_s": self._round_trip_s(record)}
-            row |= {"path": path} if (path := self._path_to(record.peer)) else {}
+            row |= self._path_to(record.peer)
         return cast("PeerInfo", row)
 
     def _stage(self, stage: int, step: int | None, live: LiveView, suspects: frozenset[PeerId]) -> StageInfo:

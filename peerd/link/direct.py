@@ -30,6 +30,7 @@ from peerd.link.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certifica
 from peerd.link.links import CHANNEL_OPTIONS, Links, answer_of
 from peerd.link.local import NeighbourChannel, Neighbours, checked_target
 from peerd.link.metered import CountedChannel
+from peerd.link.segments import SegmentCounts
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Way
 from peerd.link.wide import Widening, count_losses
@@ -38,7 +39,6 @@ from peerd.policy.swarm.checkup import CAPPED
 from peerd.table.circuit import host_in
 from peerd.table.record import PeerId
 
-MAX_PINS = 1024
 MAX_HOSTS = 4
 SHOW_TIMEOUT_S = 10.0
 SHOW_AGAIN_S = 60.0
@@ -67,60 +67,6 @@ _DIAL_OPTIONS = (
 LOG = structlog.get_logger()
 Channel = CountedChannel | NeighbourChannel | grpc.aio.Channel
 Told = tuple[object, object]
-
-
-class Pins:
-    """The certificates that TLS accepts from callers: of each peer the last one that it has shown.
-
-    Certificates of peers that are gone stay as long as there is room. After a sleep a daemon takes all others for gone, while they
-    still call it over connections that outlived the sleep.
-    """
-
-    def __init__(self) -> None:
-        self._pems: dict[PeerId, bytes] = {}
-        self._gone: dict[PeerId, None] = {}
-        self._peers: dict[bytes, PeerId] = {}
-        self.pems = b""
-        """All certificates, concatenated. gRPC's threads read this."""
-
-    def show(self, peer: PeerId, certificate: bytes) -> bool:
-        """Accept this certificate for `peer` from now on. Returns False without room. Raises as `checked_pem`."""
-        pem = checked_pem(certificate, peer)
-        self._gone.pop(peer, None)
-        if self._pems.get(peer) == pem:
-            return True
-        if peer not in self._pems and len(self._pems) >= MAX_PINS:
-            if not self._gone:
-                return False
-            self.forget(next(iter(self._gone)))
-        self.forget(peer)
-        self._pems[peer], self._peers[pem] = pem, peer
-        self.pems = b"".join(self._pems.values())
-        return True
-
-    def release(self, peer: PeerId) -> None:
-        """Allow the place of a peer that is gone to be reused."""
-        if peer in self._pems:
-            self._gone[peer] = None
-
-    def forget(self, peer: PeerId) -> None:
-        self._gone.pop(peer, None)
-        pem = self._pems.pop(peer, None)
-        if pem is not None:
-            self._peers.pop(pem, None)
-            self.pems = b"".join(self._pems.values())
-
-    def caller(self, context: Any) -> PeerId | None:
-        """Return the peer behind a call over TLS, whose handshake has proven that it holds the certificate's key; None if unknown."""
-        shown = context.auth_context().get("x509_pem_cert")
-        return self._peers.get(shown[0]) if shown else None
-
-
-def caller_past_the_tunnel(context: Any, pins: Pins, neighbours: Neighbours | None) -> PeerId | None:
-    """Return the peer behind a call over TLS or a local socket; None if unknown."""
-    if context.peer().startswith("unix:"):
-        return neighbours.caller(context) if neighbours is not None else None
-    return pins.caller(context)
 
 
 @dataclass(slots=True)
@@ -171,6 +117,7 @@ class DirectPaths:
     _neighbours: Neighbours | None = None
     _folder: Path | None = None
     """Where sockets for several connections at once lie; None: each path has one connection."""
+    segments: SegmentCounts = field(default_factory=SegmentCounts)
     _counting: asyncio.Task[None] | None = None
     _paths: dict[PeerId, _Path] = field(default_factory=dict)
     _closing: dict[grpc.aio.Channel, asyncio.Task[None]] = field(default_factory=dict)
@@ -191,12 +138,25 @@ class DirectPaths:
         """Return the channel of the one connection to a peer, where it is open: nothing large is before what is sent there."""
         return self._paths[peer].channel if self.leads_to(peer) else None
 
+    def _open_widenings(self) -> list[Widening]:
+        return [path.widening for path in self._paths.values() if path.is_open and not path.is_local]
+
+    @property
+    def num_connections(self) -> int:
+        """TCP connections of all paths."""
+        return sum(each.num_connections for each in self._open_widenings())
+
     def _num_wide(self) -> int:
         return sum(path.widening.channel is not None for path in self._paths.values())
 
     def is_wide(self, peer: PeerId) -> bool:
         """Return whether the path to a peer has several connections."""
-        return self.leads_to(peer) and self._paths[peer].widening.channel is not None
+        found = self.widening(peer)
+        return found is not None and found.channel is not None
+
+    def widening(self, peer: PeerId) -> Widening | None:
+        """Return what lets the open path to a peer have several connections; None where it is no path by TCP."""
+        return self._paths[peer].widening if self.leads_to(peer) and not self.is_local(peer) else None
 
     async def until_other_way(self, peer: PeerId) -> None:
         """Wait until the path to a peer has several connections in place of one, or one in place of several."""
@@ -288,7 +248,7 @@ class DirectPaths:
     async def _widen(self, peer: PeerId, path: _Path, offer: direct_pb2.ShowReply) -> None:
         """Let the path have several connections while that pays, until cancelled."""
         if self._folder is not None and not path.is_local:
-            self._counting = self._counting or start(count_losses(lambda: [path.widening for path in self._paths.values() if path.is_open]))
+            self._counting = self._counting or start(count_losses(self.segments, self._open_widenings))
             path.widening.hosts = hosts_in(self._addresses_of(peer))
             await path.widening.run(self._folder / f"by-{peer[-16:]}", partial(self._open, peer, offer), self._num_wide)
 

@@ -6,43 +6,81 @@ import os
 import socket
 import stat
 import struct
+import sys
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-OPEN_FILES = Path("/proc/self/fd")
-TCP_INFO, INFO_BYTES = 11, 192
-"""The option on Linux, and enough of what it gives: `struct tcp_info` of linux/tcp.h."""
-TOTAL_RETRANS, DATA_SEGS_OUT = 100, 156
-"""Where in it the two counts stand."""
-COUNT = struct.Struct("=I")
+OPEN_FILES = Path("/dev/fd")
 
 
-class Segments(NamedTuple):
+Ends = tuple[int, str, int]
+"""The port here, and the address and port there, which tell a connection from all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
     """Those that carry data."""
 
     sent: int = 0
     again: int = 0
+
+    def __add__(self, more: Segments) -> Segments:
+        return Segments(self.sent + more.sent, self.again + more.again)
+
+    def since(self, before: Segments) -> Segments:
+        return Segments(max(0, self.sent - before.sent), max(0, self.again - before.again))
+
+
+class KernelInfo(NamedTuple):
+    """How a kernel tells what a connection has sent."""
+
+    option: int
+    """Of `getsockopt` at the level of TCP."""
+    num_bytes: int
+    """Of its answer, as many as hold both counts."""
+    sent_at: int
+    again_at: int
+    """Where in it the counts stand."""
+    form: struct.Struct
+
+    def read(self, connection: socket.socket) -> Segments | None:
+        """None where the kernel gives less, as an older one does. Raises OSError if this is no connection any more."""
+        return self.parsed(connection.getsockopt(socket.IPPROTO_TCP, self.option, self.num_bytes))
+
+    def parsed(self, answer: bytes) -> Segments | None:
+        if len(answer) < max(self.sent_at, self.again_at) + self.form.size:
+            return None
+        return Segments(*(self.form.unpack_from(answer, place)[0] for place in (self.sent_at, self.again_at)))
+
+
+KERNELS: Mapping[str, KernelInfo] = {
+    "linux": KernelInfo(option=11, num_bytes=192, sent_at=156, again_at=100, form=struct.Struct("=I")),
+    "darwin": KernelInfo(option=0x106, num_bytes=112, sent_at=56, again_at=104, form=struct.Struct("=Q")),
+}
+"""By `sys.platform`: `tcpi_data_segs_out` and `tcpi_total_retrans` of `struct tcp_info` (linux/tcp.h), `tcpi_txpackets` and
+`tcpi_txretransmitpackets` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
 
 
 class SegmentCounts:
     """Counts from one look to the next."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Segments] = {}
-        """By the connection's inode."""
+        self._seen: dict[Ends, Segments] = {}
+        self.total = Segments()
+        """Since the first look."""
 
     def look(self) -> dict[str, Segments]:
-        """What was sent to each address since the last look. Empty where the kernel does not tell: elsewhere than on Linux."""
-        seen, found = dict[int, Segments](), defaultdict[str, Segments](Segments)
-        for number in _open_files():
-            told = _told_of(number)
-            if told is not None:
-                inode, host, now = told
-                before, so_far = self._seen.get(inode, Segments()), found[host]
-                seen[inode] = now
-                found[host] = Segments(so_far.sent + max(0, now.sent - before.sent), so_far.again + max(0, now.again - before.again))
-        self._seen = seen
+        """What was sent to each address since the last look. Empty where the kernel does not tell: on neither Linux nor macOS."""
+        kernel = KERNELS.get(sys.platform)
+        now = {} if kernel is None else dict(filter(None, (_told_of(number, kernel) for number in _open_files())))
+        found = defaultdict[str, Segments](Segments)
+        for ends, so_far in now.items():
+            host = ends[1].removeprefix("::ffff:")
+            found[host] += so_far.since(self._seen.get(ends, Segments()))
+        self._seen, self.total = now, sum(found.values(), self.total)
         return dict(found)
 
 
@@ -53,19 +91,16 @@ def _open_files() -> list[int]:
         return []
 
 
-def _told_of(number: int) -> tuple[int, str, Segments] | None:
-    """The inode, the other end's address and the counts of an open file; None if it is no TCP connection."""
+def _told_of(number: int, kernel: KernelInfo) -> tuple[Ends, Segments] | None:
+    """A connection's ends and what it has sent; None if the open file is no TCP connection."""
     try:
-        status = os.fstat(number)
-        if not stat.S_ISSOCK(status.st_mode):
+        if not stat.S_ISSOCK(os.fstat(number).st_mode):
             return None
         with socket.socket(fileno=os.dup(number)) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
                 return None
-            host = str(connection.getpeername()[0]).removeprefix("::ffff:")
-            info = connection.getsockopt(socket.IPPROTO_TCP, TCP_INFO, INFO_BYTES)
+            host, port = connection.getpeername()[:2]
+            segments = kernel.read(connection)
+            return ((connection.getsockname()[1], str(host), port), segments) if segments is not None else None
     except OSError:  # it was closed meanwhile, or listens
         return None
-    if len(info) < DATA_SEGS_OUT + COUNT.size:
-        return None
-    return status.st_ino, host, Segments(*(COUNT.unpack_from(info, place)[0] for place in (DATA_SEGS_OUT, TOTAL_RETRANS)))

@@ -40,8 +40,13 @@ class WidePath:
         self._number = number
         self._failed = failed
         self._tasks = Tasks()
+        self._bundles = set[Bundle]()
         self._server: asyncio.Server | None = None
         self.channel: grpc.aio.Channel | None = None
+
+    @property
+    def num_connections(self) -> int:
+        return sum(each.num_strands for each in self._bundles)
 
     async def open(self) -> None:
         """Raises OSError where the socket cannot be made."""
@@ -65,6 +70,7 @@ class WidePath:
         """Let a bundle have as many connections as pay, until it is over."""
         name, running = secrets.token_bytes(ID_BYTES), self._tasks.start(bundle.run())
         strands = dict[asyncio.Task[bool], None]()
+        self._bundles.add(bundle)
         try:
             while not running.done():
                 number = self._number()
@@ -80,6 +86,7 @@ class WidePath:
                         self._failed()
         finally:
             bundle.end()
+            self._bundles.discard(bundle)
             for each in strands:
                 each.cancel()
             await asyncio.gather(running, *strands, return_exceptions=True)
@@ -128,6 +135,11 @@ class Widening:
         """The channel over several connections; None while the path has one."""
         return self._wide.channel if self._wide is not None else None
 
+    @property
+    def num_connections(self) -> int:
+        """The one connection, and those that carry tensors beside it."""
+        return 1 + (self._wide.num_connections if self._wide is not None else 0)
+
     def counted(self, counts: Mapping[str, Segments]) -> None:
         """Take what was sent to each address since the last call."""
         found = [counts[host] for host in self.hosts if host in counts]
@@ -174,9 +186,8 @@ class Widening:
             await self._changed.wait()
 
 
-async def count_losses(paths: Callable[[], Sequence[Widening]]) -> None:
+async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]]) -> None:
     """Count what is lost on the way over each path, until cancelled."""
-    counts = SegmentCounts()
     while True:
         await asyncio.sleep(LOOK_S)
         found = counts.look()

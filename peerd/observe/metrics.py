@@ -42,6 +42,10 @@ METRICS = (
     MetricSpec("peerd_swarm_tokens_per_second", "gauge", "Tokens the whole swarm trained on per second, over the last ten steps"),
     MetricSpec("peerd_samples_per_second", "gauge", "What this daemon computes while it has work, moving average"),
     MetricSpec("peerd_line_bytes_per_second", "gauge", "What the line carried while tensors passed, 0 if unknown", ("direction",)),
+    MetricSpec("peerd_direct_connections", "gauge", "TCP connections of direct paths; a path has several where packets are lost"),
+    MetricSpec(
+        "peerd_segments_total", "counter", "TCP segments of direct paths, where the kernel tells: sent, and of these again", ("kind",)
+    ),
     MetricSpec("peerd_contributed_tokens_total", "counter", "Tokens of microbatches this daemon accumulated"),
     MetricSpec("peerd_queue_microbatches", "gauge", "Microbatches this daemon holds"),
     MetricSpec("peerd_in_flight_microbatches", "gauge", "Microbatches this daemon has launched that are not back"),

@@ -9,8 +9,9 @@ from typing import Any
 from peerd.errors import BusyError, PeerGoneError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import Bundles
-from peerd.link.direct import Pins, Showing
+from peerd.link.direct import Showing
 from peerd.link.local import Neighbours
+from peerd.link.pins import Pins
 from peerd.table.record import PeerId
 from peerd.wire.door import Door
 from peerd.wire.services import BehindDoor

@@ -13,10 +13,11 @@ from google.protobuf.message import DecodeError
 
 from peerd.background import INTERNAL_ERRORS
 from peerd.errors import BadMessageError, PeerGoneError
-from peerd.link.direct import KEEPALIVE_OPTIONS, Pins, Showing
+from peerd.link.direct import KEEPALIVE_OPTIONS, Showing
 from peerd.link.links import SERVER_OPTIONS
 from peerd.link.local import Neighbours
 from peerd.link.metered import counted
+from peerd.link.pins import Pins
 from peerd.link.throttle import Throttles
 from peerd.wire.budgets import allowance_of
 from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, ChunkCoder

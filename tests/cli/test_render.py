@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.cli.demo_view import summary_rows
-from peerd.cli.render import amount, duration, plain, print_peers, print_status, sparkline
-from peerd.control.protocol import DirectInfo, HealthItem, UpdateInfo
+from peerd.cli.render import amount, duration, plain, print_peers, short_id, sparkline
+from peerd.cli.render_status import print_status
+from peerd.control.protocol import DirectInfo, HealthItem, LineInfo, UpdateInfo
 from tests.cli.replies import counters, owner_info, peer_info, peers_reply, run_info, status_reply
 
 HUGE = 10**15
@@ -143,6 +144,19 @@ def test_peers_says_by_which_path_tensors_go_to_each_where_that_is_known(capsys:
     assert max(map(len, lines)) <= 80
     assert [line.split()[-1] for line in lines[-5:] if not set(line) <= set("\u2500 ")][-4:] == ["cpu"] * 4
     assert [line.split()[-2] for line in lines[-3:]] == ["local", "tunnel", "relay"]
+
+
+def test_peers_and_status_name_the_paths_that_have_several_connections(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=3)
+    _, one, lossy = reply["stages"][0]["peers"]
+    one["connections"], lossy["connections"], lossy["resent"] = 1, 31, 0.03
+    print_peers(reply)
+    told = f"to {short_id(lossy['id'])}, 31 connections; 3.0 % of the segments to it were sent again"
+    assert [line for line in lines_of(capsys) if "connection" in line] == [told]
+    unknown = LineInfo(peer=one["id"], sends=None, receives=None, up=None, down=None)
+    lines: list[LineInfo] = [{**unknown, "connections": 1}, {**unknown, "peer": lossy["id"], "connections": 31, "resent": 0.03}]
+    print_status(status_reply(lines=lines, direct={"port": 7, "peers": 2, "why": ""}))
+    assert f"TLS to 2 peers; takes connections at port 7; {told}" in " ".join(" ".join(lines_of(capsys)).split())
 
 
 def test_peers_and_status_show_what_lines_carry_where_that_is_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,9 +16,10 @@ import grpc
 from peerd.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import Bundles
 from peerd.link.certificate import SERVER_NAME, Certificate, make_certificate
-from peerd.link.direct import DirectPaths, Pins, Showing, caller_past_the_tunnel
+from peerd.link.direct import DirectPaths, Showing
 from peerd.link.links import Links
 from peerd.link.local import Neighbours
+from peerd.link.pins import Pins, caller_past_the_tunnel
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Traffic
 from peerd.swarm.identity import Identity

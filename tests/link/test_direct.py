@@ -11,8 +11,10 @@ import pytest
 
 from peerd.errors import BadMessageError, RemoteError
 from peerd.link import direct as wire_direct
+from peerd.link import pins as pins_module
 from peerd.link.certificate import make_certificate
-from peerd.link.direct import Pins, Showing, hosts_in
+from peerd.link.direct import Showing, hosts_in
+from peerd.link.pins import Pins
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Way
 from peerd.table.record import PeerId
@@ -248,7 +250,7 @@ async def test_a_taken_port_is_no_obstacle() -> None:
 
 
 async def test_there_is_room_for_so_many_and_who_is_gone_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_direct, "MAX_PINS", 1)
+    monkeypatch.setattr(pins_module, "MAX_PINS", 1)
     pins, first, second = Pins(), new_identity(), new_identity()
     assert pins.show(first.peer, certificate_of(first).der)
     assert not pins.show(second.peer, certificate_of(second).der)
@@ -286,7 +288,7 @@ def test_a_peer_is_dialled_at_the_addresses_of_its_record(addresses: tuple[str, 
 
 
 async def test_certificates_of_peers_that_nobody_knows_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_direct, "MAX_PINS", 2)
+    monkeypatch.setattr(pins_module, "MAX_PINS", 2)
     async with endpoint() as there:
         member, *strangers = (new_identity() for _ in range(4))
         there.known = {member.peer}

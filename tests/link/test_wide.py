@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from peerd.link import wide
 from peerd.link.bundle import ID_BYTES, MOST_OF_ONE, Bundles
 from peerd.link.direct import DirectPaths
 from peerd.link.links import Links
-from peerd.link.segments import SegmentCounts, Segments
+from peerd.link.segments import KERNELS, SegmentCounts, Segments
 from peerd.link.streams import Stream
 from peerd.table.record import PeerId
 from tests.link.direct_peers import WITHIN_S, Endpoint, caller_through, endpoint, tried
@@ -63,6 +64,8 @@ async def test_calls_over_several_connections_are_the_callers_and_end_with_them(
         assert await caller_through(paths.channel(there.peer)) == caller
         (bundle,) = [each.result() for each in there.bundles._bundles.values()]
         await until(lambda: bundle.num_strands == NUMBER)
+        assert paths.num_connections == 1 + NUMBER
+        assert paths._paths[there.peer].widening.parallel.resent == 0.01
         there.callers.asked.clear()
         there.callers.may_answer.clear()
         asking = asyncio.ensure_future(caller_through(paths.channel(there.peer)))
@@ -128,3 +131,17 @@ def test_segments_are_counted_by_the_address_they_go_to() -> None:
             assert other.recv(4) == b"data"
             assert counts.look()["127.0.0.1"] == Segments(1, 0)
             assert counts.look()["127.0.0.1"] == Segments(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "layout", "values"),
+    [
+        ("linux", "=100xI52xI32x", (3, 100)),  # struct tcp_info of linux/tcp.h
+        ("darwin", "=4x12I4xQ40xQ", (*range(12), 100, 3)),  # struct tcp_connection_info of netinet/tcp.h
+    ],
+)
+def test_each_kernel_tells_how_many_segments_were_sent_and_sent_again(kernel: str, layout: str, values: tuple[int, ...]) -> None:
+    answer = struct.pack(layout, *values)
+    assert KERNELS[kernel].num_bytes == len(answer)
+    assert KERNELS[kernel].parsed(answer) == Segments(sent=100, again=3)
+    assert KERNELS[kernel].parsed(answer[:90]) is None

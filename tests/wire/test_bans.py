@@ -17,8 +17,9 @@ import pytest
 from peerd.errors import WrongStateError
 from peerd.generated import averaging_pb2, averaging_pb2_grpc, direct_pb2, direct_pb2_grpc, stage_pb2, stage_pb2_grpc
 from peerd.link.certificate import make_certificate
-from peerd.link.direct import Pins, Showing
+from peerd.link.direct import Showing
 from peerd.link.links import Links, answer_of
+from peerd.link.pins import Pins
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Traffic, Way
 from peerd.stage.microbatches import forward_backward

@@ -15,8 +15,9 @@ from peerd.errors import BusyError, WrongStateError
 from peerd.generated import checkup_pb2, checkup_pb2_grpc
 from peerd.link.certificate import holder_of, make_certificate
 from peerd.link.dialling import answers_as
-from peerd.link.direct import Pins, Showing
+from peerd.link.direct import Showing
 from peerd.link.libp2p import P2PD
+from peerd.link.pins import Pins
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Traffic
 from peerd.swarm.identity import Identity

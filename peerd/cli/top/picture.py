@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import AT_WORK_FROM_S, computing_row, exactness, held_by, joining_row, line_of, phase_of, plain, short_id
+from peerd.cli.render import AT_WORK_FROM_S, connections_of, exactness, held_by, line_of, phase_of, plain, short_id
+from peerd.cli.render_status import computing_row, joining_row
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo
@@ -221,6 +222,6 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
         ("record", f"{duration(peer['age_s'])} old, incarnation {peer['incarnation']}, {peer['inexact']} steps inexact"),
         ("reach", plain(peer.get("reach", "unknown"), 12) + (", relays for others" if peer.get("relays") else "")),
         *([("line", f"{line_of(peer)} Mbit/s up/down, as it measured")] if line_of(peer) else []),
-        *([("path", _PATHS.get(peer["path"], plain(peer["path"], 12)))] if "path" in peer else []),
+        *([("path", _PATHS.get(peer["path"], plain(peer["path"], 12)) + connections_of(peer))] if "path" in peer else []),
         *(("address" if index == 0 else "", address) for index, address in enumerate(addresses)),
     )

@@ -11,6 +11,7 @@ from peerd.daemon.answers import Answers
 from peerd.daemon.device import describe, memory_of, utilisation
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.observer import Observer
+from peerd.link.segments import Segments
 from peerd.link.traffic import PeerRole
 from peerd.observe.metrics import MetricSource, Reading
 from peerd.policy.step.ledger import missing, work_step
@@ -36,6 +37,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_swarm_tokens_per_second": answers.tokens_per_second(),
         "peerd_samples_per_second": peer.seat.service.throughput,
         "peerd_line_bytes_per_second": dict(zip(("up", "down"), peer.network.links.traffic.line.claims(peer.governor.limits), strict=True)),
+        **_of_paths(peer),
         "peerd_contributed_tokens_total": peer.seat.service.counters.tokens,
         "peerd_queue_microbatches": peer.seat.service.queue,
         "peerd_in_flight_microbatches": peer.seat.trainer.in_flight if peer.seat.trainer else 0,
@@ -89,6 +91,15 @@ def _of_table(peer: Peer) -> dict[str, Reading]:
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
         "peerd_suspects": len(peer.membership.live().suspected),
         "peerd_strangers": len(peer.membership.strangers()),
+    }
+
+
+def _of_paths(peer: Peer) -> dict[str, MetricSource]:
+    direct = peer.network.direct
+    segments = direct.paths.segments.total if direct else Segments()
+    return {
+        "peerd_direct_connections": direct.paths.num_connections if direct else 0,
+        "peerd_segments_total": {"sent": segments.sent, "again": segments.again},
     }
 
 

@@ -35,6 +35,8 @@ class Parallel:
 
     def __init__(self) -> None:
         self.number = 1
+        self.resent: float | None = None
+        """The share of segments that were sent again of the last ones that were looked at; None: too few were sent so far."""
         self._sent = self._again = 0
         """Counted since the last share was taken."""
         self._pace = 0.0
@@ -50,7 +52,8 @@ class Parallel:
         self._sent, self._again, self._pace = self._sent + sent, self._again + again, max(self._pace, sent / over_s)
         if self._sent < LEAST_SEGMENTS:
             return False
-        share, pace = min(1.0, self._again / self._sent), self._pace
+        self.resent = share = min(1.0, self._again / self._sent)
+        pace = self._pace
         self._sent, self._again, self._pace = 0, 0, 0.0
         if self.number == 1 and pace * math.sqrt(share) > CHOKED:
             share = 0.0
