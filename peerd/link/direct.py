@@ -27,7 +27,7 @@ from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
-from peerd.link.links import CHANNEL_OPTIONS, Links, answer_of
+from peerd.link.links import CHANNEL_OPTIONS, LONGEST_CALL_S, Links, answer_of
 from peerd.link.local import NeighbourChannel, Neighbours, checked_target
 from peerd.link.metered import CountedChannel
 from peerd.link.segments import SegmentCounts
@@ -44,9 +44,6 @@ SHOW_TIMEOUT_S = 10.0
 SHOW_AGAIN_S = 60.0
 """Period at which this peer shows its certificate again: a callee may forget the certificate of a peer that it does not hear from."""
 DIAL_TIMEOUT_S = 5.0
-LONGEST_CALL_S = 24 * 3600.0
-"""A connection that takes no new calls is closed when the last one on it has ended, after this time at the latest. A microbatch may take
-minutes, and each call ends by itself where the other end says nothing any more."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
 """Pause before a failed path is tried again. It doubles with each failure; up to a quarter, chosen at random, is taken off."""
 KEEPALIVE_OPTIONS = (

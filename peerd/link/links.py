@@ -21,6 +21,9 @@ HOME_BYTES_PER_S = 2_500_000.0
 """A home's uplink of 20 Mbit/s."""
 LEAST_BYTES_PER_S = 16_000.0
 """A stream that is slower counts as broken. A home's uplink, shared by 150 streams, gives each of them as much."""
+LONGEST_CALL_S = 24 * 3600.0
+"""A connection that takes no new calls is closed when the last one on it has ended, after this time at the latest. A microbatch may take
+minutes, and each call ends by itself where the other end says nothing any more."""
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 MAX_REQUEST_BYTES = 2 * CHUNK_BYTES
 """The largest message to a server: a header with the first chunk, or 64 records."""

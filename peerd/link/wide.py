@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,12 @@ from peerd.background import Tasks
 from peerd.errors import RemoteError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import ID_BYTES, Bundle
-from peerd.link.links import CHANNEL_OPTIONS, ending, remote_errors
+from peerd.link.links import CHANNEL_OPTIONS, LONGEST_CALL_S, ending, remote_errors
 from peerd.link.segments import SegmentCounts, Segments
 from peerd.policy.route.parallel import Parallel
 
 LOOK_S = 1.0
 """Period at which the number of connections is looked at."""
-NARROWING_S = 60.0
-"""Time that calls over several connections have to end once one is enough."""
 MOST_OF_ALL = 256
 """Connections of all paths that have several."""
 LOG = structlog.get_logger()
@@ -54,10 +54,15 @@ class WidePath:
         self._server = await asyncio.start_unix_server(self._take, self._socket)
         self.channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
 
-    async def close(self, grace_s: float | None = None) -> None:
-        """End the path, once the calls on it have ended or `grace_s` have passed."""
+    async def until_unused(self) -> None:
+        """Take no new calls, and wait until those on the path have ended."""
         if self.channel is not None:
-            await self.channel.close(grace_s)
+            await self.channel.close(LONGEST_CALL_S)
+
+    async def close(self) -> None:
+        """End the path, with the calls on it."""
+        if self.channel is not None:
+            await self.channel.close(None)
         if self._server is not None:
             self._server.close()
             self._socket.unlink(missing_ok=True)
@@ -156,23 +161,38 @@ class Widening:
 
     async def run(self, socket: Path, dial: Dial, num_wide: Callable[[], int]) -> None:
         """Open and close the wide path as its segments are counted, until cancelled. `num_wide`: paths that have several connections."""
-        while True:
-            await self._until(lambda: self.parallel.number > 1)
-            wide = WidePath(socket, dial, lambda: min(self.parallel.number, max(1, MOST_OF_ALL // max(1, num_wide()))), self._failed)
-            try:
-                await wide.open()
-            except OSError as error:
-                LOG.warning("no socket for several connections to a peer", error=str(error))
-                self._failed()
-                continue
-            try:
-                self._turn_to(wide)
+        paths, leaving = set[WidePath](), Tasks()
+
+        async def end(path: WidePath) -> None:
+            await path.until_unused()
+            await path.close()
+            paths.discard(path)
+
+        try:
+            for number in itertools.count():  # the one before may still have calls
+                await self._until(lambda: self.parallel.number > 1)
+                most = partial(self._number, num_wide)
+                wide = WidePath(socket.with_name(f"{socket.name}.{number}"), dial, most, self._failed)
+                paths.add(wide)
+                try:
+                    await wide.open()
+                except OSError as error:
+                    LOG.warning("no socket for several connections to a peer", error=str(error))
+                    self._failed()
+                else:
+                    self._turn_to(wide)
                 await self._until(lambda: self.parallel.number == 1)
                 self._turn_to(None)
-                await wide.close(NARROWING_S)
-            finally:
-                self._turn_to(None)
-                await wide.close()
+                leaving.start(end(wide))
+        finally:
+            self._turn_to(None)
+            await leaving.close()
+            for path in paths:
+                await path.close()
+
+    def _number(self, num_wide: Callable[[], int]) -> int:
+        """How many connections there are to be."""
+        return min(self.parallel.number, max(1, MOST_OF_ALL // max(1, num_wide())))
 
     def _turn_to(self, wide: WidePath | None) -> None:
         if wide is not self._wide:

@@ -59,7 +59,7 @@ async def widen(paths: DirectPaths, links: Links, peer: PeerId) -> None:
 
 
 async def test_calls_over_several_connections_are_the_callers_and_end_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "NARROWING_S", 0.1)
+    monkeypatch.setattr(wide, "LONGEST_CALL_S", 0.1)
     async with endpoint() as there, widened(there) as (caller, paths):
         assert await caller_through(paths.channel(there.peer)) == caller
         (bundle,) = [each.result() for each in there.bundles._bundles.values()]
@@ -75,6 +75,24 @@ async def test_calls_over_several_connections_are_the_callers_and_end_with_them(
         assert isinstance(ended, asyncio.CancelledError | grpc.aio.AioRpcError)
         await asyncio.wait_for(bundle.over.wait(), WITHIN_S)
         there.callers.may_answer.set()
+        assert await caller_through(paths.channel(there.peer)) == caller
+
+
+async def test_a_call_that_lasts_long_keeps_its_connections_while_new_ones_come_and_go() -> None:
+    async with endpoint() as there, widened(there) as (caller, paths):
+        there.callers.may_answer.clear()
+        there.callers.asked.clear()
+        asking = asyncio.ensure_future(caller_through(paths.channel(there.peer)))
+        await asyncio.wait_for(there.callers.asked.wait(), WITHIN_S)
+        widening = paths._paths[there.peer].widening
+        for number in (1, NUMBER):
+            other_way = asyncio.ensure_future(widening.until_other_way())
+            await asyncio.sleep(0)
+            widening.parallel.number = number
+            widening._changed.set()
+            await asyncio.wait_for(other_way, WITHIN_S)
+        there.callers.may_answer.set()
+        assert await asyncio.wait_for(asking, WITHIN_S) == caller
         assert await caller_through(paths.channel(there.peer)) == caller
 
 
