@@ -58,8 +58,9 @@ from peerd.wire.state_client import StateClient
 if TYPE_CHECKING:
     from peerd.daemon.peer import Peer
 
-MOST_UNTAKEN_S = 600.0
-"""A microbatch that no peer of the next stage takes for so long is given up here: peers of that stage may come back meanwhile."""
+LEAST_UNTAKEN_S, UNTAKEN_TIMES = 600.0, 3
+"""A microbatch that no peer of the next stage takes for so long, or for so many times as long as one takes in all stages, is given up here:
+peers of that stage may come back meanwhile, and what was computed of it is lost then."""
 OVER_S = 60.0
 """Time over which queues are averaged in a run whose peers never move."""
 LOG = structlog.get_logger()
@@ -129,7 +130,7 @@ class Seat:
             train.num_stages,
             train.microbatches_per_step,
             peer.patience_s,
-            MOST_UNTAKEN_S,
+            lambda: max(LEAST_UNTAKEN_S, UNTAKEN_TIMES * self.pass_s()),
         )
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)

@@ -57,8 +57,8 @@ class CallAdapter(Protocol):
 class Dispatcher:
     """Sends microbatches, with one router for each stage. `patience_s` bounds a callee's silence.
 
-    A microbatch is given up after `total_s` in which no peer took it and none said that it is full. How long peers work on it does not
-    count.
+    A microbatch is given up after the seconds that `total_s` tells, in which no peer took it and none said that it is full. How long peers
+    work on it does not count.
     """
 
     _client: StageClient
@@ -68,7 +68,7 @@ class Dispatcher:
     _num_stages: int
     _num_microbatches: int
     _patience_s: float
-    _total_s: float
+    _total_s: Callable[[], float]
     _routers: dict[tuple[int, bool], Router] = field(default_factory=dict)
     """By stage and whether for evaluation, whose forward passes say nothing about response times in training."""
     _deaf_until_s: dict[PeerId, float] = field(default_factory=dict)
@@ -82,7 +82,8 @@ class Dispatcher:
 
         Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over, NotFiniteError if its values overflow.
         """
-        deadline_s = time.monotonic() + self._total_s
+        total_s = self._total_s()
+        deadline_s = time.monotonic() + total_s
         router = self._router(call)
         path = dict(call.path)
         refused: set[PeerId] = set()
@@ -117,7 +118,7 @@ class Dispatcher:
             except BusyError as error:
                 if error.retry_after_s:
                     self._deaf_until_s[peer.peer] = time.monotonic() + error.retry_after_s
-                deadline_s = time.monotonic() + self._total_s
+                deadline_s = time.monotonic() + total_s
                 await asyncio.sleep(pause_s)
                 pause_s = next_pause_s(pause_s, router.response_s(peer.peer))
                 attempt += 1
@@ -135,7 +136,7 @@ class Dispatcher:
                 self._give_up_on(router, peer, asked, error)
                 deadline_s += time.monotonic() - asked_s
             path.pop(call.stage, None)
-        raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {self._total_s:.0f} s")
+        raise PeerGoneError(f"no peer of stage {call.stage} took the microbatch within {total_s:.0f} s")
 
     def distrust(self, call: Call, peer: PeerId) -> None:
         """Treat a peer whose result turned out to be broken as if its call had failed."""

@@ -190,7 +190,7 @@ async def test_a_caller_that_asks_again_after_its_line_died_is_not_banned(callee
 
     monkeypatch.setattr("peerd.stage.jobs.forward_backward", slowly)
     lines, table = Lines(callee), Announcing(callee)
-    dispatcher = Dispatcher(StageClient(cast(Links, lines), RUN), table, table, table, 2, 3, PATIENCE_S, 20)
+    dispatcher = Dispatcher(StageClient(cast(Links, lines), RUN), table, table, table, 2, 3, PATIENCE_S, lambda: 20)
     sending = asyncio.ensure_future(dispatcher.send(callee.call(), lambda _stage, _peer: None))
     assert await asyncio.to_thread(begun.wait, 20)
     lines.die()

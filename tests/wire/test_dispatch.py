@@ -96,7 +96,7 @@ class Sending:
 
     def __post_init__(self) -> None:
         client = cast(StageClient, self.client)
-        self.dispatcher = Dispatcher(client, self.table, self, self, 2, 8, 1.0, self.total_s)
+        self.dispatcher = Dispatcher(client, self.table, self, self, 2, 8, 1.0, lambda: self.total_s)
 
     def report_failure(self, peer: PeerId) -> None:
         self.failures.append(peer)
@@ -233,7 +233,7 @@ async def test_no_gradient_need_come_back_where_only_this_stage_or_a_later_one_l
     for lacking in ({1}, {2}):
         assert (await sending.send(replace(call(), accumulate=frozenset(lacking)))).gradient is None
     assert len(sending.client.asked) == 2
-    sending.dispatcher._total_s = 0.2
+    sending.total_s = 0.2
     with pytest.raises(PeerGoneError, match="no peer of stage 1"):
         await sending.send(replace(call(), accumulate=frozenset({0, 2})))
 
