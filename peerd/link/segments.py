@@ -26,12 +26,15 @@ class Segments:
 
     sent: int = 0
     again: int = 0
+    round_trip_s: float = 0.0
+    """The longest of the connections that sent some; 0: unknown."""
 
     def __add__(self, more: Segments) -> Segments:
-        return Segments(self.sent + more.sent, self.again + more.again)
+        return Segments(self.sent + more.sent, self.again + more.again, max(self.round_trip_s, more.round_trip_s))
 
     def since(self, before: Segments) -> Segments:
-        return Segments(max(0, self.sent - before.sent), max(0, self.again - before.again))
+        sent, again = max(0, self.sent - before.sent), max(0, self.again - before.again)
+        return Segments(sent, again, self.round_trip_s if sent else 0.0)
 
 
 class KernelInfo(NamedTuple):
@@ -45,6 +48,10 @@ class KernelInfo(NamedTuple):
     again_at: int
     """Where in it the counts stand."""
     form: struct.Struct
+    round_trip_at: int
+    """Where its smoothed round trip stands, 4 bytes."""
+    unit_s: float
+    """What that counts in."""
 
     def read(self, connection: socket.socket) -> Segments | None:
         """None where the kernel gives less, as an older one does. Raises OSError if this is no connection any more."""
@@ -53,15 +60,16 @@ class KernelInfo(NamedTuple):
     def parsed(self, answer: bytes) -> Segments | None:
         if len(answer) < max(self.sent_at, self.again_at) + self.form.size:
             return None
-        return Segments(*(self.form.unpack_from(answer, place)[0] for place in (self.sent_at, self.again_at)))
+        sent, again = (self.form.unpack_from(answer, place)[0] for place in (self.sent_at, self.again_at))
+        return Segments(sent, again, self.unit_s * int.from_bytes(answer[self.round_trip_at : self.round_trip_at + 4], sys.byteorder))
 
 
 KERNELS: Mapping[str, KernelInfo] = {
-    "linux": KernelInfo(option=11, num_bytes=192, sent_at=156, again_at=100, form=struct.Struct("=I")),
-    "darwin": KernelInfo(option=0x106, num_bytes=112, sent_at=56, again_at=104, form=struct.Struct("=Q")),
+    "linux": KernelInfo(11, 192, sent_at=156, again_at=100, form=struct.Struct("=I"), round_trip_at=68, unit_s=1e-6),
+    "darwin": KernelInfo(0x106, 112, sent_at=56, again_at=104, form=struct.Struct("=Q"), round_trip_at=44, unit_s=1e-3),
 }
-"""By `sys.platform`: `tcpi_data_segs_out` and `tcpi_total_retrans` of `struct tcp_info` (linux/tcp.h), `tcpi_txpackets` and
-`tcpi_txretransmitpackets` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
+"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans` and `tcpi_rtt` of `struct tcp_info` (linux/tcp.h), `tcpi_txpackets`,
+`tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
 
 
 class SegmentCounts:

@@ -148,7 +148,8 @@ class Widening:
     def counted(self, counts: Mapping[str, Segments]) -> None:
         """Take what was sent to each address since the last call."""
         found = [counts[host] for host in self.hosts if host in counts]
-        if found and self.parallel.counted(sum(each.sent for each in found), sum(each.again for each in found), LOOK_S):
+        all_of_it = sum(found, Segments())
+        if found and self.parallel.counted(all_of_it.sent, all_of_it.again, LOOK_S, all_of_it.round_trip_s):
             self._changed.set()
 
     def _failed(self) -> None:

@@ -147,19 +147,23 @@ def test_segments_are_counted_by_the_address_they_go_to() -> None:
                 pytest.skip("this kernel does not tell")
             one.sendall(b"data")
             assert other.recv(4) == b"data"
-            assert counts.look()["127.0.0.1"] == Segments(1, 0)
+            found = counts.look()["127.0.0.1"]
+            assert (found.sent, found.again) == (1, 0)
+            assert 0 < found.round_trip_s < 1
             assert counts.look()["127.0.0.1"] == Segments(0, 0)
 
 
 @pytest.mark.parametrize(
     ("kernel", "layout", "values"),
     [
-        ("linux", "=100xI52xI32x", (3, 100)),  # struct tcp_info of linux/tcp.h
+        ("linux", "=68xI28xI52xI32x", (10_000, 3, 100)),  # struct tcp_info of linux/tcp.h
         ("darwin", "=4x12I4xQ40xQ", (*range(12), 100, 3)),  # struct tcp_connection_info of netinet/tcp.h
     ],
 )
-def test_each_kernel_tells_how_many_segments_were_sent_and_sent_again(kernel: str, layout: str, values: tuple[int, ...]) -> None:
+def test_each_kernel_tells_how_many_segments_were_sent_and_sent_again_and_the_round_trip(
+    kernel: str, layout: str, values: tuple[int, ...]
+) -> None:
     answer = struct.pack(layout, *values)
     assert KERNELS[kernel].num_bytes == len(answer)
-    assert KERNELS[kernel].parsed(answer) == Segments(sent=100, again=3)
+    assert KERNELS[kernel].parsed(answer) == Segments(sent=100, again=3, round_trip_s=0.01)
     assert KERNELS[kernel].parsed(answer[:90]) is None

@@ -74,3 +74,11 @@ def test_a_queue_that_was_full_once_makes_no_line_that_is_quick_one_of_several(p
     parallel = Parallel()
     assert not parallel.counted(pace, round(share * pace), 1.0)
     assert parallel.number == 1
+
+
+@pytest.mark.parametrize(("round_trip_s", "number"), [(0.25, GROWTH), (0.4, 1), (0.66, 1)])
+def test_a_slow_line_on_which_packets_queue_for_long_is_no_lossy_one(round_trip_s: float, number: int) -> None:
+    """5 Mbit/s that three paths share, 144 segments a second for each. Where packets take so long they wait in the line's own queue."""
+    parallel = Parallel()
+    parallel.counted(144, 2, 1.0, round_trip_s)
+    assert parallel.number == number

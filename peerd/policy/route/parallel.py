@@ -19,9 +19,11 @@ GROWTH = 8
 """A look makes at most so many times as many."""
 LEAST_SEGMENTS = 100
 """Segments that a share is taken of."""
-CHOKED = 24.0
-"""One connection that sends more segments in a second than this by the root of the share is not held back by what is lost: a queue was
-full. It is Mathis' bound for a round trip of 50 ms."""
+MATHIS, SEVERAL_TIMES = 1.2, 4.0
+"""One connection that sends several times as many segments as Mathis' bound is not held back by what is lost: a queue was full, and the
+share lost in it is no chance of each segment."""
+LEAST_ROUND_TRIP_S = 0.2
+"""The bound is taken for a round trip of so long at least: a share is taken of few segments."""
 GREW = 2
 """A number that grew so many times says whether the share grows with it. One that grew less does not: shares differ by chance."""
 TIMES, MORE = 4.0, 0.05
@@ -39,23 +41,25 @@ class Parallel:
         """The share of segments that were sent again of the last ones that were looked at; None: too few were sent so far."""
         self._sent = self._again = 0
         """Counted since the last share was taken."""
-        self._pace = 0.0
-        """The most segments a second meanwhile."""
+        self._pace = self._round_trip_s = 0.0
+        """The most segments a second, and the longest round trip, meanwhile."""
         self._before: float | None = None
         """The share before the number last grew much; None: it has not since the last look."""
         self._alone = 0
         """For so many looks there is to be one connection."""
         self._next_alone = LOOKS_ALONE
 
-    def counted(self, sent: int, again: int, over_s: float) -> bool:
+    def counted(self, sent: int, again: int, over_s: float, round_trip_s: float = 0.0) -> bool:
         """Take how many segments were sent in the last `over_s` seconds, and how many of them again. Returns whether the number changes."""
+        self._round_trip_s = max(self._round_trip_s, round_trip_s)
         self._sent, self._again, self._pace = self._sent + sent, self._again + again, max(self._pace, sent / over_s)
         if self._sent < LEAST_SEGMENTS:
             return False
         self.resent = share = min(1.0, self._again / self._sent)
-        pace = self._pace
-        self._sent, self._again, self._pace = 0, 0, 0.0
-        if self.number == 1 and pace * math.sqrt(share) > CHOKED:
+        bound = MATHIS / (max(LEAST_ROUND_TRIP_S, self._round_trip_s) * math.sqrt(share)) if share else math.inf
+        is_choked = self._pace > SEVERAL_TIMES * bound
+        self._sent, self._again, self._pace, self._round_trip_s = 0, 0, 0.0, 0.0
+        if self.number == 1 and is_choked:
             share = 0.0
         number = self._number_at(share)
         self._before = share if number >= GREW * self.number else None
