@@ -28,13 +28,16 @@ class Segments:
     again: int = 0
     round_trip_s: float = 0.0
     """The longest of the connections that sent some; 0: unknown."""
+    busy_s: float = 0.0
+    """For how long a connection had something to send or under way, summed over all; 0: unknown."""
 
     def __add__(self, more: Segments) -> Segments:
-        return Segments(self.sent + more.sent, self.again + more.again, max(self.round_trip_s, more.round_trip_s))
+        round_trip_s = max(self.round_trip_s, more.round_trip_s)
+        return Segments(self.sent + more.sent, self.again + more.again, round_trip_s, self.busy_s + more.busy_s)
 
     def since(self, before: Segments) -> Segments:
         sent, again = max(0, self.sent - before.sent), max(0, self.again - before.again)
-        return Segments(sent, again, self.round_trip_s if sent else 0.0)
+        return Segments(sent, again, self.round_trip_s if sent else 0.0, max(0.0, self.busy_s - before.busy_s))
 
 
 class KernelInfo(NamedTuple):
@@ -52,6 +55,8 @@ class KernelInfo(NamedTuple):
     """Where its smoothed round trip stands, 4 bytes."""
     unit_s: float
     """What that counts in."""
+    busy_at: int | None = None
+    """Where it stands for how long the connection was busy, 8 bytes of microseconds."""
 
     def read(self, connection: socket.socket) -> Segments | None:
         """None where the kernel gives less, as an older one does. Raises OSError if this is no connection any more."""
@@ -61,15 +66,17 @@ class KernelInfo(NamedTuple):
         if len(answer) < max(self.sent_at, self.again_at) + self.form.size:
             return None
         sent, again = (self.form.unpack_from(answer, place)[0] for place in (self.sent_at, self.again_at))
-        return Segments(sent, again, self.unit_s * int.from_bytes(answer[self.round_trip_at : self.round_trip_at + 4], sys.byteorder))
+        round_trip_s = self.unit_s * int.from_bytes(answer[self.round_trip_at : self.round_trip_at + 4], sys.byteorder)
+        busy_us = 0 if self.busy_at is None else int.from_bytes(answer[self.busy_at : self.busy_at + 8], sys.byteorder)
+        return Segments(sent, again, round_trip_s, 1e-6 * busy_us)
 
 
 KERNELS: Mapping[str, KernelInfo] = {
-    "linux": KernelInfo(11, 192, sent_at=156, again_at=100, form=struct.Struct("=I"), round_trip_at=68, unit_s=1e-6),
+    "linux": KernelInfo(11, 192, sent_at=156, again_at=100, form=struct.Struct("=I"), round_trip_at=68, unit_s=1e-6, busy_at=168),
     "darwin": KernelInfo(0x106, 112, sent_at=56, again_at=104, form=struct.Struct("=Q"), round_trip_at=44, unit_s=1e-3),
 }
-"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans` and `tcpi_rtt` of `struct tcp_info` (linux/tcp.h), `tcpi_txpackets`,
-`tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
+"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans`, `tcpi_rtt` and `tcpi_busy_time` of `struct tcp_info` (linux/tcp.h),
+`tcpi_txpackets`, `tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
 
 
 class SegmentCounts:

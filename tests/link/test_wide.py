@@ -21,11 +21,13 @@ from peerd.link.direct import DirectPaths
 from peerd.link.links import Links
 from peerd.link.segments import KERNELS, SegmentCounts, Segments
 from peerd.link.streams import Stream
+from peerd.policy.route.parallel import LOOKS_LOSSY
 from peerd.table.record import PeerId
 from tests.link.direct_peers import WITHIN_S, Endpoint, caller_through, endpoint, tried
 from tests.wire.callee import new_identity
 
 NUMBER = 5
+LOST = Segments(200, 4, busy_s=8.0)
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -50,7 +52,7 @@ async def widen(paths: DirectPaths, links: Links, peer: PeerId) -> None:
     waiting = asyncio.ensure_future(links.until_other_way(peer))
     widening = paths._paths[peer].widening
     while widening.parallel.number == 1:
-        widening.counted({host: Segments(200, 2) for host in widening.hosts})
+        widening.counted(dict.fromkeys(widening.hosts, LOST))
         await asyncio.sleep(0.01)
     widening.parallel.number = NUMBER
     await asyncio.wait_for(waiting, WITHIN_S)
@@ -65,7 +67,7 @@ async def test_calls_over_several_connections_are_the_callers_and_end_with_them(
         (bundle,) = [each.result() for each in there.bundles._bundles.values()]
         await until(lambda: bundle.num_strands == NUMBER)
         assert paths.num_connections == 1 + NUMBER
-        assert paths._paths[there.peer].widening.parallel.resent == 0.01
+        assert paths._paths[there.peer].widening.parallel.resent == pytest.approx(0.02, rel=0.3)
         there.callers.asked.clear()
         there.callers.may_answer.clear()
         asking = asyncio.ensure_future(caller_through(paths.channel(there.peer)))
@@ -102,7 +104,8 @@ async def test_where_no_socket_can_be_made_the_path_keeps_its_one_connection(tmp
         paths._folder = tmp_path / (100 * "x")
         plain = await tried(paths, there.peer)
         parallel = paths._paths[there.peer].widening.parallel
-        paths._paths[there.peer].widening.counted(dict.fromkeys(paths._paths[there.peer].widening.hosts, Segments(200, 2)))
+        for _ in range(LOOKS_LOSSY):
+            paths._paths[there.peer].widening.counted(dict.fromkeys(paths._paths[there.peer].widening.hosts, LOST))
         assert parallel.number > 1
         await until(lambda: parallel.number == 1)
         assert paths.channel(there.peer) is plain
@@ -150,13 +153,14 @@ def test_segments_are_counted_by_the_address_they_go_to() -> None:
             found = counts.look()["127.0.0.1"]
             assert (found.sent, found.again) == (1, 0)
             assert 0 < found.round_trip_s < 1
-            assert counts.look()["127.0.0.1"] == Segments(0, 0)
+            again = counts.look()["127.0.0.1"]
+            assert (again.sent, again.again, again.round_trip_s) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("kernel", "layout", "values"),
     [
-        ("linux", "=68xI28xI52xI32x", (10_000, 3, 100)),  # struct tcp_info of linux/tcp.h
+        ("linux", "=68xI28xI52xI8xQ16x", (10_000, 3, 100, 7_000_000)),  # struct tcp_info of linux/tcp.h
         ("darwin", "=4x12I4xQ40xQ", (*range(12), 100, 3)),  # struct tcp_connection_info of netinet/tcp.h
     ],
 )
@@ -165,5 +169,5 @@ def test_each_kernel_tells_how_many_segments_were_sent_and_sent_again_and_the_ro
 ) -> None:
     answer = struct.pack(layout, *values)
     assert KERNELS[kernel].num_bytes == len(answer)
-    assert KERNELS[kernel].parsed(answer) == Segments(sent=100, again=3, round_trip_s=0.01)
+    assert KERNELS[kernel].parsed(answer) == Segments(sent=100, again=3, round_trip_s=0.01, busy_s=7.0 if kernel == "linux" else 0.0)
     assert KERNELS[kernel].parsed(answer[:90]) is None

@@ -19,7 +19,9 @@ GROWTH = 8
 """A look makes at most so many times as many."""
 LEAST_SEGMENTS = 100
 """Segments that a share is taken of."""
-MATHIS, SEVERAL_TIMES = 1.2, 4.0
+LOOKS_LOSSY = 3
+"""Shares in a row that have to tell of a lossy line before it has several: a queue that is full once loses as much."""
+MATHIS, SEVERAL_TIMES = 1.2, 3.0
 """One connection that sends several times as many segments as Mathis' bound is not held back by what is lost: a queue was full, and the
 share lost in it is no chance of each segment."""
 LEAST_ROUND_TRIP_S = 0.2
@@ -41,25 +43,31 @@ class Parallel:
         """The share of segments that were sent again of the last ones that were looked at; None: too few were sent so far."""
         self._sent = self._again = 0
         """Counted since the last share was taken."""
-        self._pace = self._round_trip_s = 0.0
-        """The most segments a second, and the longest round trip, meanwhile."""
+        self._busy_s = self._round_trip_s = 0.0
+        """For how long connections were busy with that, and the longest round trip meanwhile."""
+        self._lossy = 0
+        """Shares in a row that told of a lossy line."""
         self._before: float | None = None
         """The share before the number last grew much; None: it has not since the last look."""
         self._alone = 0
         """For so many looks there is to be one connection."""
         self._next_alone = LOOKS_ALONE
 
-    def counted(self, sent: int, again: int, over_s: float, round_trip_s: float = 0.0) -> bool:
-        """Take how many segments were sent in the last `over_s` seconds, and how many of them again. Returns whether the number changes."""
+    def counted(self, sent: int, again: int, busy_s: float, round_trip_s: float = 0.0) -> bool:
+        """Take how many segments were sent since the last look, and how many of them again. Returns whether the number changes.
+
+        `busy_s`: for how many seconds a connection had something to send or under way, summed over all, since one that has little to send
+        is slow for that; 0: unknown. Then there is one connection.
+        """
         self._round_trip_s = max(self._round_trip_s, round_trip_s)
-        self._sent, self._again, self._pace = self._sent + sent, self._again + again, max(self._pace, sent / over_s)
+        self._sent, self._again, self._busy_s = self._sent + sent, self._again + again, self._busy_s + busy_s
         if self._sent < LEAST_SEGMENTS:
             return False
         self.resent = share = min(1.0, self._again / self._sent)
-        bound = MATHIS / (max(LEAST_ROUND_TRIP_S, self._round_trip_s) * math.sqrt(share)) if share else math.inf
-        is_choked = self._pace > SEVERAL_TIMES * bound
-        self._sent, self._again, self._pace, self._round_trip_s = 0, 0, 0.0, 0.0
-        if self.number == 1 and is_choked:
+        held_back_s = self._sent * max(LEAST_ROUND_TRIP_S, self._round_trip_s) * math.sqrt(share) / MATHIS
+        self._lossy = self._lossy + 1 if share >= LEAST_LOSS and SEVERAL_TIMES * self._busy_s > held_back_s else 0
+        self._sent, self._again, self._busy_s, self._round_trip_s = 0, 0, 0.0, 0.0
+        if self.number == 1 and self._lossy < LOOKS_LOSSY:
             share = 0.0
         number = self._number_at(share)
         self._before = share if number >= GREW * self.number else None
