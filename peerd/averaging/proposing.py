@@ -47,10 +47,11 @@ class Proposing:
 
     def exchanged(self, sent: Mapping[PeerId, SentRate], took_s: float, expected_s: float) -> None:
         """Note what a round that is done has shown of its members' lines; `sent` is empty where this peer was no judge of it."""
-        if not is_as_expected(took_s, expected_s, self._averaging_s):
+        is_as_planned = is_as_expected(took_s, expected_s, self._averaging_s)
+        if not is_as_planned:
             self._known.clear()
         for peer, each in sent.items():
-            self._known[peer] = line_after(self._known.get(peer), each, self._rates(peer)[0])
+            self._known[peer] = line_after(self._known.get(peer), each, self._rates(peer)[0], is_as_planned)
 
     def applied(self, now_s: float) -> None:
         """Note that an average was applied: a step begins."""

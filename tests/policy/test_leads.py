@@ -83,15 +83,17 @@ def test_what_a_member_that_waited_has_sent_tells_nothing_of_its_line() -> None:
 def test_a_first_round_that_filled_no_line_makes_equal_lines_no_unlike_ones() -> None:
     """Four lines that had become 20 times slower, 5 Mbit/s each: the chunks were too large, and one member by chance did not wait."""
     claims, sent = [5.12, 5.37, 4.64, 5.64], [3.7, 3.64, 3.63, 3.83]
-    known = [line_after(None, SentRate(rate, waited=rate != 3.63), claim) for rate, claim in zip(sent, claims, strict=True)]
+    known = [line_after(None, SentRate(rate, waited=rate != 3.63), claim, False) for rate, claim in zip(sent, claims, strict=True)]
     paces = [125e3 * (rate or 0.0) / 64e6 for rate in believed_ups(claims, known)]
     assert not rates_matter(paces, averaging_s=9.0)
 
 
 def test_what_a_member_says_of_its_line_makes_it_no_faster_than_the_round_allows() -> None:
-    assert line_after(None, SentRate(2.0), claim=100.0) == KnownLine(GROWTH * 2.0)
-    assert line_after(line_after(None, SentRate(2.0), claim=100.0), SentRate(2.0), claim=100.0) == KnownLine(2.5)
-    assert line_after(None, SentRate(2.0), claim=1.0) == KnownLine(2.0)
+    first = line_after(None, SentRate(2.0), claim=100.0, is_as_planned=False)
+    assert first == KnownLine(GROWTH * 2.0)
+    assert line_after(first, SentRate(2.0), claim=100.0) == KnownLine(2.5)
+    assert line_after(None, SentRate(2.0), claim=1.0, is_as_planned=False) == KnownLine(2.0)
+    assert line_after(None, SentRate(2.0), claim=100.0) == KnownLine(2.0)
 
 
 def test_a_round_much_longer_than_expected_shows_that_lines_have_changed() -> None:

@@ -18,7 +18,7 @@ WAITS = 0.3 * WINDOW
 0 to 1; daemons whose beats come at different moments may show more, for all members alike."""
 GROWTH = 1.5
 """By which factor the bound of a member's rate rises for each round in which it waited: it gets a larger slice until it waits no more. And
-how many times as fast as it was in the first round over its line a member is believed to be at most."""
+how many times as fast as in a round that was not as planned a member is believed to be at most."""
 OTHER_LINE = 0.5
 """A member that sends at less than this share of its rate so far has another line now: what was seen of it before counts no more."""
 OTHER_LINES = 2.0
@@ -79,19 +79,19 @@ class KnownLine(NamedTuple):
     """The most that its records have said while it waited."""
 
 
-def line_after(known: KnownLine | None, sent: SentRate, claim: float | None = None) -> KnownLine:
+def line_after(known: KnownLine | None, sent: SentRate, claim: float | None = None, is_as_planned: bool = True) -> KnownLine:
     """What is known of a member's uplink after a round; `known`: before it, `claim`: what its record says.
 
     What a member that waited has sent follows from its slice, and not from its line. It shows a bound only if there was one before. What
-    such a member measures of itself falls from round to round, so the most that it has said counts. The first round over a line may have
-    had chunks for another one and filled none, so its record counts beside it, up to GROWTH times what it has sent.
+    such a member measures of itself falls from round to round, so the most that it has said counts. A round that was not as planned
+    had chunks for other lines and may have filled none: a record counts beside it, up to GROWTH times what the member has sent.
     """
     if sent.waited:
         bound, least = (math.inf, 0.0) if known is None else (max(GROWTH * known.rate, sent.rate), known.least)
         return KnownLine(bound, waits=True, least=max(least, claim or 0.0))
-    if known is None:
+    if not is_as_planned:
         return KnownLine(max(sent.rate, min(claim or 0.0, GROWTH * sent.rate)))
-    before = known.rate if known.rate < math.inf else sent.rate
+    before = known.rate if known is not None and known.rate < math.inf else sent.rate
     return KnownLine(sent.rate if sent.rate < OTHER_LINE * before else (before + sent.rate) / 2)
 
 
