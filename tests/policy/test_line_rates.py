@@ -32,10 +32,22 @@ def test_nothing_is_known_of_a_line_before_it_was_busy() -> None:
     assert meter.rate is not None
 
 
+def test_a_few_kilobytes_that_travel_alone_tell_the_round_trip_and_not_the_line() -> None:
+    meter, at_s = LineMeter(), 0.0
+    for _ in range(100):  # gradients of 90 KB each step: a part and a sum
+        for num_round_trips in (3, 1):
+            at_s += 0.2 * num_round_trips
+            meter.passed(90e3, at_s - 0.2 * num_round_trips, at_s)
+        at_s += 10
+    assert meter.rate is None
+    full(meter, 20 * MBIT, 3.0, at_s)
+    assert meter.rate == pytest.approx(20 * MBIT, rel=0.1)
+
+
 def test_an_idle_line_tells_nothing() -> None:
     meter, at_s = LineMeter(), 0.0
     for _ in range(20):
-        at_s = 60 + full(meter, 20 * MBIT, 0.3, at_s)
+        at_s = 60 + full(meter, 20 * MBIT, 0.5, at_s)
     assert meter.rate == pytest.approx(20 * MBIT)
 
 
