@@ -26,6 +26,8 @@ class PaperSource:
         self.num_unknown = 0
         """Number of peers of each stage that this daemon has no record of."""
         self.loss: float | None = 4.5
+        self.places: dict[str, list[float]] = {}
+        """Where peers are in the network, as the page's stream says it."""
         self.ids = [ME, *(f"{ME[:-6]}{n:06}" for n in range(1, num_peers))]
         """Ids of the peers, which serve the stages in turn."""
         self.health: list[dict[str, str]] = []
@@ -48,7 +50,7 @@ class PaperSource:
 
     async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
         self.looks += 1
-        peers = [[peer, "accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1] for peer in self.ids]
+        peers = [[peer, "accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1, "direct", 0, 0, self.places.get(peer)] for peer in self.ids]
         numbers = {"step": 20, "missing": 9, "queue": 2, "throughput": 12.5}
         by_stage = [peers[stage :: self.num_stages] for stage in range(self.num_stages)]
         stages = [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import subprocess
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,32 @@ async def test_it_appears_with_figures_map_charts_events_and_shares() -> None:
         await page.wait_for_selector("#shares li")
         assert await page.is_hidden("#leave")
         assert await page.is_hidden("#pause")
+
+
+@pytest.mark.parametrize(("num_peers", "width"), [(5, 1280), (200, 1280), (200, 420)])
+async def test_peers_that_are_near_each_other_are_shown_so_and_none_covers_another(num_peers: int, width: int) -> None:
+    source = PaperSource(2, num_peers)
+    cities = [(0.0, 0.0), (70.0, 5.0), (150.0, -40.0), (30.0, 60.0)]
+    source.places = {peer: [*cities[number % 4], 2.0] for number, peer in enumerate(source.ids[:-1])}
+    async with served(source) as port, opened(viewport={"width": width, "height": 900}) as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        await page.click("#as-near summary")
+        await page.wait_for_selector(".near-peer")
+        assert "Not placed yet: 1." in await page.inner_text("#near-note")
+        found = await page.evaluate(
+            "[...document.querySelectorAll('.near-peer')].map(g => { const m = g.transform.baseVal[0].matrix;"
+            " return [g.dataset.peer, m.e, m.f, +g.querySelector('circle:not(.halo)').getAttribute('r')]; })"
+        )
+        spots = {peer: (x, y, r) for peer, x, y, r in found}
+        assert len(spots) == num_peers - 1
+        pairs = [(math.dist(spots[a][:2], spots[b][:2]), spots[a][2]) for a, b in combinations(spots, 2)]
+        assert min(apart / radius for apart, radius in pairs) > 1.6, "their numbers can be read"
+        names = list(source.ids[:-1])
+        middle = [[sum(spots[peer][axis] for peer in names[city::4]) / len(names[city::4]) for axis in (0, 1)] for city in range(4)]
+        assert math.dist(middle[0], middle[1]) < math.dist(middle[0], middle[2])
+        await page.click(f".near-peer[data-peer='{source.ids[1]}']")
+        assert source.ids[1][-6:] in await page.inner_text("#chosen")
 
 
 async def test_the_charts_show_the_range_that_is_chosen_and_remember_it() -> None:
@@ -220,6 +248,7 @@ async def test_axe_finds_no_barrier(axe: str, scheme: str, width: int) -> None:
         await page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
         await wait_until_live(page)
         await page.wait_for_selector("#shares li")
+        await page.click("#as-near summary")
         await page.click("#as-table summary")
         await page.evaluate(axe)
         found = await page.evaluate("axe.run()")

@@ -249,7 +249,8 @@ def _peer(peer: PeerInfo) -> Sequence[object]:
     phase = "suspect" if peer["suspect"] else "leaving" if peer["leaving"] else peer["phase"]
     throughput = float(f"{peer['throughput']:.3g}")
     work = [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
-    return [*work, peer["reach"], peer["up"], peer["down"]]
+    place = peer.get("coordinate")
+    return [*work, peer["reach"], peer["up"], peer["down"], [round(1000 * each, 1) for each in place[:3]] if place else None]
 
 
 def _span_s(samples: Sequence[Sample]) -> float:

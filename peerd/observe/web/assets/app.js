@@ -3,6 +3,7 @@
 import { Chart, smoothed } from "/assets/chart.js";
 import { amount, bytes, clock, dayAndTime, duration, minutes, say, whole } from "/assets/format.js";
 import { SwarmMap, peerOf } from "/assets/map.js";
+import { NearMap } from "/assets/near.js";
 import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
 
 const $ = (id) => document.getElementById(id);
@@ -15,6 +16,7 @@ const places = new Map(); // the position of each peer in its stage, in the orde
 let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null, turn = 0, arrived = 0;
 
 const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
+const near = new NearMap($("near"), $("near-note"), (id) => { map.choose(id); showNear(); });
 const events = new Events($("events"));
 const when = (seconds) => { const span = spanOf(past.samples); return (span > DAY_S ? dayAndTime : span > SHORT_S ? minutes : clock)(seconds); };
 const charts = {
@@ -64,11 +66,16 @@ function takeNow(now) {
   if (places.size > MOST_PLACES + map.marks.size) for (const id of places.keys()) if (!map.marks.has(id)) places.delete(id);
   showChosen($("chosen"), map.find(map.chosen), past.me, past.run.microbatches_per_step);
   if ($("as-table").open) showRows($("rows"), stages);
+  showNear();
   showOwn($("own"), $("own-said"), now.own, share);
   showActs(now.own.paused);
   showHealth($("health"), $("notes"), now.own.health);
   showCharts();
   document.documentElement.dataset.updateMs = (performance.now() - began).toFixed(1);
+}
+
+function showNear() {
+  if ($("as-near").open) near.show(map.stages.flatMap((stage) => stage.peers), past.me, map.chosen);
 }
 
 // New points keep the spacing of the history, so that a long range does not change its shape over time.
@@ -195,6 +202,7 @@ $("range").addEventListener("change", () => {
   connect();
 });
 $("as-table").addEventListener("toggle", () => latest && takeNow({ ...latest, events: [] }));
+$("as-near").addEventListener("toggle", showNear);
 $("pause").addEventListener("click", pauseOrGoOn);
 $("leave").addEventListener("click", () => $("sure").showModal());
 $("sure").addEventListener("close", async () => {

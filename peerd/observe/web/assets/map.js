@@ -9,8 +9,8 @@ const NARROW = 560;
 
 // A peer's row of the stream's "now" message, as an object with named fields.
 export function peerOf(row, stage) {
-  const [id, phase, step, done, queue, throughput, tokens, device, inFlight, reach, up, down] = row;
-  return { id, phase, step, done, queue, throughput, tokens, device, inFlight, reach, up, down, stage };
+  const [id, phase, step, done, queue, throughput, tokens, device, inFlight, reach, up, down, place] = row;
+  return { id, phase, step, done, queue, throughput, tokens, device, inFlight, reach, up, down, place, stage };
 }
 
 export class SwarmMap {
