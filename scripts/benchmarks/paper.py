@@ -2,7 +2,10 @@
 
 `swarm-1`: utilisation by round trip (SWARM, table 1 and figure 1). `swarm-2`: what 100 +- 50 ms cost (table 2). `swarm-3`: fleets of slow,
 fast and both (tables 3 and 4). `swarm-5`: rebalancing (table 5). `swarm-6`: parameters and FLOPs (table 6). `swarm-fig7`: more peers
-(figure 7). `dtfm-4`: DT-FM's figure 4, of the study's networks in --networks FOLDER. Each takes seconds, `swarm-fig7` and `dtfm-4` minutes.
+(figure 7). `swarm-9`: time and cost of three fleets (table 9). `dtfm-3`, `dtfm-4`: DT-FM's figures 3 (schedulers) and 4 (search), of the
+study's networks in --networks FOLDER. `fusion-10`: FusionLLM's schedulers with compression (figures 10 and 11). `hybrid-2`, `hybrid-fig2`:
+the hybrid parameter server's four cases, and peers that go (table 2, figure 2). Each takes seconds, `swarm-fig7`, `swarm-9`, `dtfm-3` and
+`dtfm-4` minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -27,7 +29,9 @@ from peerd.planner.search import at_random, dealt, searched
 from peerd.planner.steady import Members, RunCost, StageDemand
 from peerd.sim.comparison import ComparisonSettings, compare
 from peerd.sim.network import Homes, Pairs, SimulatedLinks
-from peerd.sim.step_run import RunSettings, joined, simulate_run
+from peerd.sim.run import simulate_run
+from peerd.sim.step_run import RunSettings, joined
+from scripts.benchmarks import _paper_fleets as fleets_of_papers
 from scripts.benchmarks._report import SCHEMA, run
 
 TOKENS = 512
@@ -102,7 +106,9 @@ def in_turn(count: int, stages: int) -> Members:
 
 
 def step_s(cost: RunCost, links: SimulatedLinks, members: Members) -> float:
-    found = simulate_run(cost, links, members, RunSettings(num_steps=STEPS, slots=cost.slots, microbatch_size=1, noise=NOISE))
+    found = simulate_run(
+        cost, links, members, RunSettings(num_steps=STEPS, slots=cost.slots, microbatch_size=1, noise=NOISE, slow_start=False)
+    )
     return statistics.median(found.step_s[1:])
 
 
@@ -231,9 +237,7 @@ def scaling() -> list[Cells]:
 PAPER_DTFM = (3.440, 49.50, 16.087, 34.802, 49.218)
 
 
-def placements(folder: Path | None) -> list[Cells]:
-    if folder is None:
-        raise UsageError("dtfm-4 needs the study's networks", "name the folder with dtfm_case0.json to dtfm_case4.json: --networks FOLDER")
+def placements(folder: Path) -> list[Cells]:
     rows: list[Cells] = []
     for case, paper in enumerate(PAPER_DTFM):
         topology, study = network_of(folder / f"dtfm_case{case}.json")
@@ -249,14 +253,20 @@ METHODS: dict[str, Callable[[PairCosts, int], PlacedStages]] = {
     "search": searched,
     "genetic": genetic,
 }
-TABLES: dict[str, Callable[[], list[Cells]]] = {
+TABLES: dict[str, Callable[[], Sequence[Cells]]] = {
     "swarm-1": utilisation,
     "swarm-2": latency,
     "swarm-3": fleets,
     "swarm-5": rebalancing,
     "swarm-6": sizes,
     "swarm-fig7": scaling,
+    "swarm-9": fleets_of_papers.costs_of_fleets,
+    "fusion-10": fleets_of_papers.fusion,
+    "hybrid-2": fleets_of_papers.hybrid_cases,
+    "hybrid-fig2": fleets_of_papers.hybrid_disconnections,
 }
+OF_NETWORKS: dict[str, Callable[[Path], Sequence[Cells]]] = {"dtfm-3": fleets_of_papers.schedulers, "dtfm-4": placements}
+"""Those that need the study's networks."""
 
 
 def show(rows: Sequence[Cells]) -> None:
@@ -269,12 +279,18 @@ def show(rows: Sequence[Cells]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=[*TABLES, "dtfm-4"], help="the table or figure to make")
-    parser.add_argument("--networks", type=Path, metavar="FOLDER", help="DT-FM's five networks, for dtfm-4")
+    parser.add_argument("table", choices=[*TABLES, *OF_NETWORKS], help="the table or figure to make")
+    parser.add_argument("--networks", type=Path, metavar="FOLDER", help="DT-FM's five networks, for dtfm-3 and dtfm-4")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args()
-    make = partial(placements, given.networks) if given.table == "dtfm-4" else TABLES[given.table]
-    rows = make()
+    if given.table in TABLES:
+        rows = TABLES[given.table]()
+    elif given.networks is None:
+        raise UsageError(
+            f"{given.table} needs the study's networks", "name the folder with dtfm_case0.json to dtfm_case4.json: --networks FOLDER"
+        )
+    else:
+        rows = OF_NETWORKS[given.table](given.networks)
     if given.json:
         print(json.dumps({"schema": SCHEMA, "table": given.table, "rows": rows}))
     else:
