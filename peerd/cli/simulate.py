@@ -112,6 +112,8 @@ def _fields(row: ComparisonRow) -> dict[str, str | int | float]:
 @click.option("--method", "methods", multiple=True, type=click.Choice(PLACINGS), help="May be repeated.  [default: all, or joining]")
 @click.option("--steps", "num_steps", type=click.IntRange(1, 1000), default=5, show_default=True, help="Steps to simulate.")
 @click.option("--noise", type=FiniteRange(0, 0.9), default=0.05, show_default=True, metavar="SHARE", help="Spread of computing times.")
+@click.option("--unreliable", type=FiniteRange(0, 1), default=0.0, metavar="SHARE", help="So many of the peers come and go.")
+@click.option("--departures", type=FiniteRange(0, 1), default=0.5, show_default=True, metavar="SHARE", help="Of those, that go in a step.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of everything that is chance.")
 @click.option(
     "--out", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write the last method's timeline as `peerd trace` does."
@@ -127,6 +129,7 @@ def run(run_file: str, network_file: Path | None, num_peers: int | None, methods
       peerd simulate run my-run --network devices.csv
       peerd simulate run my-run --network devices.csv --method search -o timeline.json
       peerd simulate run my-run --peers 1000 --json
+      peerd simulate run my-run --peers 100 --unreliable 0.4 --departures 0.3
     """
     from peerd.cli import simulate_run
 

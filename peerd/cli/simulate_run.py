@@ -24,8 +24,10 @@ from peerd.planner.cutting import stage_layers
 from peerd.planner.network import TYPICAL_FLOPS
 from peerd.planner.run_costs import run_cost
 from peerd.planner.run_plans import Planning
-from peerd.sim.network import Homes, Pairs
-from peerd.sim.step_run import RunResult, RunSettings, joined, simulate_run
+from peerd.sim.churn import Churn
+from peerd.sim.network import Homes, Pairs, SimulatedLinks
+from peerd.sim.run import simulate_run
+from peerd.sim.step_run import RunResult, RunSettings, joined
 from peerd.timeline.chrome import chrome_trace
 from peerd.timeline.critical import critical_shares
 from peerd.timeline.shares import by_stage, window
@@ -41,16 +43,22 @@ def run(
     *,
     num_steps: int,
     noise: float,
+    unreliable: float,
+    departures: float,
     seed: int,
     out: Path | None,
 ) -> None:
     """Simulate each method's placement and print what comes of it. `network`: its file, or how many homes are drawn."""
     described = manifest.load(run_file_path(run_file))
+    churn = Churn(share=unreliable, rate=departures, noticed_s=described.swarm.announce_period_s) if unreliable else None
     settings = RunSettings(
-        num_steps=num_steps, slots=described.slots, microbatch_size=described.train.microbatch_size, noise=noise, seed=seed
+        num_steps=num_steps, slots=described.slots, microbatch_size=described.train.microbatch_size, noise=noise, seed=seed, churn=churn
     )
     if isinstance(network, int):
-        results = [_of_homes(described, network, methods, settings)]
+        drawn = Homes(network, TYPICAL_FLOPS, seed)
+        results = [_joining(described, drawn, methods, settings, "--peers: drawn homes join one after another")]
+    elif churn is not None:
+        results = [_joining(described, Pairs(network_of(network)[0]), methods, settings, "--unreliable: peers that come and go join")]
     else:
         planning = Planning(described, loads_of(described), network_of(network)[0], seed)
         results = [found for method in dict.fromkeys(methods or ALL) if (found := _planned(planning, method, settings)) is not None]
@@ -69,15 +77,19 @@ Simulated = tuple[str, float | None, RunResult]
 """A method, the tokens per second that the steady state foretells of its placement, and what the simulation says."""
 
 
-def _of_homes(described: Manifest, num_peers: int, methods: Sequence[str], settings: RunSettings) -> Simulated:
+def _joining(described: Manifest, links: SimulatedLinks, methods: Sequence[str], settings: RunSettings, why: str) -> Simulated:
+    """Peers that join one after another. `why`: what excludes other placements, in words."""
     if set(methods) - {"joining"}:
-        raise UsageError("--peers: drawn homes join one after another", "leave out --method, or give --network FILE")
+        raise UsageError(why, "leave out --method")
+    num_peers = len(links.peers)
     if num_peers < described.train.num_stages:
         raise UsageError(f"--peers {num_peers}: the run has {described.train.num_stages} stages", "give each stage a peer")
     loads = loads_of(described)
     cost = run_cost(described, loads, stage_layers(described, loads))
-    homes = Homes(num_peers, TYPICAL_FLOPS, settings.seed)
-    return "joining", None, simulate_run(cost, homes, joined(cost, homes), settings)
+    unreliable = settings.churn.unreliable(num_peers, settings.seed) if settings.churn is not None else frozenset()
+    if num_peers - len(unreliable) < described.train.num_stages:
+        raise UsageError("each stage needs a peer that stays", "lower --unreliable, or give more peers")
+    return "joining", None, simulate_run(cost, links, joined(cost, links, unreliable), settings)
 
 
 def _planned(planning: Planning, method: str, settings: RunSettings) -> Simulated | None:
@@ -100,6 +112,7 @@ def _row(method: str, expected: float | None, result: RunResult) -> dict[str, An
         "sent_gb": round(sum(result.sent_bytes) / 1e9, 6),
         "stages": [{"stage": each.stage, **dataclasses.asdict(each.shares)} for each in by_stage(result.timelines, within)],
         "critical_path": dataclasses.asdict(critical_shares(result.timelines)),
+        "churn": dataclasses.asdict(result.churn),
     }
 
 
@@ -116,6 +129,11 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
             shares = [f"{stage[name]:.0%}" for name in ("compute", "wait", "wire", "step_end")]
             table.add_row(*(told if number == 0 else [""] * len(told)), str(stage["stage"]), *shares)
     out.print(table)
+    for churn in (row["churn"] for row in rows if row["churn"]["departures"]):
+        out.print(
+            f"{churn['departures']} departures: {churn['relaunched']} microbatches computed again by a stage, {churn['rounds_failed']}"
+            f" rounds failed, {churn['inexact']} averages inexact; at least {churn['least_reliable']} peers that stay in each stage"
+        )
     out.print(Text("path: the critical path of the peers whose timelines are kept", style="dim"))
 
 

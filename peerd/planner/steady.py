@@ -16,6 +16,7 @@ from itertools import pairwise
 from peerd.planner.flow import most_flow
 from peerd.planner.network import Topology
 from peerd.planner.queues import waiting_share
+from peerd.planner.slow_start import held_up_s, round_waits_s
 from peerd.policy.round.slices import bytes_each_way, least_exchange_s, shares_by_rate
 from peerd.policy.route.launching import FORWARDS_PER_MICROBATCH, window_of
 
@@ -106,11 +107,12 @@ class SteadyModel:
         return self._rates[stage, peer]
 
     def averaging_s(self, stage: int, peers: Sequence[int]) -> float:
-        """The least time of a round, by the rates of the members' lines (`policy/round/slices.py`), and a round trip."""
+        """The least time of a round, by the members' lines (`policy/round/slices.py`), its round trips and TCP's slow start."""
         if len(peers) < 2:
             return 0.0
         delay = max(self.topology.delay_s[a][b] + self.topology.delay_s[b][a] for a in peers for b in peers if a != b)
-        return least_exchange_s(self.run.stages[stage].gradient_bytes, self._lines(peers)) + delay
+        num_bytes, lines = self.run.stages[stage].gradient_bytes, self._lines(peers)
+        return least_exchange_s(num_bytes, lines) + round_waits_s(num_bytes, len(peers), min(lines), delay)
 
     def state(self, members: Members) -> SteadyState:
         """What comes of this placement. A stage without peers stops the swarm: its step takes for ever."""
@@ -120,7 +122,7 @@ class SteadyModel:
         averages = [self.averaging_s(stage, members[stage]) for stage in stages]
         busy_s = run.microbatches_per_step / rate if rate > 0 else math.inf
         passed_s = self._passed_s(members, stage_rates)
-        fill_s = self._computed_s(members, stage_rates) + passed_s
+        fill_s = self._computed_s(members, stage_rates) + passed_s + self._slow_start_s(members, stage_rates)
         waiting_s = self._waiting_s(members, stage_rates, passed_s, busy_s)
         exposed_s = max(0.0, max(averages) - busy_s - waiting_s) if run.is_averaging_hidden and rate > 0 else max(averages)
         step_s = busy_s + waiting_s + fill_s + exposed_s
@@ -214,6 +216,20 @@ class SteadyModel:
                     forth, back = self.topology.hop_s(a, b, cost.forth_bytes), self.topology.hop_s(b, a, cost.back_bytes)
                     passed += share * other * (forth + back)
         return passed
+
+    def _slow_start_s(self, members: Members, stage_rates: Sequence[float]) -> float:
+        """What TCP holds the first microbatch of a step up on its way, forth and back, by the mean of each stage's peers."""
+        if not all(stage_rates):
+            return 0.0
+        network, shares, held_up = self.topology, self._shares(members, stage_rates), 0.0
+        for stage in range(len(members) - 1):
+            cost = self.run.stages[stage]
+            for a, share in zip(members[stage], shares[stage], strict=True):
+                for b, other in zip(members[stage + 1], shares[stage + 1], strict=True):
+                    round_trip_s = network.delay_s[a][b] + network.delay_s[b][a]
+                    forth = held_up_s(cost.forth_bytes, network.link_rate(a, b), round_trip_s)
+                    held_up += share * other * (forth + held_up_s(cost.back_bytes, network.link_rate(b, a), round_trip_s))
+        return held_up
 
     def _works_s(self, members: Members, stage_rates: Sequence[float]) -> list[float]:
         """What each peer's device, uplink and downlink work for a microbatch of the swarm, as far as they do."""

@@ -6,7 +6,7 @@ import math
 import random
 from collections import deque
 
-from peerd.policy.route.admission import weakest_stage
+from peerd.policy.swarm.choosing import weakest_stage
 from peerd.sim.simulated_swarm import SimulatedPeer
 from peerd.table.record import PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView

@@ -3,15 +3,19 @@
 Transfers to one peer leave one after another, as in the daemon's lanes, and those to several share the uplink in the order in which they
 were asked for. A downlink takes as many bytes as it can, whichever come first: one that comes slowly holds up no other. So a transfer costs
 the same whatever the number of peers.
+
+A connection that has been idle is slow at first (planner/slow_start.py).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
 from peerd.planner.network import PeerSpec, Topology
+from peerd.planner.slow_start import FIRST_WINDOW, held_up_s
 
 ACCESS_DELAY_S = 0.004
 """Of both access lines together."""
@@ -20,6 +24,10 @@ EXTENT_S = 0.12
 HOMES = ((0.35, 5, 50), (0.4, 20, 100), (0.2, 50, 250), (0.05, 500, 500))
 """Shares of homes by their lines: Mbit/s up and down."""
 BYTES_PER_MBIT = 125e3
+LEAST_IDLE_S = 0.2
+"""A connection that sent nothing for a round trip and that long may have half as much on the way, for each such time (tcp_cwnd_restart)."""
+MOST_CONNECTIONS = 1 << 16
+"""In a swarm in which more pairs exchange tensors each transfer counts as the first one of its connection."""
 SPREAD = 0.5
 """Standard deviation of the logarithm of simulated devices' speeds."""
 
@@ -78,15 +86,37 @@ class Homes:
         return math.inf
 
 
+@dataclass(slots=True)
+class Connection:
+    """One direction of a TCP connection: how many bytes it may have on the way, since when it has been idle, and when it is free."""
+
+    window: float = FIRST_WINDOW
+    idle_since_s: float = 0.0
+    free_s: float = 0.0
+
+    def rest(self, now_s: float, round_trip_s: float) -> None:
+        """Take account of the time in which nothing was sent."""
+        idles = int((now_s - self.idle_since_s) / (round_trip_s + LEAST_IDLE_S))
+        if idles > 0:
+            self.window = max(FIRST_WINDOW, self.window / 2.0 ** min(idles, 60))
+
+    def held_up_s(self, num_bytes: float, rate: float, round_trip_s: float) -> float:
+        """How long a transfer waits for acknowledgements, s, beyond what its bytes take at this rate. The window grows by what it sends."""
+        waited_s = held_up_s(num_bytes, rate, round_trip_s, self.window)
+        self.window = min(self.window + num_bytes, max(self.window, 2 * rate * round_trip_s))
+        return waited_s
+
+
 class SharedLines:
     """What is under way. A transfer is asked for when it begins to wait; they are asked for in the order of time."""
 
-    def __init__(self, links: SimulatedLinks) -> None:
+    def __init__(self, links: SimulatedLinks, *, slow_start: bool = True) -> None:
         self._links = links
+        self._slow_start = slow_start
         self._up = [peer.up for peer in links.peers]
         self._down = [peer.down for peer in links.peers]
         self._up_free_s, self._down_free_s = [0.0] * len(self._up), [0.0] * len(self._up)
-        self._lane_free_s: dict[tuple[int, int], float] = {}
+        self._connections: dict[tuple[int, int], Connection] = {}
         self.sent_bytes = [0.0] * len(self._up)
 
     def send(self, one: int, other: int, num_bytes: float, now_s: float) -> tuple[float, float]:
@@ -94,12 +124,27 @@ class SharedLines:
         if one == other:
             return now_s, now_s
         up, down, pair = self._up[one], self._down[other], self._links.pair_rate(one, other)
+        delay_s = self._links.delay_s(one, other)
+        round_trip_s = delay_s + self._links.delay_s(other, one)
+        connection = self._connection(one, other)
         began_s = max(now_s, self._up_free_s[one])
         self._up_free_s[one] = began_s + num_bytes / up
-        if pair < up:
-            began_s = max(began_s, self._lane_free_s.get((one, other), 0.0))
-            self._lane_free_s[one, other] = began_s + num_bytes / pair
+        began_s = max(began_s, connection.free_s)
+        held_up_s = 0.0
+        if self._slow_start:
+            connection.rest(began_s, round_trip_s)
+            held_up_s = connection.held_up_s(num_bytes, min(up, down, pair), round_trip_s)
+        connection.free_s = began_s + num_bytes / min(up, pair) + held_up_s
+        connection.idle_since_s = connection.free_s + round_trip_s
         self._down_free_s[other] = max(now_s, self._down_free_s[other]) + num_bytes / down
-        taken_s = max(began_s + num_bytes / min(up, pair), began_s + num_bytes / down, self._down_free_s[other])
+        taken_s = max(connection.free_s, began_s + num_bytes / down + held_up_s, self._down_free_s[other])
         self.sent_bytes[one] += num_bytes
-        return began_s, taken_s + self._links.delay_s(one, other)
+        return began_s, taken_s + delay_s
+
+    def _connection(self, one: int, other: int) -> Connection:
+        found = self._connections.get((one, other))
+        if found is None:
+            found = Connection()
+            if len(self._connections) < MOST_CONNECTIONS:
+                self._connections[one, other] = found
+        return found

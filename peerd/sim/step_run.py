@@ -2,14 +2,15 @@
 
 From `policy/`: which stage a joiner takes and which call a full peer refuses (admission), who owns which microbatch and how many are in
 flight (launching, owning), to which peer each goes (wiring), and how slices are cut (round/slices). Left out: the optimizer's time, news
-that comes late (a round begins, and a step ends, one way across the network after the last microbatch), rounds that fail, what averages
-and microbatches take of the same line, and peers that come and go.
+that comes late (a round begins, and a step ends, one way across the network after the last microbatch), and what averages and microbatches
+take of the same line. Peers may come and go (`sim/churn.py`); then the reliable ones launch.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -17,13 +18,16 @@ from random import Random
 from statistics import median
 
 from peerd.planner.network import PeerSpec
+from peerd.planner.slow_start import round_waits_s
 from peerd.planner.steady import SLOTS_FACTOR, Members, RunCost
 from peerd.policy.round.slices import exchange_s, shares_by_rate
-from peerd.policy.route.admission import weakest_stage
 from peerd.policy.route.launching import OfStep, WayTime, Work, on_the_way, share, window
 from peerd.policy.route.owning import ring_of
+from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.policy.swarm.rates import SampleDemand, carried
+from peerd.sim.churn import Churn, ChurnCounts
 from peerd.sim.clock import Clock
+from peerd.sim.ledgers import Held, Ledgers
 from peerd.sim.network import SharedLines, SimulatedLinks
 from peerd.sim.passage import Hop, Passages, PipelinePeer, machine_of
 from peerd.table.record import PeerId, PeerRecord, Phase
@@ -35,6 +39,7 @@ MOST_TRACED = 64
 MOST_TRAINERS = 127
 """In a larger swarm the peers of the first stage launch for all."""
 DELAYS_DRAWN = 200
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,9 @@ class RunSettings:
     noise: float = 0.05
     """Standard deviation of the logarithm of a pass's time."""
     seed: int = 0
+    churn: Churn | None = None
+    slow_start: bool = True
+    """Whether connections are slow again after a pause, as by default on Linux (net.ipv4.tcp_slow_start_after_idle)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +69,7 @@ class RunResult:
     """Calls that found all slots of their callee taken."""
     timelines: tuple[PeerTimeline, ...]
     tokens_per_step: int
+    churn: ChurnCounts
 
     @property
     def tokens_per_s(self) -> float:
@@ -69,7 +78,7 @@ class RunResult:
 
 
 @dataclass(slots=True, eq=False)
-class _Trainer:
+class LaunchingPeer:
     peer: PipelinePeer
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
     in_flight: int = 0
@@ -77,16 +86,33 @@ class _Trainer:
     """Its microbatches of each step that are not done."""
 
 
-def joined(cost: RunCost, links: SimulatedLinks) -> Members:
-    """The stages that peers take which join one after another, each the weakest, by what computing and lines allow."""
+def joined(cost: RunCost, links: SimulatedLinks, unreliable: frozenset[int] = frozenset()) -> Members:
+    """The stages that peers take which join one after another, by what computing and lines allow, and by who means to stay."""
     members: list[list[int]] = [[] for _ in cost.stages]
-    totals = [0.0] * len(members)
+    totals, reliable = [0.0] * len(members), [0.0] * len(members)
     for number in range(len(links.peers)):
-        records = [PeerRecord(peer=PeerId(f"stage {stage}"), stage=stage, throughput=total) for stage, total in enumerate(totals) if total]
-        stage, _ = weakest_stage(LiveView(me=PeerId(links.peers[number].name), records=tuple(records)), range(len(members)))
+        says_so = bool(unreliable) and number not in unreliable
+        stage = stage_for(PeerId(links.peers[number].name), totals, reliable, says_so)
         members[stage].append(number)
-        totals[stage] += rate_in(cost, stage, links.peers[number])
+        rate = rate_in(cost, stage, links.peers[number])
+        totals[stage] += rate
+        reliable[stage] += rate * says_so
     return tuple(map(tuple, members))
+
+
+def stage_for(joiner: PeerId, totals: Sequence[float], reliable: Sequence[float], says_so: bool) -> int:
+    """The stage that a joiner takes, where stages do `totals`, and their `reliable` peers that much of it. Two records tell each stage."""
+    told = [
+        (stage, part, hours) for stage, total in enumerate(totals) for part, hours in ((total - reliable[stage], 0), (reliable[stage], 1))
+    ]
+    records = [
+        PeerRecord(peer=PeerId(f"stage {stage} {hours}"), stage=stage, throughput=part, stays_hours=hours)
+        for stage, part, hours in told
+        if part > ROUNDING
+    ]
+    choice = choose_stage(LiveView(me=joiner, records=tuple(records)), Joiner(lacking=[""] * len(totals), is_reliable=says_so))
+    assert choice.stage is not None
+    return choice.stage
 
 
 def microbatch_s(cost: RunCost, stage: int, spec: PeerSpec) -> float:
@@ -104,26 +130,26 @@ def rate_in(cost: RunCost, stage: int, spec: PeerSpec) -> float:
     return min(1 / microbatch_s(cost, stage, spec), carried(spec.up, spec.down, demand))
 
 
-def simulate_run(cost: RunCost, links: SimulatedLinks, members: Members, settings: RunSettings) -> RunResult:
-    """Run the steps. The result depends on the arguments alone. ValueError if a stage has no peer."""
-    if not all(members):
-        raise ValueError(f"stage {next(stage for stage, peers in enumerate(members) if not peers)} has no peer")
-    return _Run(cost, links, members, settings).run()
+class StepRun:
+    """Peers that stay. `ChurningRun` (sim/run.py) lets them come and go."""
 
-
-class _Run:
-    def __init__(self, cost: RunCost, links: SimulatedLinks, members: Members, settings: RunSettings) -> None:
-        self._cost, self._links, self._settings = cost, links, settings
+    def __init__(
+        self, cost: RunCost, links: SimulatedLinks, members: Members, settings: RunSettings, ledgers: Ledgers | None = None
+    ) -> None:
+        if not all(members):
+            raise ValueError(f"stage {next(stage for stage, peers in enumerate(members) if not peers)} has no peer")
+        self._cost, self._links, self._settings, self._ledgers = cost, links, settings, ledgers
         self._num_microbatches = cost.microbatches_per_step
-        self._clock, self._lines = Clock(), SharedLines(links)
+        self._clock, self._lines = Clock(), SharedLines(links, slow_start=settings.slow_start)
         order = [peers[turn] for turn in range(max(map(len, members))) for peers in members if turn < len(peers)]
         traced = set(order[:MOST_TRACED])
         self._stages = [[self._peer(number, stage, number in traced) for number in peers] for stage, peers in enumerate(members)]
-        self._live = LiveView(me=PeerId(""), records=tuple(sorted((p.record for ps in self._stages for p in ps), key=lambda r: r.peer)))
-        self._passages = Passages(self._clock, self._lines, cost, settings.slots, self._added)
+        self.counts = ChurnCounts()
+        self._live = self._view()
+        self._passages = Passages(self._clock, self._lines, cost, settings.slots, self._added, self._ledgers)
         self._passages.serve(self._stages)
-        train = self._stages[0] if sum(map(len, members)) > MOST_TRAINERS else [peer for peers in self._stages for peer in peers]
-        self._trainers = {peer.record.peer: _Trainer(peer) for peer in train}
+        train = self._stages[0] if sum(map(len, members)) > MOST_TRAINERS else self._everybody()
+        self._trainers = {peer.record.peer: LaunchingPeer(peer) for peer in train}
         self._order = tuple(sorted(self._trainers))
         self._way = WayTime()
         self._delay_s = self._widest_delay_s()
@@ -155,7 +181,14 @@ class _Run:
             refused=self._passages.num_refused,
             timelines=tuple(timelines),
             tokens_per_step=self._num_microbatches * self._cost.tokens_per_microbatch,
+            churn=self.counts,
         )
+
+    def _everybody(self) -> list[PipelinePeer]:
+        return [peer for peers in self._stages for peer in peers]
+
+    def _view(self) -> LiveView:
+        return LiveView(me=PeerId(""), records=tuple(sorted((peer.record for peer in self._everybody()), key=lambda r: r.peer)))
 
     @property
     def _overlaps(self) -> bool:
@@ -181,22 +214,26 @@ class _Run:
         return max((self._links.delay_s(a, b) for a, b in pairs if a != b), default=0.0)
 
     def _exchange_s(self, stage: int) -> float:
-        """A round: what the members' lines need for slices cut by their rates, and a round trip for the proposal."""
-        specs = [self._links.peers[peer.number] for peer in self._stages[stage]]
-        if len(specs) < 2:
-            return 0.0
+        """A round: what the members' lines need for slices cut by their rates, its round trips, and TCP's slow start after the pause."""
         numbers = [peer.number for peer in self._stages[stage]]
+        if len(numbers) < 2:
+            return 0.0
+        are_few = len(numbers) <= DELAYS_DRAWN
+        pairs = [(one, other) for one in numbers for other in numbers if one != other] if are_few else []
+        round_trip_s = max((self._links.delay_s(*pair) + self._links.delay_s(*reversed(pair)) for pair in pairs), default=2 * self._delay_s)
         rates = []
-        for one, spec in zip(numbers, specs, strict=True):
-            pair = math.inf
-            if len(numbers) <= DELAYS_DRAWN:
-                pair = min(min(self._links.pair_rate(one, other), self._links.pair_rate(other, one)) for other in numbers if other != one)
-            rates.append(min(spec.up, spec.down, (len(numbers) - 1) * pair))
-        if math.isinf(min(rates)):
-            return 2 * self._delay_s
-        most = 1e3 * min(rates)
-        finite = [min(rate, most) for rate in rates]
-        return exchange_s(self._cost.stages[stage].gradient_bytes, finite, shares_by_rate(finite)) + 2 * self._delay_s
+        for one in numbers:
+            limits = [
+                min(self._links.pair_rate(one, other), self._links.pair_rate(other, one)) for other in numbers if other != one and are_few
+            ]
+            spec = self._links.peers[one]
+            rates.append(min(spec.up, spec.down, (len(numbers) - 1) * min(limits, default=math.inf)))
+        num_bytes, slowest = self._cost.stages[stage].gradient_bytes, min(rates)
+        waits_s = round_waits_s(num_bytes if self._settings.slow_start else 0.0, len(numbers), slowest, round_trip_s)
+        if math.isinf(slowest):
+            return waits_s
+        finite = [min(rate, 1e3 * slowest) for rate in rates]
+        return exchange_s(num_bytes, finite, shares_by_rate(finite)) + waits_s
 
     # Steps
 
@@ -206,6 +243,7 @@ class _Run:
             return
         self._missing[step] = self._num_microbatches
         self._averaged_s[step] = [math.nan] * len(self._stages)
+        self._opened(step)
         ring = ring_of(self._order, step)
         for peer, trainer in self._trainers.items():
             mine = ring.owned(ring.places[peer], 1, self._num_microbatches)
@@ -224,7 +262,7 @@ class _Run:
         for trainer in self._trainers.values():
             self._launch(trainer)
 
-    def _launch(self, trainer: _Trainer) -> None:
+    def _launch(self, trainer: LaunchingPeer) -> None:
         while trainer.waiting:
             step, index = trainer.waiting[0]
             mine = sum(count for at, count in trainer.left.items() if at <= step)
@@ -235,7 +273,7 @@ class _Run:
             trainer.in_flight += 1
             self._passages.launch(trainer.peer, step, index, partial(self._done, trainer, self._clock.now_s))
 
-    def _done(self, trainer: _Trainer, began_s: float, hop: Hop, callee: PipelinePeer) -> None:
+    def _done(self, trainer: LaunchingPeer, began_s: float, hop: Hop, callee: PipelinePeer) -> None:
         self._way.note(callee.record.peer, max(0.0, self._clock.now_s - began_s - hop.held_s))
         trainer.in_flight -= 1
         if hop.step in self._missing:  # the step may have ended before this news of it came
@@ -243,12 +281,24 @@ class _Run:
             self._missing[hop.step] -= 1
         self._launch(trainer)
 
-    def _added(self, stage: int, step: int) -> None:
+    def _opened(self, step: int) -> None:
+        """A step begins."""
+
+    def _closed(self, step: int) -> None:
+        """A step is over."""
+
+    def _added(self, what: Held, _number: int) -> None:
+        """A peer has computed a microbatch."""
+        stage, step, _ = what
         held = self._held[stage, step] = self._held.get((stage, step), 0) + 1
         if held == self._num_microbatches:
-            began_s = max(self._clock.now_s + self._delay_s, self._rounds_end_s[stage])
-            self._rounds_end_s[stage] = began_s + self._averaging_s[stage]
-            self._clock.at(self._rounds_end_s[stage], self._averaged, stage, step, began_s)
+            self._clock.at(self._begin_round(stage), self._averaged, stage, step, self._rounds_end_s[stage] - self._averaging_s[stage])
+
+    def _begin_round(self, stage: int) -> float:
+        """When the round that is due ends. It begins once the news is there, and the stage's last round is over."""
+        began_s = max(self._clock.now_s + self._delay_s, self._rounds_end_s[stage])
+        self._rounds_end_s[stage] = began_s + self._averaging_s[stage]
+        return self._rounds_end_s[stage]
 
     def _averaged(self, stage: int, step: int, began_s: float) -> None:
         now_s, averages = self._clock.now_s, self._averaged_s[step]
@@ -259,7 +309,7 @@ class _Run:
             for peer in peers:
                 self._lines.sent_bytes[peer.number] += share_of
         for peer in peers:
-            peer.note(SpanKind.ACCUMULATING, self._began_s[peer.number, step], began_s, step)
+            peer.note(SpanKind.ACCUMULATING, self._began_s.get((peer.number, step), began_s), began_s, step)
             peer.note(SpanKind.AVERAGING, began_s, now_s, step)
         if not any(map(math.isnan, averages)):
             self._clock.after(self._delay_s, self._committed, step)
@@ -275,4 +325,5 @@ class _Run:
         for trainer in self._trainers.values():
             trainer.left.pop(step, None)
         self._missing.pop(step, None)
+        self._closed(step)
         self._open(step + 1 + self._overlaps)

@@ -28,7 +28,8 @@ from peerd.planner.cutting import stage_layers
 from peerd.planner.network import PeerSpec, Topology
 from peerd.planner.run_costs import run_cost
 from peerd.sim.network import Pairs
-from peerd.sim.step_run import RunSettings, simulate_run
+from peerd.sim.run import simulate_run
+from peerd.sim.step_run import RunSettings
 from scripts.benchmarks._averaging import observed_in
 from scripts.benchmarks._link import NUM_PEERS, NUM_STAGES, PER_STAGE, SETTLING, SLOW_START, manifest_of, until_step
 from scripts.benchmarks._namespaces import Network, require_root

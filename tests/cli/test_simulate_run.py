@@ -44,8 +44,28 @@ def test_drawn_homes_join_and_the_table_shows_where_the_time_goes(peerd: Command
     assert max(map(len, done.out.splitlines())) <= 80
 
 
+def test_peers_that_come_and_go_cost_microbatches_and_no_average_is_inexact(peerd: Command, run_folder: Path) -> None:
+    flags = ("--peers", 16, "--steps", 4, "--unreliable", 0.5, "--departures", 0.6)
+    done = peerd("simulate", "run", run_folder / "run", *flags, "--json")
+    assert done.code == 0, done.err
+    churn = json.loads(done.out)["rows"][0]["churn"]
+    assert churn["departures"] > 4
+    assert churn["relaunched"] > 0
+    assert churn["inexact"] == 0
+    assert churn["least_reliable"] >= 1
+    assert "departures: " in peerd("simulate", "run", run_folder / "run", *flags).out
+
+
 @pytest.mark.parametrize(
-    "flags", [[], ["--peers", 9, "--network", "x.csv"], ["--peers", 9, "--method", "search"], ["--peers", 1], ["--network", "no.csv"]]
+    "flags",
+    [
+        [],
+        ["--peers", 9, "--network", "x.csv"],
+        ["--peers", 9, "--method", "search"],
+        ["--peers", 1],
+        ["--network", "no.csv"],
+        ["--peers", 9, "--unreliable", 0.9],
+    ],
 )
 def test_a_network_that_cannot_be_simulated_is_one_clear_line(peerd: Command, run_folder: Path, flags: list[object]) -> None:
     done = peerd("simulate", "run", run_folder / "run", *flags)

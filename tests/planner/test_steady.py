@@ -14,6 +14,7 @@ from peerd.planner import placing
 from peerd.planner.flow import most_flow
 from peerd.planner.network import PeerSpec, Topology
 from peerd.planner.queues import UNEVEN, waiting_share
+from peerd.planner.slow_start import ROUND_TRIPS
 from peerd.planner.steady import RunCost, StageDemand, SteadyModel
 
 MIDDLE = StageDemand(flops=1e9, memory_bytes=1e9, forth_bytes=1e6, back_bytes=1e6, gradient_bytes=4e6)
@@ -89,11 +90,11 @@ def test_averaging_binds_where_it_takes_longer_than_the_microbatches_and_is_hidd
     peers = network(peer("a"), peer("b", up=1e5), delay_s=0.05)
     run = run_of(1)
     found = SteadyModel(run, peers).state(((0, 1),))
-    assert found.averaging_s == pytest.approx(40 + 0.1)
+    assert found.averaging_s == pytest.approx(40 + ROUND_TRIPS * 0.1)
     assert found.bound_by == ("averaging",)
-    assert found.step_s == pytest.approx(100 / 20 + 40.1)
+    assert found.step_s == pytest.approx(100 / 20 + 40 + ROUND_TRIPS * 0.1)
     hidden = SteadyModel(replace(run, is_averaging_hidden=True), peers).state(((0, 1),))
-    assert hidden.step_s == pytest.approx(40.1)
+    assert hidden.step_s == pytest.approx(40 + ROUND_TRIPS * 0.1)
 
 
 def test_what_a_peer_sends_a_day_follows_from_its_share() -> None:

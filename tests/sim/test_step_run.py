@@ -13,8 +13,11 @@ import pytest
 from peerd.planner import placing
 from peerd.planner.network import PeerSpec, Topology
 from peerd.planner.steady import Members, RunCost, StageDemand, SteadyModel
+from peerd.sim.churn import Churn
+from peerd.sim.ledgers import NOBODY, Ledgers
 from peerd.sim.network import Homes, Pairs, SharedLines
-from peerd.sim.step_run import RunResult, RunSettings, joined, simulate_run
+from peerd.sim.run import simulate_run
+from peerd.sim.step_run import RunResult, RunSettings, joined
 from peerd.timeline.critical import critical_shares
 from peerd.timeline.spans import SpanKind
 
@@ -118,11 +121,21 @@ def test_a_stage_without_a_peer_is_named() -> None:
 
 
 def test_transfers_share_the_uplink_in_order_and_a_pair_with_a_limit_leaves_room_for_others() -> None:
-    lines = SharedLines(Pairs(network(PeerSpec(name="a", up=1e6), PeerSpec(name="b", down=1e6), PeerSpec(name="c"), delay_s=0.5)))
-    assert lines.send(0, 1, 1e6, 0.0) == pytest.approx((0.0, 1.5))
-    assert lines.send(0, 2, 1e6, 0.0) == pytest.approx((1.0, 2.5))
-    assert lines.send(2, 1, 1e6, 0.0) == pytest.approx((0.0, 2.5)), "b's downlink takes them one after the other"
+    lines = SharedLines(Pairs(network(PeerSpec(name="a", up=1e6), PeerSpec(name="b", down=1e6), PeerSpec(name="c"))))
+    assert lines.send(0, 1, 1e6, 0.0) == pytest.approx((0.0, 1.0))
+    assert lines.send(0, 2, 1e6, 0.0) == pytest.approx((1.0, 2.0))
+    assert lines.send(2, 1, 1e6, 0.0) == pytest.approx((0.0, 2.0)), "b's downlink takes them one after the other"
     assert lines.send(1, 1, 1e9, 3.0) == (3.0, 3.0)
+
+
+def test_a_connection_that_was_idle_is_slow_at_first_and_one_that_is_busy_is_not() -> None:
+    """14,480 bytes at first, then twice as many each round trip: 262 KB need five of 0.2 s, in one of which the line sends 2 MB."""
+    peers = [PeerSpec(name=name, up=1e7, down=1e7) for name in "ab"]
+    lines = SharedLines(Pairs(network(*peers, delay_s=0.1)))
+    sent_s = [lines.send(0, 1, 262_144, now_s)[1] - now_s for now_s in (0.0, 1.0, 1.05, 1.1, 60.0)]
+    assert sent_s[0] == pytest.approx(0.1 + 4 * 0.2 + 0.0262 - 0.0217, abs=0.001)
+    assert max(sent_s[1:4]) <= 0.1 + 3 * 0.0262 + 0.2
+    assert sent_s[4] == pytest.approx(sent_s[0])
 
 
 def test_a_transfer_that_comes_slowly_holds_up_no_other() -> None:
@@ -143,3 +156,54 @@ def test_where_lines_bind_steps_take_what_the_steady_state_says(seed: int) -> No
     for members in (placing.dealt(steady), placing.searched(steady, 0)):
         found = fmean(simulated(run, peers, members, num_steps=4, noise=0.05).step_s[1:])
         assert 0.95 <= found / steady.state(members).step_s <= 1.2
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+def test_whoever_goes_all_averages_are_exact_and_each_stage_keeps_a_reliable_peer(share: float) -> None:
+    """Six in ten of the unreliable peers go in each step, of 16 homes in 2 stages."""
+    run, links, churn = cost(2, 128, boundary=1e5, gradients=1e6), Homes(16, 1e12, seed=0), Churn(share=share, rate=0.6)
+    members = joined(run, links, churn.unreliable(16, 0))
+    settings = RunSettings(num_steps=6, slots=run.slots, microbatch_size=1, churn=churn)
+    found = simulate_run(run, links, members, settings)
+    assert len(found.step_s) == 6
+    assert found.churn.departures >= 6
+    assert found.churn.relaunched > 0
+    assert found.churn.inexact == 0
+    assert found.churn.least_reliable >= 1
+    calm = simulate_run(run, links, members, replace(settings, churn=replace(churn, rate=0.0)))
+    assert calm.churn.departures == calm.churn.relaunched == 0
+    assert found.tokens_per_s >= calm.tokens_per_s / 3
+    assert simulate_run(run, links, members, settings) == found, "the same seed, the same departures"
+
+
+def test_what_a_dead_peer_held_is_computed_again_in_its_stage_alone() -> None:
+    """Two of three equal peers of the last stage go in every step: they take what they did with them, the first stage's peer stays."""
+    peers = network(*(PeerSpec(name=name, flops=1e12) for name in "abcd"), delay_s=0.01)
+    churn = Churn(share=0.5, rate=1.0, noticed_s=1.0)
+    seed = next(seed for seed in range(99) if churn.unreliable(4, seed) == {2, 3})
+    settings = RunSettings(num_steps=1, slots=12, microbatch_size=1, noise=0.0, seed=seed, churn=churn)
+    found = simulate_run(cost(2, 30), Pairs(peers), ((0,), (1, 2, 3)), settings)
+    kinds = Counter((each.stage, span.kind) for each in found.timelines for span in each.spans)
+    assert found.churn.departures == 2
+    assert kinds[0, SpanKind.BACKWARD] == 30, "no gradient comes twice"
+    assert kinds[0, SpanKind.FORWARD] >= 30 + found.churn.relaunched
+    assert found.churn.inexact == 0
+
+
+def test_ledgers_know_what_is_missing_and_what_two_peers_did() -> None:
+    ledgers = Ledgers(2, 3)
+    ledgers.open(0)
+    assert [ledgers.add(0, 0, index, index % 2) for index in range(3)] == [True] * 3
+    assert not ledgers.add(0, 0, 1, 7)
+    assert ledgers.suppressed == 1
+    assert ledgers.why_inexact(0, 0) is None
+    assert ledgers.is_complete(0, 0)
+    assert not ledgers.is_complete(1, 0)
+    assert ledgers.drop(0, 1, frozenset({0})) == [], "its stage has averaged the step"
+    assert ledgers.drop(0, 0, frozenset()) == [(0, 0, 0), (0, 0, 2)]
+    assert ledgers.holder(0, 0, 0) == NOBODY
+    assert ledgers.holder(0, 0, 1) == 1
+    assert ledgers.why_inexact(0, 0) is not None
+    ledgers.close(0)
+    assert not ledgers.add(0, 0, 0, 1)
+    assert not ledgers.is_missing_from(0, 0, 0)
