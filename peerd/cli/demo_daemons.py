@@ -175,7 +175,7 @@ class DemoSwarm:
             port_mapping=not place.host,
             home=str(home.folder),
             stage=stage,
-            stay=True,
+            keeps_stage=True,
             device="cpu",
             compute_stand_in_ms=self.plan.stand_in_ms,
             slow_factor=self.plan.slow.get(peer, 1.0),

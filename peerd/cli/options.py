@@ -76,6 +76,7 @@ STEPS = click.IntRange(1, 10**9)
 STAGES = click.IntRange(1, 4096)
 STAND_IN_MS = FiniteRange(0, 3_600_000)
 TIMEOUT_S = FiniteRange(0, 30 * 86400)
+STAY_HOURS = FiniteRange(0, 10 * 366 * 24)
 
 
 def create_folder(folder: Path) -> None:
@@ -104,6 +105,7 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
     port = click.IntRange(0, 65535)
     options = (
         click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]"),
+        click.option("--stay", "stay_hours", type=STAY_HOURS, default=0.0, metavar="HOURS", help="How long this machine means to stay."),
         click.option(
             "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps; all, or cuda:0,cuda:1: a daemon for each."
         ),

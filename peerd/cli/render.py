@@ -17,7 +17,7 @@ from peerd.control.protocol import HealthItem, PathInfo, PeerInfo, PeersReply, S
 WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _UNITS = ("", "K", "M", "G", "T", "P")
-_MARKS = {"+": "+ relays for others", "~": "~ behind a relay", "!": "! cannot be dialled"}
+_MARKS = {"*": "* means to stay", "+": "+ relays for others", "~": "~ behind a relay", "!": "! cannot be dialled"}
 AT_WORK_FROM_S = 10.0
 """A peer that holds microbatches and has added none for this long is shown at work, with the time: else it would seem to stand still."""
 _SEVERITY_STYLE = {"problem": "red", "warning": "yellow", "info": "dim"}
@@ -246,10 +246,11 @@ def empty_table(gap: int) -> Table:
 
 
 def _mark(peer: PeerInfo) -> str:
-    """A mark for a peer that relays, is behind a relay, or cannot be dialled."""
+    """A mark for a peer that relays, is behind a relay, cannot be dialled, or means to stay."""
     if peer.get("relays"):
         return "+"
-    return {"relayed": "~", "client": "!"}.get(peer.get("reach", ""), "")
+    hidden = {"relayed": "~", "client": "!"}.get(peer.get("reach", ""), "")
+    return hidden or ("*" if peer.get("stays_hours") else "")
 
 
 def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str], shows: tuple[bool, bool, bool]) -> None:

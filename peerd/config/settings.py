@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, replace
 
 
@@ -42,8 +43,10 @@ class Settings:
     """Limit of relayed bytes per day; 0: no limit."""
     stage: int = -1
     """Stage to serve; -1: the one that needs help most."""
-    stay: bool = False
+    keeps_stage: bool = False
     """Never move from the first stage served."""
+    stays_s: float = 0.0
+    """How long its owner means to let it run, s from its start; 0: not said."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     data: str = ""
@@ -90,6 +93,8 @@ class Settings:
                 raise ValueError(f"{name} is {port}; it must be between 0 and 65535")
         if self.relay_rate < 0 or self.relay_daily < 0:
             raise ValueError("relay_rate and relay_daily must not be negative")
+        if not 0 <= self.stays_s < math.inf:
+            raise ValueError("stays_s must be finite and not negative")
         if self.sharers < 1:
             raise ValueError("sharers must be at least 1")
         if self.compute_stand_in_ms < 0:

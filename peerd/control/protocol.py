@@ -80,6 +80,7 @@ class PeerInfo(PathInfo):
     throughput: float  # samples per second: what it computes, or less where its line is known to carry less
     computes: NotRequired[float]  # what it would do on any line; 0: its line is not known well enough
     backlog: NotRequired[float]  # microbatches that waited for its processor or uplink, mean over the last rebalancing period
+    stays_hours: NotRequired[int]  # how long its owner still means to let it run; 0: not said
     tokens: int  # contributed so far
     last_loss: float | None
     device: str

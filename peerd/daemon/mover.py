@@ -85,6 +85,6 @@ class Mover:
             found = self._readings.read(found, live)
         seat.rebalance_reason, seat.rebalance_moves = found.reason, found.moves
         move = move_of(found, seat.state.record)
-        if move is not None and not seat.peer.settings.stay and self._fits(move.to_stage):
+        if move is not None and not seat.peer.settings.keeps_stage and self._fits(move.to_stage):
             LOG.info("rebalancing", to_stage=move.to_stage, reason=move.reason)
             self._departure.move(move.to_stage)

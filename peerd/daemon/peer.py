@@ -119,6 +119,11 @@ class Peer:
         self._row.show(seat)
         self.reception.open(seat)
 
+    @property
+    def stays_hours(self) -> int:
+        """How long its owner still means to let it run; 0: not said."""
+        return self._row.stays_hours
+
     async def serve(self) -> None:
         """Start to answer other peers."""
         direct = self.network.direct

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import structlog
@@ -9,8 +10,9 @@ import structlog
 from peerd import __version__
 from peerd.daemon.device import describe
 from peerd.policy.swarm.rates import carried
+from peerd.swarm.clock import clock_s
 from peerd.swarm.own_row import OwnRow
-from peerd.table.record import MAX_BACKLOG, MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
+from peerd.table.record import MAX_BACKLOG, MAX_STAY_HOURS, MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -21,8 +23,10 @@ LOG = structlog.get_logger()
 class Row(OwnRow):
     """The row that `Membership` publishes; there is none before a stage is served."""
 
-    def __init__(self) -> None:
+    def __init__(self, stays_s: float = 0.0) -> None:
+        """`stays_s`: how long this peer means to stay from now on; 0: not said."""
         self._seat: Seat | None = None
+        self._stays_until_s = clock_s() + stays_s
 
     def show(self, seat: Seat) -> None:
         """Publish the state of this seat from now on."""
@@ -30,6 +34,10 @@ class Row(OwnRow):
 
     def record(self) -> PeerRecord | None:
         return self._seat.state.record if self._seat is not None else None
+
+    @property
+    def stays_hours(self) -> int:
+        return min(max(0, math.ceil((self._stays_until_s - clock_s()) / 3600)), MAX_STAY_HOURS)
 
     def vitals(self) -> Vitals:
         seat = self._seat
@@ -53,6 +61,7 @@ class Row(OwnRow):
             throughput=throughput,
             computes=computes,
             backlog=min(round(seat.backlog.mean, 2), MAX_BACKLOG),
+            stays_hours=self.stays_hours,
             tokens=counters.tokens,
             last_loss=believable_loss(history[-1].loss) if history else None,
             evaluation=seat.training.evaluation,

@@ -114,7 +114,7 @@ async def _until_left(peer: Peer, service: ControlService) -> int:
                 group.create_task(keep(part))
             while await _take_part(peer, service, stage) and await _rest(peer, service.departure):
                 await come_back(peer)
-                stage = peer.settings.stage if peer.settings.stay else ANY_STAGE
+                stage = peer.settings.stage if peer.settings.keeps_stage else ANY_STAGE
             raise Left
     except* Left:
         pass
@@ -210,7 +210,7 @@ async def _mind_memory(seat: Seat, departure: Departure) -> None:
 
 async def _until_may_go_on(peer: Peer) -> None:
     """Wait until the owner lets this peer go on, and there is memory for a stage."""
-    wanted = peer.settings.stage if peer.settings.stay else ANY_STAGE
+    wanted = peer.settings.stage if peer.settings.keeps_stage else ANY_STAGE
     if peer.room_wanted:  # an attempt has just failed, whatever the estimate says
         await asyncio.sleep(ROOM_LOOK_S)
     while True:

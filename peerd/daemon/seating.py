@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 
 import structlog
 import torch
 
 from peerd.daemon.device import give_back_memory, memory_of, room_on
+from peerd.daemon.link_needs import needs
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat, Watcher
 from peerd.errors import StageError
-from peerd.models.stages import estimate_stage_memory, keeps_graphs, placing_of_stage
+from peerd.models.stages import estimate_stage_memory, keeps_graphs, placing_of_stage, stage_demands
 from peerd.observe.archive import Archive
 from peerd.planner.memory import Memory, Placing, Room
-from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.recovery import Beginning
+from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.executor import Executor, Priority
@@ -47,6 +49,8 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     disk = DiskRoom(home.checkpoints(run), home.averages)
     store = CheckpointStore(home.checkpoints(run), place.manifest.train.num_stages, disk)
     checkpoints = await asyncio.to_thread(store.scan)
+    if wanted < 0:
+        await peer.gossip.locate()
     stage = await asyncio.to_thread(_stage_to_serve, peer, wanted, room, checkpoints)
     steps = tuple(checkpoint.step for checkpoint in checkpoints if checkpoint.stage == stage)
     founds = bool(settings.run_file) and not peer.has_served
@@ -129,11 +133,26 @@ def _stage_to_serve(peer: Peer, wanted: int, room: Room, checkpoints: list[Check
     newest = checkpoints[-1].stage if checkpoints else num_stages
     if newest < num_stages and stage_step(live, newest) is None and not lacks_for(peer, newest, room):
         return newest
-    choice = choose_stage(live, [lacks_for(peer, stage, room) for stage in range(num_stages)])
+    choice = choose_stage(live, _joiner(peer, [lacks_for(peer, stage, room) for stage in range(num_stages)]))
     if choice.stage is None:
         raise NoRoomError(f"no stage fits this machine: {choice.reason}", "join from a machine with more memory")
     LOG.info("stage chosen", stage=choice.stage, reason=choice.reason)
     return choice.stage
+
+
+def _joiner(peer: Peer, lacking: Sequence[str]) -> Joiner:
+    """What this peer knows of itself when it looks for a stage. `lacking`: by stage, what this machine has too little of for it."""
+    manifest = peer.place.manifest
+    up, down = peer.network.links.traffic.line.claims(peer.governor.limits)
+    return Joiner(
+        lacking=lacking,
+        is_reliable=peer.stays_hours > 0,
+        up=up,
+        down=down,
+        coordinate=peer.gossip.position.coordinate,
+        demands=stage_demands(manifest, are_alike=peer.settings.compute_stand_in_ms > 0),
+        round_rates=[need.rounds for need in needs(manifest, peer.membership.live(), num_joining=1)],
+    )
 
 
 def lacks_for(peer: Peer, stage: int, room: Room) -> str:
@@ -169,4 +188,4 @@ def another_stage(peer: Peer) -> int | None:
     room = replace(peer.seat.room, device=min(had, limit or had))
     peer.outgrown[peer.seat.stage] = int(MORE * room.device)
     lacking = [lacks_for(peer, stage, room) for stage in range(peer.place.manifest.train.num_stages)]
-    return choose_stage(peer.membership.live(), lacking).stage
+    return choose_stage(peer.membership.live(), _joiner(peer, lacking)).stage

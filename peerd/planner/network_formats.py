@@ -51,9 +51,11 @@ def read_network(text: str) -> tuple[Topology, StudySizes]:
 def swarm_network(reply: Mapping[str, Any], microbatch_size: int) -> Topology:
     """The peers of a running swarm, as `peerd peers --json` lists them: lines that nobody measured count as unlimited.
 
-    Delays follow from the coordinates, within the round trips that the asked daemon has measured.
+    Delays follow from the coordinates, within the round trips that the asked daemon has measured. Reliable are those that say that they
+    stay; all, where nobody says so.
     """
     found = [peer for stage in reply["stages"] for peer in stage["peers"] if not peer["leaving"]]
+    is_said = any(peer.get("stays_hours") for peer in found)
     peers = tuple(
         PeerSpec(
             name=peer["id"],
@@ -62,6 +64,7 @@ def swarm_network(reply: Mapping[str, Any], microbatch_size: int) -> Topology:
             down=peer["down"] or math.inf,
             stage=peer["stage"],
             microbatches_per_s=(peer.get("computes") or peer["throughput"]) / microbatch_size or None,
+            is_reliable=peer.get("stays_hours", 0) > 0 or not is_said,
         )
         for peer in found
     )

@@ -55,6 +55,8 @@ MOST_ON_THEIR_WAY = 3
 PUSH_TIMEOUT_S = 3.0
 FEW_STRANGERS = 16
 """More than so many are compared with the table of another peer, which is cheaper than to call them."""
+LOCATING = 16
+"""Peers that a newcomer asks to find out where it is: coordinates of two dimensions and a height need some, and each costs a connection."""
 MOST_PUSHED = 2
 """Records in a push: the sender's own, or the two that prove that a peer lies."""
 
@@ -129,6 +131,21 @@ class Gossip:
                 timer.cancel()
             for task in set().union(*self._sending.values()):
                 task.cancel()
+
+    async def locate(self) -> None:
+        """Ask some peers twice, so that this peer knows where it is. Until the slowest has answered, or for one announce period."""
+        known = [r.peer for r in self._membership.live().records if r.coordinate is not None and r.peer != self._membership.me]
+        asked = self._random.sample(known, min(len(known), LOCATING))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._period_s), asyncio.TaskGroup() as group:
+                for peer in asked:
+                    group.create_task(self._ask_twice(peer))
+
+    async def _ask_twice(self, peer: PeerId) -> None:
+        """The first question may open a connection, which takes longer than an answer."""
+        with contextlib.suppress(RemoteError):
+            for _ in range(2):
+                await self._hear_news_of(peer)
 
     def gossip(self, caller: PeerId, raws: Sequence[RawRecord]) -> list[RawRecord]:
         """Merge the record of a caller: those of others come when this peer asks.
@@ -240,15 +257,18 @@ class Gossip:
         if peer is None:
             return
         try:
-            asked_s, known = time.monotonic(), self._membership.news.tags(clock_s())
-            news = await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S)
-            self._answered(peer, asked_s)
-            await self._membership.absorb_quietly(news, peer)
-            self._membership.reached(peer)
+            await self._hear_news_of(peer)
         except BadMessageError:
             return
         except RemoteError:
             self._liveness.report_failure(peer)
+
+    async def _hear_news_of(self, peer: PeerId) -> None:
+        asked_s, known = time.monotonic(), self._membership.news.tags(clock_s())
+        news = await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S)
+        self._answered(peer, asked_s)
+        await self._membership.absorb_quietly(news, peer)
+        self._membership.reached(peer)
 
     def _whom_to_ask(self) -> PeerId | None:
         live = self._membership.live()

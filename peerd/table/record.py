@@ -23,6 +23,7 @@ MAX_OFFSET, MAX_HEIGHT, MAX_ERROR = (1 << 15) - 1, (1 << 16) - 1, 2000
 MAX_LOSS = 1e30
 """Nats per token. A run that diverges may come near it."""
 MAX_BACKLOG = float(1 << 20)
+MAX_STAY_HOURS = 1 << 17
 MAX_ASIDES = 3
 """A peer has memory for so many: that of a round, which it does not need meanwhile."""
 MAX_SIDELINED = 8
@@ -250,6 +251,8 @@ class Vitals:
     """Samples per second that it would do on any line. 0: its line is not known well enough, and `throughput` says what it computes."""
     backlog: Annotated[float, 42, real(MAX_BACKLOG)] = 0.0
     """Microbatches that waited for its processor or its uplink, on average over the last rebalancing period."""
+    stays_hours: Annotated[int, 43, count(MAX_STAY_HOURS)] = 0
+    """How long its owner still means to let it run, in hours, rounded up. 0: not said, or over."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""
@@ -319,6 +322,11 @@ class PeerRecord(Vitals):
     def worth(self) -> tuple[int, Lineage, bytes]:
         """The order of two states of a stage at one step: the smaller one wins. Without tied weights it is the order of the lineages."""
         return (self.lineage.inexact, self.tied, self.lineage.chain)
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether it means to stay: policy/swarm/reliable.py says what follows from it."""
+        return self.stays_hours > 0 and not self.leaving
 
     @property
     def pair(self) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from tests.cli.replies import contributions_reply, history_reply, peers_reply, s
 from tests.control.fake_daemon import answering, line
 
 _DAEMON_FLAGS = {
-    *("--stage", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
+    *("--stage", "--stay", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
     *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--public", "--no-dashboard", "--otel", "--tensorboard", "--wandb"),
     *("--no-port-mapping", "--direct-port", "--no-direct", "--no-local", "--relay", "--relay-rate", "--relay-daily"),
 }
@@ -75,7 +75,10 @@ VERBS = {
     "reference": {"--steps", "--out", "--data", "--home", "--json"},
     "help": {"--home"},
     "simulate": set(),
-    "simulate run": {"-o", "--network", "--peers", "--method", "--steps", "--noise", "--seed", "--out", "--home", "--json"},
+    "simulate run": {
+        *("-o", "--network", "--peers", "--method", "--steps", "--noise", "--unreliable", "--departures", "--seed", "--out"),
+        *("--home", "--json"),
+    },
     "simulate rebalance": {
         *("--trace", "--stages", "--peers", "--download", "--unlike", "--view-delay", "--noise", "--seed", "--runs", "--plot"),
         *("--home", "--json"),

@@ -16,6 +16,12 @@ def reply_of(*peers: dict[str, Any]) -> Any:
     return reply
 
 
+def test_reliable_are_the_peers_that_say_that_they_stay_and_all_where_nobody_does() -> None:
+    said = swarm_network(reply_of({"stays_hours": 3}, {"stays_hours": 0}, {}), 1)
+    assert [peer.is_reliable for peer in said.peers] == [True, False, False]
+    assert all(peer.is_reliable for peer in swarm_network(reply_of({}, {"stays_hours": 0}), 1).peers)
+
+
 def test_delays_follow_from_coordinates_within_what_the_asked_daemon_has_measured() -> None:
     here, near, far = [0.0, 0.0, 0.001, 0.05], [0.01, 0.0, 0.001, 0.05], [0.3, 0.0, 0.001, 0.05]
     found = swarm_network(

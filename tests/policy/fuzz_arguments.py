@@ -22,6 +22,7 @@ from peerd.policy.step.roster import WHOLE, Credit, Roster, entry_of
 from peerd.policy.step.sidelining import Sidelining
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.swarm.checkup import Dialled
+from peerd.policy.swarm.choosing import Joiner
 from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.coordinates import NetworkPosition
 from peerd.policy.swarm.health import Facts, advance
@@ -121,6 +122,19 @@ def _facts(world: World) -> Facts:
 def _demand(world: World) -> SampleDemand:
     random = world.random
     return SampleDemand(work=random.uniform(0.5, 2.0), sends=random.choice((0.0, 1.0, 1e9)), receives=random.choice((0.0, 5e-324, 1e9)))
+
+
+def _joiner(world: World) -> Joiner:
+    random, stages = world.random, range(world.num_stages)
+    return Joiner(
+        lacking=[random.choice(["", "memory"]) for _ in stages],
+        is_reliable=random.random() < 0.5,
+        up=random.choice((0.0, 1.0, 1e6)),
+        down=random.choice((0.0, 1.0, 1e6)),
+        coordinate=world.maybe(world.coordinate),
+        demands=random.choice(((), tuple(_demand(world) for _ in stages))),
+        round_rates=random.choice(((), [random.choice((0.0, 1.0, 1e9)) for _ in stages])),
+    )
 
 
 def _rebalancing(world: World) -> Rebalancing:
@@ -235,6 +249,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("named", "PeerId | None"): lambda w: w.random.choice((None, w.peer())),
     ("named", "PeerId"): World.peer,
     "params": _rebalancing,
+    ("records", "Sequence[PeerRecord]"): lambda w: list(w.records),
+    "joiner": _joiner,
     "mine": lambda w: w.own,
     ("mine", "Evaluation | None"): lambda w: w.own.evaluation,
     ("mine", "Sequence[Who]"): lambda w: list(w.names),
@@ -300,7 +316,6 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "samples_per_step": lambda w: w.random.randint(1, 1 << 20),
     "slowness": lambda w: w.random.choice((0.0, 1e-9, 0.5, 1.0, 1e9)),
     "microbatch_size": lambda w: w.random.randint(1, 512),
-    "lacking": lambda w: [w.random.choice(["", "memory"]) for _ in range(w.num_stages)],
     "stages": lambda w: range(w.num_stages),
     **dict.fromkeys(("ranks", "attempt"), lambda w: w.random.randrange(9)),
     "why": lambda w: w.random.choice(("", "its upload is too slow for this run")),

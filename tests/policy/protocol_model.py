@@ -24,9 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from peerd.policy.route.admission import choose_stage
 from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import sum_told
+from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.table.record import AverageId, Lineage, PeerId, Phase
 from tests.policy.model_directory import Directory
 from tests.policy.model_exchange import Plan
@@ -355,7 +355,7 @@ class World:
         host = self.rng.choice(hosts)
         joiner.hearing.receive(self.directory.records(self.now) + host.hearing.recent_records(name, limit=99), host.name)
         live = joiner.live()
-        stage = choose_stage(live, [""] * self.scenario.num_stages).stage
+        stage = choose_stage(live, Joiner(lacking=[""] * self.scenario.num_stages)).stage
         assert stage is not None
         joiner.join(stage)
         self.counts["joins"] += 1

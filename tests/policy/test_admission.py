@@ -1,55 +1,17 @@
-"""Admission: which stage a joiner takes, whom it downloads from, which calls are taken on."""
+"""Admission: which calls are taken on, and whom a joiner downloads from."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.admission import able_to_compute, choose_stage, donors, newest_taken, slots_for, why_refuse_call
+from peerd.policy.route.admission import able_to_compute, donors, newest_taken, slots_for, why_refuse_call
 from peerd.policy.step.ledger import at_next_step, ledger_of
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, records, view_of
-
-
-@given(live_views(), st.lists(st.sampled_from(["", "2 GB of memory"]), min_size=2, max_size=4))
-def test_a_stage_that_does_not_fit_is_never_chosen(live: LiveView, lacking: list[str]) -> None:
-    choice = choose_stage(live, lacking)
-    if choice.stage is None:
-        assert all(lacking)
-        assert "2 GB of memory" in choice.reason
-    else:
-        assert not lacking[choice.stage]
-
-
-@given(live_views(num_stages=3))
-def test_an_empty_stage_comes_before_any_other(live: LiveView) -> None:
-    empty = [s for s in range(3) if not any(r.stage == s and not r.leaving and r.peer != live.me for r in live.records)]
-    choice = choose_stage(live, [""] * 3)
-    if empty:
-        assert choice.stage in empty
-
-
-def test_the_weakest_stage_is_helped_and_a_peer_that_still_downloads_counts() -> None:
-    strong, weak = member("a", throughput=4.0), member("b", stage=1, throughput=1.0)
-    joining = [member(f"j{n}", stage=1, phase=Phase.JOINING) for n in range(2)]
-    me = member("me", stage=0, phase=Phase.JOINING)
-    assert choose_stage(view_of(me, strong, weak), ["", ""]).stage == 1
-    assert choose_stage(view_of(me, strong, weak, *joining), ["", ""]).stage == 0
-
-
-def test_a_leaving_peer_is_no_strength() -> None:
-    live = view_of(member("me", phase=Phase.JOINING), member("a"), member("b", stage=1, throughput=9.0, leaving=True))
-    assert choose_stage(live, ["", ""]).stage == 1
-
-
-def test_joiners_at_one_moment_spread_over_equal_stages() -> None:
-    served = tuple(member(f"p{stage}", stage=stage, throughput=1.0) for stage in range(3))
-    chosen = Counter(choose_stage(LiveView(me=PeerId(f"j{n}"), records=served), [""] * 3).stage for n in range(90))
-    assert all(15 <= chosen[stage] <= 45 for stage in range(3))
 
 
 @given(records(), st.integers(0, 1), st.integers(0, 5), st.booleans())
@@ -124,3 +86,12 @@ def test_a_leaving_peer_gives_its_state_when_nobody_else_is_as_far() -> None:
     assert donors(view_of(me, leaving), 0, frozenset()) == [leaving]
     assert donors(view_of(me, leaving, stays), 0, frozenset()) == [stays, leaving]
     assert donors(view_of(me, leaving, replace(stays, step=2)), 0, frozenset())[0] == leaving
+
+
+def test_of_donors_that_are_as_good_one_that_means_to_stay_is_asked_first_and_of_those_a_fast_line() -> None:
+    plain, reliable = member("a", step=3, up=1 << 30), member("b", step=3, up=1 << 20, stays_hours=2)
+    faster = member("c", step=3, up=1 << 24, stays_hours=1)
+    me = member("me", phase=Phase.JOINING)
+    assert donors(view_of(me, plain, reliable, faster), 0, frozenset()) == [faster, reliable, plain]
+    assert donors(view_of(me, replace(plain, step=4), reliable), 0, frozenset())[0].peer == "a"
+    assert donors(view_of(me, plain, replace(reliable, leaving=True)), 0, frozenset())[0] == plain

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.admission import choose_stage
+from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.policy.swarm.rates import SampleDemand, carried, rate_at, speed_of
 from peerd.policy.swarm.rebalance import Rebalancing, plan
 from peerd.table.record import PeerId, PeerRecord
@@ -45,7 +45,7 @@ def rate(live: LiveView) -> float:
 def test_slow_lines_draw_a_joiner_and_then_a_mover_and_the_swarm_is_half_as_fast_again() -> None:
     slow, fast = [peer(f"a{n}", 0, 5) for n in range(4)], [peer(f"b{n}", 1, 100) for n in range(4)]
     live = LiveView(me=PeerId("joiner"), records=(*slow, *fast))
-    choice = choose_stage(live, ["", ""])
+    choice = choose_stage(live, Joiner(lacking=["", ""]))
     assert choice.stage == 0
     live = replace(live, records=(*live.records, peer("joiner", 0, 100)))
     by_compute = replace(live, records=tuple(replace(r, throughput=COMPUTES, computes=0.0) for r in live.records))

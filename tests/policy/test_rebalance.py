@@ -21,11 +21,14 @@ IMPROVED = Rebalancing()
 ALGORITHM_2 = Rebalancing(rule=Rule.QUEUES)
 
 rules = st.sampled_from([*(Rebalancing(rule=rule) for rule in Rule), Rebalancing(download_s=240, noise=0.0), Rebalancing(noise=0.3)])
+nobody_says, some_stay = st.just(0), st.sampled_from([0, 0, 0, 5])
 throughputs = st.sampled_from([0.0, 0.3, 1.0, 2.5, 8.0])
 
 
 @st.composite
-def swarms(draw: st.DrawFn, num_stages: int = 3, throughput: st.SearchStrategy[float] = throughputs) -> LiveView:
+def swarms(
+    draw: st.DrawFn, num_stages: int = 3, throughput: st.SearchStrategy[float] = throughputs, stays: st.SearchStrategy[int] = nobody_says
+) -> LiveView:
     """Some peers on some stages, in every phase, loaded and fast in every way."""
     records = [
         member(
@@ -35,6 +38,7 @@ def swarms(draw: st.DrawFn, num_stages: int = 3, throughput: st.SearchStrategy[f
             leaving=draw(st.integers(0, 9)) == 0,
             backlog=draw(st.integers(0, 5)) / 1.0,
             throughput=draw(throughput),
+            stays_hours=draw(stays),
         )
         for number in range(draw(st.integers(1, 14)))
     ]
@@ -76,14 +80,37 @@ def settled(live: LiveView, num_stages: int, params: Rebalancing, periods: int =
 # What holds for every rule
 
 
-@given(swarms(), st.integers(0, 3), rules)
+@given(swarms(stays=some_stay), st.integers(0, 3), rules)
 def test_a_stage_is_never_left_empty(live: LiveView, seed: int, params: Rebalancing) -> None:
     for move in plan(live, 3, seed, params).moves:
         staying = [r for r in live.serving(move.from_stage) if not r.leaving and r.peer != move.peer]
         assert staying != []
 
 
-@given(swarms(), st.integers(0, 3), rules, st.randoms(use_true_random=False))
+@given(swarms(stays=some_stay), st.integers(0, 3), rules)
+def test_the_last_peer_of_a_stage_that_means_to_stay_never_moves(live: LiveView, seed: int, params: Rebalancing) -> None:
+    for move in plan(live, 3, seed, params).moves:
+        mover = live.find(move.peer)
+        others = [r for r in live.serving(move.from_stage) if r.is_reliable and r.peer != move.peer]
+        assert mover is not None
+        assert others or not mover.is_reliable
+
+
+@pytest.mark.parametrize("rule", [Rule.IMPROVED, Rule.QUEUES])
+def test_a_stage_without_a_peer_that_means_to_stay_gets_one_from_the_stage_with_most(rule: Rule) -> None:
+    params = Rebalancing(rule=rule)
+    records = [member(f"s{s}p{n}", stage=s, throughput=1.0, stays_hours=n < have) for s, have in enumerate((1, 0, 3)) for n in range(4)]
+    live = LiveView(me=records[0].peer, records=tuple(records))
+    found = plan(live, 3, 0, params)
+    assert [(move.from_stage, move.to_stage) for move in found.moves] == [(2, 1)]
+    assert "no peer that means to stay" in found.reason
+    assert not plan(carried_out(live, found, Phase.JOINING), 3, 0, params).moves or rule is Rule.IMPROVED
+    at_rest, _ = settled(live, 3, params)
+    assert all(any(r.is_reliable for r in at_rest.of_stage(stage)) for stage in range(3))
+    assert not plan(swarm_of(2, 2, 2), 3, 0, params).moves, "nobody says so: nothing changes"
+
+
+@given(swarms(stays=some_stay), st.integers(0, 3), rules, st.randoms(use_true_random=False))
 def test_the_order_of_records_and_whose_view_it_is_do_not_matter(
     live: LiveView, seed: int, params: Rebalancing, chance: random.Random
 ) -> None:
@@ -92,7 +119,7 @@ def test_the_order_of_records_and_whose_view_it_is_do_not_matter(
     assert plan(LiveView(me=PeerId("else"), records=tuple(shuffled)), 3, seed, params) == plan(live, 3, seed, params)
 
 
-@given(swarms(), st.integers(0, 3), rules)
+@given(swarms(stays=some_stay), st.integers(0, 3), rules)
 def test_at_most_one_peer_moves_and_only_one_that_serves_and_stays(live: LiveView, seed: int, params: Rebalancing) -> None:
     found = plan(live, 3, seed, params)
     assert len(found.moves) <= 1

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.admission import choose_stage
 from peerd.policy.route.evaluating import is_my_turn
 from peerd.policy.route.launching import Standstill, launchable, trainers_of, window
 from peerd.policy.step.ledger import held, may_accumulate, missing, stage_step
+from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.policy.swarm.rebalance import Rebalancing, plan
 from peerd.policy.swarm.spreading import (
     KEEPERS,
@@ -256,7 +256,7 @@ def test_a_stage_of_which_one_knows_only_its_speaker_counts_with_all_its_peers()
     me = member("joiner", stage=0, phase=Phase.JOINING)
     known = [*stage_of(0, 5, throughput=1.0), *stage_of(1, 6, throughput=1.0)]
     told = member("far", stage=2, throughput=1.0, summary=summary(throughput=40.0))
-    assert choose_stage(view_of(me, *known, told), ["", "", ""]).stage == 0
+    assert choose_stage(view_of(me, *known, told), Joiner(lacking=["", "", ""])).stage == 0
     assert large(summary(peers=40)).num_serving(3) == 40
     assert window(large(summary()), 2, 100) == window(view_of(*large(summary()).records), 2, 100)
 

@@ -23,8 +23,8 @@ ALONE_S = MICROBATCHES * STAND_IN_MS / 1000
 def test_seven_and_one_become_four_and_four_and_recover_from_the_loss_of_three() -> None:
     manifest = swarm_manifest(num_stages=2, steps=100_000, microbatches_per_step=MICROBATCHES, microbatch_size=1)
     with Swarm(replace(manifest, swarm=replace(manifest.swarm, rebalance_period_s=PERIOD_S))) as swarm:
-        first = swarm.start(stage=1, stay=True, compute_stand_in_ms=STAND_IN_MS)
-        others = [swarm.join(0, stay=True, compute_stand_in_ms=STAND_IN_MS)]
+        first = swarm.start(stage=1, keeps_stage=True, compute_stand_in_ms=STAND_IN_MS)
+        others = [swarm.join(0, keeps_stage=True, compute_stand_in_ms=STAND_IN_MS)]
         others += [swarm.join(0, compute_stand_in_ms=STAND_IN_MS) for _ in range(6)]
         for daemon in others:
             daemon.wait_until_serving(timeout_s=120)
@@ -46,7 +46,7 @@ def test_by_queues_a_peer_moves_to_where_microbatches_wait_and_says_so() -> None
     period_s = 9.0
     manifest = swarm_manifest(num_stages=2, steps=100_000, microbatches_per_step=MICROBATCHES, microbatch_size=1)
     with Swarm(replace(manifest, swarm=replace(manifest.swarm, rebalance_period_s=period_s, rebalance="queues"))) as swarm:
-        first = swarm.start(stage=1, stay=True, compute_stand_in_ms=STAND_IN_MS)
+        first = swarm.start(stage=1, keeps_stage=True, compute_stand_in_ms=STAND_IN_MS)
         others = [swarm.join(0, compute_stand_in_ms=STAND_IN_MS) for _ in range(3)]
         for daemon in others:
             daemon.wait_until_serving(timeout_s=120)

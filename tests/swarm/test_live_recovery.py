@@ -136,7 +136,7 @@ def test_a_run_goes_on_after_the_p2pd_of_every_peer_was_killed_again_and_again()
 def test_a_peer_moves_to_the_stage_that_lacks_one_and_nothing_is_replayed() -> None:
     manifest = swarm_manifest(num_stages=2, steps=60)
     with Swarm(replace(manifest, swarm=replace(manifest.swarm, rebalance_period_s=4.0))) as swarm:
-        first = swarm.start(stage=0, stay=True, compute_stand_in_ms=40)
+        first = swarm.start(stage=0, keeps_stage=True, compute_stand_in_ms=40)
         others = [swarm.join(1, compute_stand_in_ms=40) for _ in range(3)]
         for daemon in others:
             daemon.wait_until_serving()

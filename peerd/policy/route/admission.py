@@ -1,9 +1,6 @@
-"""Which stage a joiner takes, and which messages a peer takes on."""
+"""Which messages a peer takes on, and from which peers it gets what it lacks."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from peerd.policy.hashing import digest, turn_of
 from peerd.policy.step.ledger import is_frozen, ledger_of
@@ -12,44 +9,6 @@ from peerd.table.view import LiveView
 
 MOST_DONORS = 8
 """Peers that a joiner downloads from at once. What it has measured of its own downlink says no more than what one of them could send."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageChoice:
-    """The stage to serve and why; `stage` is None where none fits."""
-
-    stage: int | None
-    reason: str
-
-
-def choose_stage(live: LiveView, lacking: Sequence[str]) -> StageChoice:
-    """The weakest stage among those that fit this machine's memory. `lacking`: by stage, what is too little for it, or an empty string."""
-    fitting = [stage for stage, lacks in enumerate(lacking) if not lacks]
-    if not fitting:
-        return StageChoice(None, f"stage 0 needs {lacking[0]}, and the others do not fit either")
-    weakest, total = weakest_stage(live, fitting)
-    if total == 0:
-        return StageChoice(weakest, f"stage {weakest} has nobody")
-    return StageChoice(weakest, f"stage {weakest} is the weakest, at {total:.1f} samples/s")
-
-
-def weakest_stage(live: LiveView, stages: Sequence[int]) -> tuple[int, float]:
-    """The weakest of some stages, at least one, and its strength in samples per second.
-
-    Strength is the sum of throughputs; a peer still downloading counts, and one not yet measured counts as the mean.
-    Ties go by hash, so that joiners at one moment spread.
-    """
-    measured = [r.throughput for r in live.records if r.throughput > 0 and r.peer != live.me]
-    mean = sum(measured) / len(measured) if measured else 1.0
-
-    def strength(stage: int) -> tuple[float, bytes]:
-        peers = [r for r in live.of_stage(stage) if not r.leaving and r.peer != live.me]
-        told = live.summary(stage)
-        known = sum(r.throughput or mean for r in peers)
-        return max(known, told.throughput if told else 0.0), digest("stage", live.me, stage, size=8)
-
-    weakest = min(stages, key=strength)
-    return weakest, strength(weakest)[0]
 
 
 def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: bool) -> str | None:
@@ -112,26 +71,28 @@ def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
 
 
 def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
-    """Peers to download a stage's state from: newest step first, those that stay, best lineage, fast uplinks; those tried already last.
+    """Peers to download a stage's state from: newest step first, best lineage, reliable ones, fast uplinks; those that leave and those
+    tried already last.
 
     Uplinks count by powers of two, and each joiner orders equal donors differently, so that many joiners do not meet at one donor. A
     leaving peer still gives: it may be the only one left with the newest step.
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
 
-    def order(record: PeerRecord) -> tuple[bool, int, bool, Lineage, int, bytes]:
-        return record.peer in tried, -record.step, record.leaving, record.lineage, -record.up.bit_length(), turn_of(live.me, record.peer)
+    def order(record: PeerRecord) -> tuple[bool, int, bool, Lineage, bool, int, bytes]:
+        here = record.peer in tried, -record.step, record.leaving, record.lineage, not record.is_reliable
+        return *here, -record.up.bit_length(), turn_of(live.me, record.peer)
 
     return sorted(able, key=order)
 
 
 def givers_of_data(live: LiveView) -> list[PeerRecord]:
-    """Peers to fetch the run's data from: all that train and stay. Each asking peer has an order of its own."""
+    """Peers to fetch the run's data from: all that train, reliable ones first. Each asking peer has an order of its own."""
     able = [r for r in live.records if r.trains and not r.leaving and r.peer != live.me]
-    return sorted(able, key=lambda r: digest("data", live.me, r.peer, size=8))
+    return sorted(able, key=lambda r: (not r.is_reliable, digest("data", live.me, r.peer, size=8)))
 
 
 def givers_of_start(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord]:
-    """Peers to get the state that the run begins from: those that stay first. Each joiner has an order of its own."""
+    """Peers to get the state that the run begins from: reliable ones first, those that leave last. Each joiner has an order of its own."""
     able = [r for r in live.records if r.gives_start and r.peer != live.me]
-    return sorted(able, key=lambda r: (r.peer in tried, r.leaving, turn_of(live.me, r.peer)))
+    return sorted(able, key=lambda r: (r.peer in tried, r.leaving, not r.is_reliable, turn_of(live.me, r.peer)))

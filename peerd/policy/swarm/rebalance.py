@@ -20,6 +20,7 @@ from statistics import median
 
 from peerd.policy.hashing import digest
 from peerd.policy.swarm.rates import SampleDemand, demand_of, rate_at, speed_of
+from peerd.policy.swarm.reliable import last_reliable, num_reliable, without_reliable
 from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 from peerd.table.view import LiveView
 
@@ -121,6 +122,8 @@ def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) 
     records = [record for record in live.records if 0 <= record.stage < num_stages and not record.leaving]
     if not records:
         return Plan((), "nobody is there")
+    if params.rule is not Rule.NONE and (move := _reliable_move(records, live, num_stages, seed, params)) is not None:
+        return Plan((move,), move.reason)
     match params.rule:
         case Rule.NONE:
             return Plan((), "rebalancing is off")
@@ -146,6 +149,31 @@ def move_of(found: Plan, mine: PeerRecord) -> Move | None:
     return next((move for move in found.moves if move.peer == mine.peer and move.from_stage == mine.stage), None)
 
 
+def _reliable_move(records: list[PeerRecord], live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) -> Move | None:
+    """A reliable peer for a stage that has none, from the stage that has most; None if each has one, or no stage can spare one.
+
+    In a swarm too large for everybody to know everybody it compares the stages whose peers are known.
+    """
+    known = [stage for stage in range(num_stages) if live.summary(stage) is None]
+    bare, counts = without_reliable(records, known), num_reliable(records, num_stages)
+    if not bare or max(counts) < 2:
+        return None
+    to_stage = min(bare, key=lambda stage: _rank(seed, stage))
+    needed = params.needed_bytes[to_stage] if params.needed_bytes else 0
+    pinned = last_reliable(records)
+    able = [
+        record
+        for record in records
+        if record.is_reliable and record.peer not in pinned and record.phase is not Phase.JOINING and not 0 < record.memory_bytes < needed
+    ]
+    if not able:
+        return None
+    source = max((record.stage for record in able), key=lambda stage: (counts[stage], _rank(seed, stage)))
+    mover = min((record for record in able if record.stage == source), key=lambda record: _rank(seed, record.peer))
+    reason = f"stage {to_stage} has no peer that means to stay, and stage {source} has {counts[source]}"
+    return Move(peer=mover.peer, from_stage=source, to_stage=to_stage, reason=reason)
+
+
 def _algorithm_2(records: Iterable[PeerRecord], told_of: Collection[int], num_stages: int, seed: int | str) -> Plan:
     """Appendix D, algorithm 2, lines 5-30. Ours: queues that differ by less than a microbatch are equal, hashes settle ties, so that a view
     too old to show a move names the same peer again, and the last peer of a stage stays.
@@ -166,8 +194,10 @@ def _algorithm_2(records: Iterable[PeerRecord], told_of: Collection[int], num_st
         return Plan((), f"all stages have about {loads[most]:.3g} queued")
     if len(peers[least]) < 2:
         return Plan((), f"{told}, but stage {least} would be left empty")
-    idle = min(record.backlog for record in peers[least]) + LEAST_LONGER
-    mover = min((record for record in peers[least] if record.backlog < idle), key=lambda record: _rank(seed, record.peer))
+    pinned = last_reliable(peers[least])
+    free = [record for record in peers[least] if record.peer not in pinned]
+    idle = min(record.backlog for record in free) + LEAST_LONGER
+    mover = min((record for record in free if record.backlog < idle), key=lambda record: _rank(seed, record.peer))
     move = Move(peer=mover.peer, from_stage=least, to_stage=most, reason=f"{told}: its least loaded peer moves")
     return Plan((move,), move.reason)
 
@@ -286,7 +316,10 @@ class _Improvement:
         weakest, strength = self._weakest, self._strengths[source]
         floor, bar = self._strengths[weakest], self._bar(source)
         needed = self._params.needed_bytes[weakest] if self._params.needed_bytes else 0
+        pinned = last_reliable([record for record, _ in peers])
         for record, speed in peers:
+            if record.peer in pinned:
+                continue
             rate = rate_at(record, speed, self._demands[source])
             left = strength - rate
             if left > bar and source != weakest and not 0 < record.memory_bytes < needed:

@@ -77,6 +77,6 @@ def why_not_relay(standing: VolunteerState, bounds: Bounds) -> str:
 
 
 def relays_to_ask(live: LiveView, held: Collection[PeerId], refused: Collection[PeerId]) -> tuple[PeerRecord, ...]:
-    """Volunteers to ask for a reservation, in order. Each peer has an order of its own, so that the load spreads."""
+    """Volunteers to ask for a reservation, reliable ones first. Each peer has an order of its own, so that the load spreads."""
     able = [r for r in live.records if r.relays and not r.leaving and direct(r.addresses) and r.peer not in (live.me, *held, *refused)]
-    return tuple(sorted(able, key=lambda record: digest("relay", live.me, record.peer, size=8)))
+    return tuple(sorted(able, key=lambda record: (not record.is_reliable, digest("relay", live.me, record.peer, size=8))))
