@@ -117,19 +117,22 @@ class KeptAverages:
 
         If no mate can need any of them, only this one stays, for a mate that comes just now.
         """
-        step, is_needed = held.roster.step, self._is_needed(held)
+        step, is_tied, is_needed = held.roster.step, held.tied is not None, self._is_needed(held)
+        needed_from, last = self._host.averages_needed_from(), [held]
+        del held
         try:
-            needed_from = self._host.averages_needed_from()
-            kept = await self._disk.run(
-                Priority.CONTROL, lambda: self._is_wanted(held) and self._log.put(held, needed_from, is_alone=not is_needed)
-            )
-            if held.tied is not None and not kept:
+            kept = await self._disk.run(Priority.CONTROL, partial(self._put, *last, needed_from, is_alone=not is_needed))
+            if is_tied and not kept:
                 await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(step))
         finally:
-            if self._is_wanted(held):
+            if self._is_wanted(*last):
                 del self._unlogged[step]
+        await self._disk.run(Priority.CONTROL, last.clear)  # to free 600 MB takes 50 ms, for which the event loop would stand still
         if not is_needed:
             self._log.forget_trouble()
+
+    def _put(self, held: HeldAverage, needed_from: int | None, *, is_alone: bool) -> bool:
+        return self._is_wanted(held) and self._log.put(held, needed_from, is_alone=is_alone)
 
     def _is_wanted(self, held: HeldAverage) -> bool:
         """Whether it still waits for the disk."""

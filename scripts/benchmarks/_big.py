@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -54,11 +55,31 @@ class Moment:
     """The largest sum of all daemons' resident sets at one time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late event loops were at 99.9 % in five minutes: that of the latest daemon, and an empty one beside it."""
+
+    until: str
+    late_s: float
+    empty_s: float
+
+    @property
+    def above_s(self) -> float:
+        return self.late_s - self.empty_s
+
+    @property
+    def words(self) -> str:
+        late_ms, empty_ms = 1000 * self.late_s, 1000 * self.empty_s
+        return f"{self.until} event loops are late by up to {late_ms:.0f} ms at 99.9 %, an empty one by {empty_ms:.0f} ms"
+
+
 @dataclass(slots=True)
 class Life:
     swarm: DemoSwarm
     base_bytes: int
+    ask_empty_s: Callable[[], float]
     moments: list[Moment] = field(default_factory=list)
+    lateness: list[Lateness] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -73,6 +94,10 @@ class Life:
         now.seconds = round(time.monotonic() - began_s, 1)
         peaks = ", ".join(f"peer {peer} {share:.2f}" for peer, share in sorted(now.peaks.items()))
         progress(f"{name}: {now.seconds:.0f} s; peak over estimate: {peaks}; together {now.together_gb:.1f} GB")
+
+    def note_lateness(self, until: str) -> None:
+        self.lateness.append(Lateness(until, lateness_s(self.swarm), self.ask_empty_s()))
+        progress(self.lateness[-1].words)
 
     def look(self) -> None:
         time.sleep(LOOK_S)
@@ -138,7 +163,7 @@ def tiny_bytes() -> int:
     )
     with DemoSwarm(plan_of(manifest, 2), lambda _text: None, place=place) as swarm:
         swarm.start()
-        life = Life(swarm, 0)
+        life = Life(swarm, 0, lambda: 0.0)
         with life.moment("tiny"):
             life.until(lambda: life.step_ended(2), "two steps of a tiny model")
             return max(_memory(daemon, "VmRSS") for daemon in swarm.living)
@@ -166,10 +191,12 @@ def live(life: Life) -> None:
     with life.moment("exports"):
         swarm.export(swarm.folder / "exported")
         shutil.rmtree(swarm.folder / "exported")
+    life.note_lateness("before the blackout")
     with life.moment("resumes"):
         reached = swarm.step
         resume_all(life)
         life.until(lambda: life.step_ended(reached), "a step after the blackout")
+    life.note_lateness("after it")
     life.missed += [f"{name} is {count}" for name, count in life.totals(MUST_BE_0).items() if count]
 
 
@@ -200,7 +227,7 @@ def lateness_s(swarm: DemoSwarm) -> float:
 
 @contextlib.contextmanager
 def empty_loop() -> Iterator[Callable[[], float]]:
-    """Run an empty loop beside; the value says how late that is at 99.9 %, in seconds."""
+    """Run an empty loop beside; the value says how late that was at 99.9 % in the last five minutes, in seconds."""
     with contextlib.ExitStack() as stack:
         null = stack.enter_context(Path("/dev/null").open("w"))
         told = stack.enter_context(tempfile.TemporaryFile("w+"))  # nobody reads before the end: a pipe would be full by then
@@ -209,14 +236,12 @@ def empty_loop() -> Iterator[Callable[[], float]]:
         assert process.stdin is not None
         stack.callback(process.stdin.close)
 
-        def ask() -> float:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait()
-            told.seek(0)
-            return float(json.loads(told.read().splitlines()[-1])["0.999"])
+        def ask_s() -> float:
+            """Read without moving the descriptor's offset, because that loop writes there."""
+            lines = os.pread(told.fileno(), os.fstat(told.fileno()).st_size, 0).split(b"\n")
+            return float(json.loads(lines[-2])["0.999"])
 
-        yield ask
+        yield ask_s
 
 
 def _forget_peak(daemon: DemoDaemon) -> None:
@@ -239,23 +264,20 @@ def big(millions: int, as_json: bool) -> int:
     estimates = [estimate_stage_memory(manifest, stage, manifest.slots).device for stage in range(NUM_STAGES)]
     sizes = ", ".join(f"{each / 1e9:.2f} GB" for each in estimates)
     progress(f"{sum(numbers) / 1e6:.0f} M parameters; a daemon alone {base / 1e9:.2f} GB, stages {sizes}")
-    with empty_loop() as ask_empty, DemoSwarm(plan_of(manifest, NUM_PEERS), progress, place=place) as swarm:
-        life = Life(swarm, base)
+    with empty_loop() as ask_empty_s, DemoSwarm(plan_of(manifest, NUM_PEERS), progress, place=place) as swarm:
+        life = Life(swarm, base, ask_empty_s)
         try:
             live(life)
         except PeerdError as error:
             life.missed.append(str(error))
-        late_s, empty_s = lateness_s(swarm), ask_empty()
     peaks = [(each.name, peer, share) for each in life.moments for peer, share in each.peaks.items()]
     life.missed += [f"{name}: peer {peer} at {share:.2f} of its estimate" for name, peer, share in peaks if share > OVER]
-    if late_s - empty_s > MOST_LATE_S:
-        life.missed.append(f"an event loop is late by {1000 * late_s:.0f} ms at 99.9 %, an empty one by {1000 * empty_s:.0f} ms")
+    life.missed += [each.words for each in life.lateness if each.above_s > MOST_LATE_S]
     told = {
         "parameters": sum(numbers),
         "base_gb": round(base / 1e9, 3),
         "estimates_gb": [round(each / 1e9, 3) for each in estimates],
-        "late_ms": round(1000 * late_s, 1),
-        "empty_late_ms": round(1000 * empty_s, 1),
+        "lateness": [asdict(each) for each in life.lateness],
         "moments": [asdict(each) for each in life.moments],
         "missed": life.missed,
     }
@@ -271,7 +293,8 @@ def print_life(told: dict[str, object], life: Life) -> None:
     for each in life.moments:
         worst = max(each.peaks.values(), default=0.0)
         print(f"{each.name:<16} {each.seconds:>7.0f} s  peak / estimate at most {worst:.2f}  together {each.together_gb:.1f} GB")
-    print(f"event loops are late by {told['late_ms']} ms at 99.9 %, an empty one beside them by {told['empty_late_ms']} ms")
+    for late in life.lateness:
+        print(late.words)
     for line in life.missed:
         print(line, file=sys.stderr)
 
