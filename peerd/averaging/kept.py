@@ -121,11 +121,11 @@ class KeptAverages:
         needed_from, last = self._host.averages_needed_from(), [held]
         del held
         try:
-            kept = await self._disk.run(Priority.CONTROL, partial(self._put, *last, needed_from, is_alone=not is_needed))
+            kept = await self._disk.run(Priority.CONTROL, partial(self._put, last[0], needed_from, is_alone=not is_needed))
             if is_tied and not kept:
                 await self._executor.run(Priority.CONTROL, lambda: self._state.forget_sum(step))
         finally:
-            if self._is_wanted(*last):
+            if self._is_wanted(last[0]):
                 del self._unlogged[step]
         await self._disk.run(Priority.CONTROL, last.clear)  # to free 600 MB takes 50 ms, for which the event loop would stand still
         if not is_needed:

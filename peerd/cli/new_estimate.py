@@ -32,9 +32,10 @@ def estimates(manifest: Manifest, loads: ModelLoads) -> list[StageEstimate]:
 
 
 def fitted_to(manifest: Manifest, loads: ModelLoads, device_bytes: int, stages_given: bool) -> Manifest:
-    """The manifest with a cut that fits devices with this much memory."""
+    """The manifest with a cut that fits devices with this much memory, of which torch takes some."""
+    from peerd.cli.render_estimate import usable_bytes
     from peerd.config.cut import cut_points
     from peerd.planner.cutting import fitted
 
     numbers = [manifest.train.num_stages] if stages_given else range(1, len(cut_points(manifest.model)) + 2)
-    return fitted(manifest, loads, device_bytes, numbers)
+    return fitted(manifest, loads, usable_bytes(device_bytes), numbers)

@@ -15,8 +15,17 @@ NOMINAL_FLOPS = 1e12
 """Device speed for which tokens/s and upload are printed; both are proportional to it."""
 USUAL_GPUS_GIB = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 """Usual memory sizes of GPUs, which are sold as GB."""
+GIB = 1 << 30
 TORCH_GIB = 1
 """GPU memory for the driver, torch's kernels and the slack of its allocator."""
+
+
+def usable_bytes(device_bytes: int) -> int:
+    """How many bytes of a device's memory a stage may take. A GPU sold with 8 GB has 8 GiB; less than the smallest GPU has is no GPU's."""
+    sold_gb = device_bytes / 1e9
+    if sold_gb < USUAL_GPUS_GIB[0]:
+        return device_bytes
+    return (round(sold_gb) * GIB if sold_gb in USUAL_GPUS_GIB else device_bytes) - TORCH_GIB * GIB
 
 
 def estimate_lines(stages: list[StageEstimate], needs: list[StageNeed], slots: int) -> list[str]:
@@ -66,15 +75,15 @@ def _cells(stage: StageEstimate) -> tuple[str, ...]:
     return (
         f"{stage.load.num_parameters / 1e6:,.2f} M",
         f"{stage.memory_bytes / 1e9:,.2f} GB",
-        _smallest_gpu(stage.memory_bytes),
+        smallest_gpu(stage.memory_bytes),
         f"{tokens_per_s:,.0f}",
         f"{8e-6 * tokens_per_s * stage.upload_bytes_per_token:,.0f} Mbit/s",
         f"{stage.averaging_bytes / 1e6:,.1f} MB",
     )
 
 
-def _smallest_gpu(memory_bytes: int) -> str:
-    needed_gib = memory_bytes / (1 << 30) + TORCH_GIB
+def smallest_gpu(memory_bytes: int) -> str:
+    needed_gib = memory_bytes / GIB + TORCH_GIB
     return next((f"{size} GB" for size in USUAL_GPUS_GIB if size >= needed_gib), "none")
 
 

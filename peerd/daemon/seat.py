@@ -134,8 +134,8 @@ class Seat:
         )
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
-        held = state.holdings.module, state.keep_graph
-        self.service.slots = affordable_slots(manifest, *held, room.device, placing_of_stage(manifest, self.stage, room))
+        placing = placing_of_stage(manifest, self.stage, room)
+        self.service.slots = affordable_slots(manifest, self.stage, state.keep_graph, room.device, placing)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room, num_kept(rules))
         self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)

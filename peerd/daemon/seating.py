@@ -15,7 +15,7 @@ from peerd.daemon.link_needs import needs
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat, Watcher
 from peerd.errors import StageError
-from peerd.models.stages import estimate_stage_memory, keeps_graphs, placing_of_stage, stage_demands
+from peerd.models.stages import estimate_stage_memory, keeps_graphs, largest_state_bytes, placing_of_stage, stage_demands
 from peerd.observe.archive import Archive
 from peerd.planner.memory import Memory, Placing, Room
 from peerd.policy.step.ledger import stage_step
@@ -49,6 +49,7 @@ async def take_seat(peer: Peer, wanted: int, watcher: Watcher) -> Seat:
     disk = DiskRoom(home.checkpoints(run), home.averages)
     store = CheckpointStore(home.checkpoints(run), place.manifest.train.num_stages, disk)
     checkpoints = await asyncio.to_thread(store.scan)
+    await asyncio.to_thread(largest_state_bytes, place.manifest)  # it builds every stage on the meta device, and is asked again by the seat
     if wanted < 0:
         await peer.gossip.locate()
     stage = await asyncio.to_thread(_stage_to_serve, peer, wanted, room, checkpoints)

@@ -166,12 +166,12 @@ def stage_demands(manifest: Manifest, *, are_alike: bool) -> tuple[SampleDemand,
 @functools.lru_cache(maxsize=256)
 def estimate_stage_memory(manifest: Manifest, stage: int, slots: int, placing: Placing = Placing.TOGETHER) -> Memory:
     """What serving a stage takes with `slots` microbatches in hand; `planner.memory.stage_memory` says what counts."""
-    return stage_memory(manifest, _memory_load(manifest, _on_meta(manifest, stage)), slots, placing)
+    return stage_memory(manifest, _stage_load(manifest, stage), slots, placing)
 
 
 def placing_of_stage(manifest: Manifest, stage: int, room: Room) -> Placing:
     """Where the tensors of a stage lie on a peer with this room."""
-    return placing_in(room, manifest, _memory_load(manifest, _on_meta(manifest, stage)), manifest.slots)
+    return placing_in(room, manifest, _stage_load(manifest, stage), manifest.slots)
 
 
 def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, placing: Placing = Placing.TOGETHER) -> bool:
@@ -180,6 +180,11 @@ def keeps_graphs(manifest: Manifest, stage: int, slots: int, free_bytes: int, pl
         return manifest.compute.recompute == "never"
     keeping = replace(manifest, compute=replace(manifest.compute, recompute="never"))
     return estimate_stage_memory(keeping, stage, slots, placing).device <= EASY_SHARE * free_bytes
+
+
+@functools.lru_cache(maxsize=64)
+def _stage_load(manifest: Manifest, stage: int) -> Load:
+    return _memory_load(manifest, _on_meta(manifest, stage))
 
 
 def _memory_load(manifest: Manifest, module: StageModule) -> Load:
@@ -191,14 +196,12 @@ def _memory_load(manifest: Manifest, module: StageModule) -> Load:
     )
 
 
-def affordable_slots(
-    manifest: Manifest, module: StageModule, keeps_graph: bool, free_bytes: int, placing: Placing = Placing.TOGETHER
-) -> int:
+def affordable_slots(manifest: Manifest, stage: int, keeps_graph: bool, free_bytes: int, placing: Placing = Placing.TOGETHER) -> int:
     """Microbatches that a peer with this much free memory may hold if links are long: `compute.slots`, or as many as fit."""
     if manifest.compute.slots:
         return manifest.compute.slots
     kept = replace(manifest, compute=replace(manifest.compute, recompute="never" if keeps_graph else "always"))
-    load = _memory_load(manifest, module)
+    load = _stage_load(manifest, stage)
     most, most_bytes = MOST_SLOTS_FACTOR * manifest.slots, EASY_SHARE * free_bytes
     many = range(most, manifest.slots, -1)
     return next((slots for slots in many if stage_memory(kept, load, slots, placing).device <= most_bytes), manifest.slots)

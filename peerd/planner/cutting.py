@@ -75,7 +75,7 @@ def fitted(manifest: Manifest, loads: ModelLoads, device_bytes: int, numbers_of_
         if by_cost is not None and counts is not None:
             return replace(by_cost, train=replace(by_cost.train, cut=counts))
     raise ManifestError(
-        f"no cut of the model fits devices of {device_bytes / 1e9:g} GB",
+        f"no cut of the model has stages of at most {device_bytes / 1e9:.3g} GB each",
         "allow more stages, or lower the model's width, the sequence length or the microbatch size",
     )
 

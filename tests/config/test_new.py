@@ -139,7 +139,7 @@ def test_a_small_device_gets_small_stages(tmp_path: Path, capsys: pytest.Capture
     assert manifest.load(tmp_path / "b" / "run.toml").train.num_stages == 1
     capsys.readouterr()
     assert run(["new", str(tmp_path / "c"), "--layers", "8", "--stages", "2", "--device-memory", "10MB"]) == 3
-    assert "no cut of the model fits devices of 0.01 GB" in capsys.readouterr().err
+    assert "no cut of the model has stages of at most 0.01 GB each" in capsys.readouterr().err
     assert run(["new", str(tmp_path / "d"), "--device-memory", "lots"]) == 2
 
 

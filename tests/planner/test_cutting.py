@@ -84,7 +84,7 @@ def test_the_fewest_stages_that_fit_are_taken_and_evenly_where_that_fits() -> No
     assert fitted(manifest, loads, 2 * whole, range(1, 9)).train.num_stages == 1
     cut = fitted(manifest, loads, int(1.05 * half), range(1, 9))
     assert (cut.train.num_stages, cut.train.cut) == (2, "even")
-    with pytest.raises(ManifestError, match=r"devices of 1e-06 GB; allow more stages"):
+    with pytest.raises(ManifestError, match=r"at most 1e-06 GB each; allow more stages"):
         fitted(manifest, loads, 1000, range(1, 9))
 
 

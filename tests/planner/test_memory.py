@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.cli.new_estimate import fitted_to, loads_of
-from peerd.cli.render_estimate import TORCH_GIB
+from peerd.cli.new_estimate import estimates, fitted_to, loads_of
+from peerd.cli.render_estimate import smallest_gpu
 from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig, WireConfig
 from peerd.planner.load import Load
 from peerd.planner.memory import Memory, Placing, Room, placing_in, stage_memory
 
 LOAD = Load(num_parameters=1000)
-GB, GIB = 10**9, 1 << 30
+GB = 10**9
 
 
 def manifest_of(offload: Any = "auto", **train: Any) -> Manifest:
@@ -92,14 +92,17 @@ LLAMA_1_3B = {"num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads
 
 
 @pytest.mark.parametrize(
-    ("sizes", "tokens", "card_gib", "most_stages"), [(LLAMA_7B, 2048, 24, 5), (LLAMA_1_3B, 1024, 8, 3)], ids=["7B", "1.3B"]
+    ("sizes", "tokens", "card_gb", "most_stages"), [(LLAMA_7B, 2048, 24, 5), (LLAMA_1_3B, 1024, 8, 3)], ids=["7B", "1.3B"]
 )
-def test_a_llama_fits_into_few_cards_of_a_home(sizes: dict[str, int], tokens: int, card_gib: int, most_stages: int) -> None:
-    """With so many tokens a microbatch; a GiB of each card is torch's."""
+def test_a_llama_fits_into_few_cards_of_a_home(sizes: dict[str, int], tokens: int, card_gb: int, most_stages: int) -> None:
+    """With so many tokens a microbatch, and --device-memory; the estimate names no larger card."""
     pytest.importorskip("transformers")
     from peerd.models.hf.manifest_model import choose_model
 
     model = choose_model("llama", {}, sizes | {"vocab_size": 32000, "max_position_embeddings": 2048})
     manifest = Manifest(model=model, train=TrainConfig(microbatch_size=1, sequence_length=tokens))
-    cut = fitted_to(manifest, loads_of(manifest), (card_gib - TORCH_GIB) * GIB, stages_given=False)
+    loads = loads_of(manifest)
+    cut = fitted_to(manifest, loads, card_gb * 10**9, stages_given=False)
     assert cut.train.num_stages <= most_stages
+    needed = max(stage.memory_bytes for stage in estimates(cut, loads))
+    assert smallest_gpu(needed) == f"{card_gb} GB"

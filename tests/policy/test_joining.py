@@ -59,6 +59,15 @@ def test_a_joiner_over_a_home_line_says_what_it_downloads_and_when_it_is_ready()
     assert plan.ready_s == pytest.approx(72 + 72 / 120 * 32 / (1 - 32 / 120))
 
 
+def test_a_joiner_that_will_not_catch_up_at_its_rate_says_so_while_it_downloads() -> None:
+    plan = plan_of(replace(HOME, bytes_left=900 * MB, step_s=20.0))
+    assert plan.ready_s == math.inf
+    assert plan.text == (
+        "downloads 1200 MB, 300 MB of it here, at 100 Mbit/s; 0 steps behind; at this rate it cannot catch up: an average of 400 MB "
+        "takes 32 s to get, and a step 20 s; it needs steps of at least 36 s, or averages at 178 Mbit/s"
+    )
+
+
 def test_what_is_not_known_yet_is_not_told() -> None:
     assert plan_of(replace(HOME, bytes_left=0)).text == "ready in about 0.0 s"
     assert plan_of(replace(HOME, rate=None)).ready_s is None

@@ -73,13 +73,17 @@ def plan_of(now: JoinProgress) -> JoinPlan:
     download_s = _over(now.bytes_left, now.rate) if now.bytes_left else 0.0
     average_s = now.average_s if now.average_s is not None else _over(now.average_bytes, now.rate)
     ready_s = _ready_s(download_s, average_s, now.steps_behind, now.step_s)
+    too_slow = (average_s, now.step_s) if ready_s == math.inf and average_s is not None and now.step_s is not None else None
     parts = []
     if now.bytes_left:
         done = now.bytes_total - now.bytes_left
         parts.append(f"downloads {_size(now.bytes_total)}, {_size(done)} of it here{_at(now.rate)}")
     if now.steps_behind or now.bytes_left:
-        parts.append(f"{now.steps_behind} step{'' if now.steps_behind == 1 else 's'} behind{_pace(average_s, now.step_s)}")
-    if ready_s is not None and math.isfinite(ready_s):
+        pace = "" if too_slow else _pace(average_s, now.step_s)
+        parts.append(f"{now.steps_behind} step{'' if now.steps_behind == 1 else 's'} behind{pace}")
+    if too_slow:
+        parts.append(f"at this rate {_why_never(now.average_bytes, *too_slow)}")
+    elif ready_s is not None:
         parts.append(f"ready in about {duration(ready_s)}")
     return JoinPlan(ready_s, "; ".join(parts))
 
