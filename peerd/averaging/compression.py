@@ -94,7 +94,9 @@ class Residual:
     before: Before | None = None
 
     def added_to(self, values: Tensor, where: Elements) -> Tensor:
-        return values if self.left_out is None else values + self.left_out[where.start : where.end]
+        if self.left_out is None:
+            return values
+        return torch.add(values, self.left_out[where.start : where.end], alpha=where.codec.spec.decay)
 
     def note(self, average_id: AverageId, where: Elements, rest: Tensor, bases: dict[int, Tensor]) -> None:
         kept = self.pending.get(average_id)

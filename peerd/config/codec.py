@@ -17,6 +17,10 @@ TOPK_CHUNK = 4096
 SCALE_BYTES = 4
 KEPT_BYTES = 6
 """Size of one kept value: float32 and its position."""
+LEVEL_BYTES = 4
+"""Size of the two magnitudes that the values of a chunk have in the sparse codec."""
+MOST_SPARSE = 1024
+"""The most values that it keeps of a chunk."""
 MOST_RANK = 64
 """Largest rank of PowerSGD. The cost of compression grows with the rank."""
 
@@ -37,6 +41,8 @@ class CodecSpec:
     """Its variants that `auto` may choose, from the most exact to the smallest."""
     is_for_averaging: bool = False
     """True if it is allowed for averaged gradients only."""
+    decay: float = 1.0
+    """Share of what averaging has left out so far that is added at the next step."""
     remark: str
     """Text for the table of codecs in docs/organiser.md."""
 
@@ -67,6 +73,13 @@ CODECS = (
         is_for_averaging=True,
         remark="size for a matrix of 1024 by 1024; sends its best approximation of rank 4 so far; the rest is made up for later",
     ),
+    CodecSpec(
+        example="sparse:64",
+        error=1.0,
+        is_for_averaging=True,
+        decay=0.95,
+        remark=f"for local steps; sends the 64 largest of each {TOPK_CHUNK} values in 2 bits each; most of the rest is made up for later",
+    ),
 )
 """Every codec, from the most exact to the smallest. wire/codecs.py implements them, averaging/lowrank.py implements PowerSGD."""
 EXAMPLES = tuple(spec.example for spec in CODECS if not spec.is_for_averaging)
@@ -76,6 +89,7 @@ FOR_AVERAGING = tuple(spec.example for spec in CODECS if spec.is_for_averaging)
 _SPECS = {spec.name: spec for spec in CODECS}
 _TOPK = re.compile(r"topk:(0\.\d{1,6}|1)", re.ASCII)
 _POWERSGD = re.compile(r"powersgd:([1-9]\d?)", re.ASCII)
+_SPARSE = re.compile(r"sparse:([1-9]\d{0,3})", re.ASCII)
 _AUTO = re.compile(r"auto(?::(.+))?", re.ASCII)
 _PLAIN = tuple(spec.name for spec in CODECS if spec.bits)
 KNOWN = ", ".join(f'"{name}"' for name in _PLAIN) + ' or "topk:RATIO" with a ratio such as 0.1'
@@ -88,13 +102,15 @@ class Codec:
 
     name: str
     ratio: float = 1.0
-    """Share of values that top-k keeps."""
+    """Share of values that top-k and the sparse codec keep."""
     rank: int = 0
     """Rank of PowerSGD's factors, which replace matrices; values outside matrices are sent raw."""
 
     def __str__(self) -> str:
         if self.rank:
             return f"{self.name}:{self.rank}"
+        if self.is_sparse:
+            return f"{self.name}:{self.kept(TOPK_CHUNK)}"
         return f"topk:{self.ratio:.6f}".rstrip("0").rstrip(".") if self.name == "topk" else self.name
 
     @property
@@ -102,29 +118,51 @@ class Codec:
         return self.name != "none"
 
     @property
+    def is_sparse(self) -> bool:
+        """True for the codec of `wire/sparse.py`."""
+        return self.name == "sparse"
+
+    @property
     def spec(self) -> CodecSpec:
         return _SPECS[self.name]
 
     def kept(self, length: int) -> int:
-        """Number of values that top-k keeps of a chunk of `length`."""
+        """Number of values that are kept of a chunk of `length`."""
         return max(1, math.ceil(self.ratio * length)) if length else 0
 
     def num_kept(self, length: int) -> int:
-        """Number of values that top-k keeps of `length`, which are split into chunks."""
+        """Number of values that are kept of `length`, which are split into chunks."""
         return length // TOPK_CHUNK * self.kept(TOPK_CHUNK) + self.kept(length % TOPK_CHUNK)
 
     def is_dense(self, length: int) -> bool:
-        """True if top-k sends all values, because values with positions would be larger."""
-        return KEPT_BYTES * self.num_kept(length) >= 4 * length
+        """True if all values are sent, because values with positions would be larger."""
+        return self._bytes_of_kept(length) >= 4 * length
+
+    def _bytes_of_kept(self, length: int) -> int:
+        """Size of the values that top-k or the sparse codec keeps of `length`, with their positions."""
+        kept = self.num_kept(length)
+        if self.is_sparse:
+            return LEVEL_BYTES * -(-length // TOPK_CHUNK) + bytes_of_signs(kept) + bytes_of_places(kept)
+        return KEPT_BYTES * kept
 
     def num_bytes(self, length: int) -> int:
         """Size of `length` float32 values outside matrices."""
         spec = self.spec
         if spec.bits:
             return -(-spec.bits * length // 8) + (SCALE_BYTES * -(-length // spec.block) if spec.block else 0)
-        if self.name == "topk" and not self.is_dense(length):
-            return KEPT_BYTES * self.num_kept(length)
+        if self.name == "topk" or self.is_sparse:
+            return min(self._bytes_of_kept(length), 4 * length)
         return 4 * length
+
+
+def bytes_of_signs(kept: int) -> int:
+    """Size of the 2-bit values of the sparse codec."""
+    return -(-kept // 4)
+
+
+def bytes_of_places(kept: int) -> int:
+    """Size of the 12-bit positions of the sparse codec."""
+    return -(-3 * kept // 2)
 
 
 NONE = Codec("none")
@@ -193,14 +231,18 @@ def parse_allowed(text: str) -> Allowed:
 
 
 def parse_averaged(text: str) -> Allowed:
-    """Parse the codec of averaged gradients. It may be PowerSGD, too, because their matrices are known. ValueError for anything else."""
+    """Parse the codec of averaged gradients. It may be one that is for averaging only, too. ValueError for anything else."""
     match = _POWERSGD.fullmatch(text)
     if match is not None and int(match[1]) <= MOST_RANK:
         return Allowed((Codec("powersgd", rank=int(match[1])),))
+    match = _SPARSE.fullmatch(text)
+    if match is not None and int(match[1]) <= MOST_SPARSE:
+        return Allowed((Codec("sparse", ratio=int(match[1]) / TOPK_CHUNK),))
     try:
         return parse_allowed(text)
     except ValueError as error:
-        raise ValueError(f'{error}; for averaging also "powersgd:RANK" with a rank of 1 to {MOST_RANK}') from None
+        others = f'"powersgd:RANK" with a rank of 1 to {MOST_RANK}, or "sparse:NUMBER" with 1 to {MOST_SPARSE} values of each {TOPK_CHUNK}'
+        raise ValueError(f"{error}; for averaging also {others}") from None
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:

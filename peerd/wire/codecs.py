@@ -14,7 +14,10 @@ from torch.nn import functional
 
 from peerd.config.codec import SCALE_BYTES, TOPK_CHUNK, Codec, CodecSpec
 from peerd.errors import BadMessageError
+from peerd.wire import sparse
 
+_KEEPING = ("topk", "sparse")
+"""Codecs that keep some values of each chunk, with their positions, unless all values are no more bytes."""
 _HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _SMALLEST_PEAK = 1e-30
 """A block whose values are all smaller in magnitude is sent as zeros, because its scale is too small to divide by."""
@@ -29,8 +32,8 @@ def encode(codec: Codec, values: Tensor) -> Tensor:
     if spec.block:
         packed = _quantise(values, spec)
         return packed if spec.bits == 8 else _narrowed(packed, values.numel(), spec.bits)
-    if codec.name == "topk" and not codec.is_dense(values.numel()):
-        return _keep_largest(codec, values)
+    if codec.name in _KEEPING and not codec.is_dense(values.numel()):
+        return sparse.encode(codec, values) if codec.is_sparse else _keep_largest(codec, values)
     return values.contiguous().view(torch.uint8)
 
 
@@ -44,8 +47,8 @@ def check(codec: Codec, data: Tensor, length: int) -> None:
     """Raise BadMessageError unless these bytes decode. The processor reads them: it would wait for another device."""
     if data.numel() != codec.num_bytes(length):
         raise BadMessageError(f"{data.numel()} bytes do not make {length} values as {codec}")
-    if codec.name == "topk" and not codec.is_dense(length):
-        _check_positions(codec, data, length)
+    if codec.name in _KEEPING and not codec.is_dense(length):
+        (sparse.check if codec.is_sparse else _check_positions)(codec, data, length)
 
 
 def unpack(codec: Codec, data: Tensor, length: int) -> Tensor:
@@ -55,8 +58,8 @@ def unpack(codec: Codec, data: Tensor, length: int) -> Tensor:
         return data.view(_HALVES[codec.name]).float()
     if spec.block:
         return _dequantise(data if spec.bits == 8 else _widened(data, length, spec.bits), length, spec.block)
-    if codec.name == "topk" and not codec.is_dense(length):
-        return _spread(codec, data, length)
+    if codec.name in _KEEPING and not codec.is_dense(length):
+        return sparse.decode(codec, data, length) if codec.is_sparse else _spread(codec, data, length)
     return data.view(torch.float32)
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peerd.config.codec import CODECS, EXAMPLES, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_codec
+from peerd.config.codec import CODECS, EXAMPLES, LADDER, TOPK_CHUNK, Codec, parse_allowed, parse_averaged, parse_codec
 from peerd.errors import BadMessageError
 from peerd.wire.codecs import decode, encode, through
 from peerd.wire.tensors import decode as decode_tensor
@@ -19,12 +19,19 @@ from peerd.wire.tensors import decode_flat, take
 from peerd.wire.tensors import encode as encode_tensor
 
 NAMES = (*EXAMPLES, "topk:0.01", "topk:0.25", "topk:0.9", "topk:1")
+SPARSE = ("sparse:64", "sparse:1", "sparse:3", "sparse:1024")
 BLOCK = max(spec.block for spec in CODECS)
 BELOW = {"float16": 65504.0}
 """Up to where the bound on the error holds."""
 SMALLEST = {"bfloat16": 1e-38, "float16": 2.0**-25}
 """An error of this size is none: the codec has no smaller values. Others send what is below 1e-30 as zero."""
-codecs = st.sampled_from(NAMES).map(parse_codec)
+
+
+def parsed(name: str) -> Codec:
+    return parse_averaged(name).most_exact
+
+
+codecs = st.sampled_from([*NAMES, *SPARSE]).map(parsed)
 CPU = torch.device("cpu")
 
 
@@ -64,6 +71,8 @@ def test_a_vector_comes_back_as_near_as_promised_in_as_many_bytes_as_told(codec:
         error, most = (back - values).abs(), BELOW.get(codec.name, math.inf)
         assert bool((error <= allowed + SMALLEST.get(codec.name, 1e-30))[values.abs() < most].all())
         assert bool((back.abs() <= most).all())
+    elif codec.is_sparse and not codec.is_dense(values.numel()):
+        assert_largest_are_kept(codec, values, back)
     else:
         assert bool(((back == values) | (back == 0)).all())
         for sent, given_ in zip(back.split(TOPK_CHUNK), values.split(TOPK_CHUNK), strict=True):  # type: ignore[no-untyped-call]
@@ -71,6 +80,21 @@ def test_a_vector_comes_back_as_near_as_promised_in_as_many_bytes_as_told(codec:
             if left.numel():
                 assert int((sent != 0).sum()) >= min(codec.kept(given_.numel()), int((given_ != 0).sum()))
                 assert float(left.max()) <= float(sent[sent != 0].abs().min())
+
+
+def assert_largest_are_kept(codec: Codec, values: Tensor, back: Tensor) -> None:
+    """At their places, with their signs, and as one of two magnitudes between the least and the largest of their chunk."""
+    for sent, given_ in zip(back.split(TOPK_CHUNK), values.split(TOPK_CHUNK), strict=True):  # type: ignore[no-untyped-call]
+        kept, magnitudes = sent != 0, given_.abs().sort(descending=True).values[: codec.kept(given_.numel())]
+        assert int(kept.sum()) <= len(magnitudes)
+        assert bool((sent[kept].sign() == given_[kept].sign()).all())
+        least, largest = float(magnitudes[-1]), float(magnitudes[0])
+        assert bool((given_[kept].abs() >= least).all())
+        assert len(sent[kept].abs().unique()) <= 2
+        assert bool((sent[kept].abs() >= least * (1 - 2**-8)).all())
+        assert bool((sent[kept].abs() <= largest * (1 + 2**-8)).all())
+        if least > 1e-30:
+            assert int(kept.sum()) == len(magnitudes)
 
 
 @given(codecs, vectors())
@@ -103,13 +127,13 @@ def test_any_bytes_make_values_or_are_refused(codec: Codec, length: int, seed: i
             decode(codec, data[:-1], length)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *SPARSE])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 300, 5000])
 def test_what_is_not_finite_stays_so(name: str, bad: float, place: int) -> None:
     values = normal(5001)
     values[place] = bad
-    assert not bool(through(parse_codec(name), values).isfinite().all())
+    assert not bool(through(parsed(name), values).isfinite().all())
 
 
 @pytest.mark.parametrize(
@@ -123,6 +147,33 @@ def test_positions_must_rise_inside_the_tensor(positions: list[int], fine: bool)
     else:
         with pytest.raises(BadMessageError, match="positions"):
             decode(codec, data, 8)
+
+
+@pytest.mark.parametrize(
+    ("places", "fine"), [([0, 4095], True), ([7, 7], False), ([9, 8], False), ([3, 5, 104], True), ([3, 5, 105], False)]
+)
+def test_places_of_the_sparse_codec_must_rise_inside_the_vector(places: list[int], fine: bool) -> None:
+    """A vector of one chunk, of which two values are kept, or of a hundred values more with one of them."""
+    codec, length = parsed("sparse:2"), TOPK_CHUNK if len(places) == 2 else TOPK_CHUNK + 105
+    bits = sum(place << 12 * number for number, place in enumerate(places))
+    levels = torch.tensor([1.0, 2.0] * -(-length // TOPK_CHUNK), dtype=torch.bfloat16).view(torch.uint8)
+    signs = torch.tensor([0b10_01_00], dtype=torch.uint8)
+    data = torch.cat([levels, signs, torch.frombuffer(bytearray(bits.to_bytes(-(-12 * len(places) // 8), "little")), dtype=torch.uint8)])
+    if fine:
+        where = [*places[:2], *(TOPK_CHUNK + place for place in places[2:])]
+        assert decode(codec, data, length)[where].tolist() == [1.0, 2.0, -1.0][: len(places)]
+    else:
+        with pytest.raises(BadMessageError, match="positions"):
+            decode(codec, data, length)
+
+
+def test_the_sparse_codec_takes_a_seventh_of_a_hundredth_of_the_bytes_and_keeps_the_direction_of_what_it_keeps() -> None:
+    codec, values = parsed("sparse:64"), normal(1 << 20)
+    assert 4 * len(values) / codec.num_bytes(len(values)) == pytest.approx(141.2, abs=0.1)
+    back = through(codec, values)
+    kept = torch.where(back != 0, values, 0.0)
+    assert int((back != 0).sum()) == len(values) // 64
+    assert float(torch.nn.functional.cosine_similarity(back, kept, dim=0)) > 0.99
 
 
 def test_each_codec_takes_its_share_of_the_bytes() -> None:
@@ -155,9 +206,20 @@ def test_fewer_bits_cost_more_and_come_back_in_their_places(bits: int, expected:
     assert torch.equal(through(codec, steps), steps)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *SPARSE])
 def test_a_codec_is_called_what_it_was_parsed_from(name: str) -> None:
-    assert str(parse_codec(name)) == name
+    assert str(parsed(name)) == name
+
+
+@pytest.mark.parametrize("text", ["sparse", "sparse:0", "sparse:1025", "sparse:01", "sparse:-1", "sparse:0.1", "auto:sparse:64"])
+def test_other_numbers_of_sparse_values_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"codec|auto may go down"):
+        parse_averaged(text)
+
+
+def test_sparse_values_are_for_averages_alone() -> None:
+    with pytest.raises(ValueError, match="is not a codec"):
+        parse_allowed("sparse:64")
 
 
 @pytest.mark.parametrize(
@@ -169,12 +231,13 @@ def test_other_names_are_refused(text: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *SPARSE])
 def test_a_gpu_decodes_to_the_same_bits(name: str) -> None:
-    codec, values = parse_codec(name), normal(3 * TOPK_CHUNK + 77)
+    codec, values = parsed(name), normal(3 * TOPK_CHUNK + 77)
     packed = encode(codec, values)
     assert torch.equal(decode(codec, packed.cuda(), values.numel()).cpu(), decode(codec, packed, values.numel()))
-    assert torch.equal(encode(codec, values.cuda()).cpu(), packed)
+    if not codec.is_sparse:  # whose means a GPU sums in another order
+        assert torch.equal(encode(codec, values.cuda()).cpu(), packed)
 
 
 @pytest.mark.parametrize("text", ["auto", "auto:topk:0.1", "auto:topk:0.01", *(f"auto:{codec}" for codec in LADDER[1:])])
