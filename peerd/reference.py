@@ -31,6 +31,7 @@ from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.norms import combine
+from peerd.replicas import Backpropagate, Replicas
 from peerd.stage.accumulator import gradient_norm, usable
 from peerd.stage.export import write_evaluations, write_export
 from peerd.stage.history import HistoryEntry, entry_after
@@ -45,6 +46,7 @@ from peerd.train.corpus import Corpus, agree_on_data
 from peerd.train.samples import Microbatches, Samples
 from peerd.wire.codecs import through
 
+MAX_REPLICAS = 1024
 _PLAIN_TRAIN, _PLAIN_WIRE = TrainConfig(), WireConfig()
 
 
@@ -57,10 +59,14 @@ class ReferenceRequest:
     out: str
     data: str = ""
     """Text file or folder that replaces the run's data.source."""
+    replicas: int = 1
+    """Copies of each stage, where steps are local."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise UsageError(f"--steps is {self.steps}", "ask for at least 1")
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise UsageError(f"--replicas is {self.replicas}", f"ask for 1 to {MAX_REPLICAS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +87,12 @@ def train_reference(
     steps: int,
     report: Callable[[HistoryEntry], None] | None = None,
     start: StartState | None = None,
+    num_replicas: int = 1,
 ) -> ReferenceResult:
     """Train on the CPU up to step `steps`, counting the steps before `start`; `report` is called after each step.
 
     Training begins with first weights, or with `start`. Sets torch's thread count for the whole process if compute.threads says one.
+    Where steps are local, each stage is trained in so many copies.
     """
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
@@ -92,6 +100,7 @@ def train_reference(
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     ahead = copy.deepcopy(stages) if manifest.train.delayed_updates else stages
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in ahead]
+    copies = Replicas(manifest, stages, num_replicas) if manifest.train.local_batch else None
     history: list[HistoryEntry] = []
     train, norms, evaluations = manifest.train, list[float](), list[Evaluation]()
     scale = LossScale.first(train) if train.precision == "float16" else LossScale(1.0, 1.0)
@@ -104,7 +113,10 @@ def train_reference(
         if train.evaluates_at(step):
             evaluations.append(evaluate(manifest, corpus, stages, step))
         try:
-            loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
+            if copies is not None:
+                loss, gradients = copies.mean_changes(step, _backward_of(manifest, corpus, step))
+            else:
+                loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
         except NotFiniteError as error:
             raise DivergedError(f"diverged at step {step}: {error.message}", DIVERGED_REMEDY) from None
         if train.delayed_updates:  # the next step is computed with the parameters before this update
@@ -163,13 +175,9 @@ def mean_gradients(
     num_microbatches = manifest.train.microbatches_per_step
     precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
     sums = [{name: torch.zeros_like(value, dtype=precision) for name, value in stage.named_parameters()} for stage in stages]
-    loss_sum, with_loss = 0.0, 0
+    loss_sum, with_loss, work = 0.0, 0, _backward_of(manifest, corpus, step, scale)
     for index in range(num_microbatches):
-        tokens, labels = corpus.microbatch(step, index)
-        with contextlib.ExitStack() as dropouts:
-            for stage in stages:
-                dropouts.enter_context(dropout_of(stage, manifest, step, index))
-            loss = backpropagate(stages, tokens, labels, manifest.wire, manifest.train, scale)
+        loss = work(stages, index)
         if math.isfinite(loss):
             loss_sum, with_loss = loss_sum + loss, with_loss + 1
         for stage, of_stage in zip(stages, sums, strict=True):
@@ -181,6 +189,19 @@ def mean_gradients(
         for value in of_stage.values():
             value.div_(num_microbatches)
     return loss_sum / with_loss if with_loss else math.nan, sums
+
+
+def _backward_of(manifest: Manifest, corpus: Microbatches, step: int, scale: float = 1.0) -> Backpropagate:
+    """What computes a microbatch of this step, with the run's dropout."""
+
+    def work(stages: Sequence[StageModule], index: int) -> float:
+        tokens, labels = corpus.microbatch(step, index)
+        with contextlib.ExitStack() as dropouts:
+            for stage in stages:
+                dropouts.enter_context(dropout_of(stage, manifest, step, index))
+            return backpropagate(stages, tokens, labels, manifest.wire, manifest.train, scale)
+
+    return work
 
 
 def _whole_norm(stages: Sequence[StageModule], gradients: Sequence[dict[str, Tensor]]) -> float:
@@ -240,10 +261,12 @@ def _is_usable(train: TrainConfig, scale: float, values: Iterable[Tensor]) -> bo
 def run(request: ReferenceRequest) -> dict[str, Any]:
     """The whole command: read, train, write. Returns the fields to print."""
     manifest, corpus, start = _open_run(request)
+    if request.replicas > 1 and not manifest.train.local_batch:
+        raise UsageError(f"--replicas is {request.replicas}, and the run has no local steps", "set train.local_batch, or leave it out")
     with draft(Path(request.out)) as path:
         path.touch()  # find out before the training if the output folder cannot be written
     began = time.monotonic()
-    result = train_reference(manifest, corpus, request.steps, _print_progress, start)
+    result = train_reference(manifest, corpus, request.steps, _print_progress, start, request.replicas)
     elapsed_s = time.monotonic() - began
     write_export(Path(request.out), manifest, result.parameters, result.optimizer_state, result.history)
     write_evaluations(Path(request.out), result.evaluations)

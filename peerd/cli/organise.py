@@ -260,9 +260,12 @@ def export(context: click.Context, folder: Path, file_format: str, timeout_s: fl
 @click.option("--steps", type=STEPS, required=True, help="Steps to train.")
 @click.option("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="Folder for the result.")
 @click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
+@click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Copies of each stage, where steps are local.")
 @reply_options
-def reference(run_file: str, steps: int, out: Path, data: str | None, as_json: bool) -> None:
+def reference(run_file: str, steps: int, out: Path, data: str | None, replicas: int, as_json: bool) -> None:
     """Train the same run in one process: what the swarm must equal.
+
+    Where the run has local steps (train.local_batch), it is what as many peers of each stage as --replicas might make of it.
 
     \b
     Example:
@@ -276,7 +279,7 @@ def reference(run_file: str, steps: int, out: Path, data: str | None, as_json: b
     manifest.load(path)
     source = existing_source(data, "--data") if data else ""
     create_folder(out)
-    request = {"run_file": str(path), "steps": steps, "out": str(out), "data": source}
+    request = {"run_file": str(path), "steps": steps, "out": str(out), "data": source, "replicas": replicas}
     reply = run_child("peerd.reference", request, what="the reference run")
     if is_printed(reply, as_json):
         return

@@ -83,9 +83,9 @@ class WireConfig:
     activation_gradients: str = "none"
     """Gradients on their way back."""
     weight_gradients: str = "none"
-    """Gradients that the peers of a stage average, or "powersgd:4". Replicas stay equal, but the sum is not exact.
+    """Gradients that the peers of a stage average, or "powersgd:4", or "sparse:64" for local steps. Replicas stay equal.
 
-    The error of compression is added at the next step (error feedback).
+    The sum is not exact. The error of compression is added at the next step (error feedback).
     """
 
     def __post_init__(self) -> None:
@@ -152,6 +152,13 @@ class Manifest:
             raise ValueError('train.average_parameters = "always" needs wire.weight_gradients "none": parameters must not lose digits')
         if not exact and self.train.precision == "float16":
             raise ValueError('train.precision "float16" needs wire.weight_gradients "none": overflows must be detected exactly')
+        if self.ties_stages and self.train.local_batch:
+            raise ValueError(
+                "model.tie_word_embeddings cannot go with train.local_batch in several stages: "
+                "the copies of one weight in the first and the last stage would be updated apart"
+            )
+        if parse_averaged(self.wire.weight_gradients).most_exact.is_sparse and not self.train.local_batch:
+            raise ValueError('wire.weight_gradients "sparse" needs train.local_batch: of single updates it leaves out too much')
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
             raise ValueError(
                 f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "
@@ -163,8 +170,13 @@ class Manifest:
         """Whether mates average parameters at all: always, or while their devices are unlike."""
         if self.train.average_parameters != "auto":
             return self.train.average_parameters == "always"
-        is_simple = not self.train.delayed_updates and not self.swarm.group_size and not self.ties_stages
+        is_simple = not self.train.delayed_updates and not self.train.local_batch and not self.swarm.group_size and not self.ties_stages
         return is_simple and self.wire.weight_gradients == "none"
+
+    @property
+    def inner(self) -> Manifest:
+        """Where steps are local, the run whose updates a peer makes by itself within a step."""
+        return dataclasses.replace(self, train=self.train.inner, wire=WireConfig())
 
     def model_as(self, kind: type[Kind]) -> Kind:
         """The model, for code that belongs to this kind alone."""

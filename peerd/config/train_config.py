@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from peerd.config import cut
@@ -82,6 +82,16 @@ class TrainConfig:
     """The scale is doubled after so many steps without overflow."""
     delayed_updates: bool = False
     """Make a step's update while the next step is computed without it: every gradient is one update late."""
+    local_batch: Annotated[int, Between(0, MAX_MICROBATCHES_PER_STEP)] = 0
+    """Local steps: each peer updates its own parameters after so many of its microbatches, and a step averages the changes; 0: none.
+
+    Only `peerd reference` makes them so far. A step's peers make microbatches_per_step / (peers of a stage * local_batch) updates each.
+    """
+    # The rate of the update that a step makes of the averaged changes: SGD with Nesterov momentum. With 1.0 and no momentum it is plain
+    # averaging.
+    outer_learning_rate: Annotated[float, Between(0.0, 100.0)] = 0.7
+    # Its momentum.
+    outer_momentum: Annotated[float, Between(0.0, 0.999999)] = 0.9
     average_parameters: Literal["auto", "always", "never"] = "auto"
     """Peers of a stage average their parameters, a few with each step's gradients: unlike devices round differently, and drift apart.
 
@@ -114,6 +124,8 @@ class TrainConfig:
                 '"lamb" needs whole tensors in float32, and "sgd" without momentum keeps no state'
             )
         self._check_schedule()
+        if self.local_batch:
+            self._check_local_steps()
         if self.delayed_updates and self.average_parameters == "always":
             raise ValueError('train.average_parameters = "always" cannot go with train.delayed_updates: set one of them only')
         if not math.log2(self.loss_scale).is_integer():
@@ -133,6 +145,25 @@ class TrainConfig:
                 f'train.schedule "{self.schedule}" comes down between train.warmup_steps ({self.warmup_steps}) and train.decay_steps, '
                 f"or train.steps where that is 0 ({self.last_decay_step}): raise one of these"
             )
+
+    def _check_local_steps(self) -> None:
+        if self.local_batch > self.microbatches_per_step:
+            raise ValueError(
+                f"train.local_batch ({self.local_batch}) must not exceed train.microbatches_per_step ({self.microbatches_per_step})"
+            )
+        if self.delayed_updates:
+            raise ValueError("train.delayed_updates cannot go with train.local_batch: a step begins with what the one before has averaged")
+        if self.precision == "float16":
+            raise ValueError('train.precision "float16" cannot go with train.local_batch: no loss scale is agreed on within a step')
+        if self.max_gradient_norm:
+            raise ValueError("train.max_gradient_norm cannot go with train.local_batch: no peer knows the whole model's gradient in a step")
+        if self.average_parameters == "always":
+            raise ValueError('train.average_parameters = "always" cannot go with train.local_batch, with which every step averages them')
+
+    @property
+    def inner(self) -> TrainConfig:
+        """The settings by which a peer updates its own parameters within a step, where steps are local."""
+        return replace(self, local_batch=0)
 
     @property
     def shares_norms(self) -> bool:

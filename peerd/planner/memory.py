@@ -79,11 +79,13 @@ def placing_in(room: Room, manifest: Manifest, load: Load, slots: int) -> Placin
 
 
 def optimizer_bytes(train: TrainConfig) -> int:
-    """Bytes of the optimizer's state per parameter: both moments for AdamW and LAMB, the velocity for SGD with momentum.
+    """Bytes of the optimizer's state per parameter: both moments for AdamW and LAMB, velocity for SGD with momentum and local steps.
 
     The scales of packed moments are not counted, a five-hundredth of them; nor that vectors keep 32 bits.
     """
     numbers = int(train.momentum > 0) if train.optimizer == "sgd" else 2
+    if train.local_batch:
+        numbers = int(train.outer_momentum > 0)
     return numbers * train.optimizer_bits // 8
 
 
@@ -116,13 +118,14 @@ def _lasting(manifest: Manifest, load: Load) -> tuple[int, int]:
 
     Computed with: the values, the sum of gradients, with overlapping steps that of the next step; with delayed updates the values before
     and after, which take turns. Set aside: the optimizer's state, the previous values unless they take turns, and with evaluation those
-    of the evaluated step.
+    of the evaluated step. With local steps also the moments of this peer's own updates, and the values that the step began with.
     """
     train = manifest.train
     values = FLOAT32_BYTES * load.num_parameters
     used = (3 if train.delayed_updates else 1) * values + (1 + train.overlaps_steps) * sum_bytes(train) * load.num_parameters
     num_aside = (not train.delayed_updates) + (train.evaluate_every_steps > 0)
-    return used, optimizer_bytes(train) * load.num_parameters + num_aside * values
+    own = optimizer_bytes(train.inner) * load.num_parameters + values if train.local_batch else 0
+    return used, optimizer_bytes(train) * load.num_parameters + num_aside * values + own
 
 
 def _in_pass(manifest: Manifest, load: Load, slots: int, placing: Placing) -> int:

@@ -78,7 +78,7 @@ class Optimizer:
         parameter without a gradient would silently go without its update.
         """
         _check_shapes("gradient", self._shapes, gradients)
-        rate = learning_rate_at(self._train, step)
+        rate = self._train.outer_learning_rate if self._train.local_batch else learning_rate_at(self._train, step)
         for names, weight_decay in self._groups:
             for name in names:
                 updated = self._updated(name, gradient_of(gradients[name]))
@@ -209,6 +209,21 @@ def _sgd(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay
         each.value.add_(velocity, alpha=-rate)
 
 
+def _nesterov(group: Sequence[Updated], train: TrainConfig, rate: float, _weight_decay: float) -> None:
+    """The update of averaged changes (DiLoCo, arXiv 2311.08105): SGD with Nesterov momentum, as in torch.optim.SGD, without decay."""
+    for each in group:
+        each.state["step"].add_(1)
+        velocity = each.state["momentum_buffer"].mul_(train.outer_momentum).add_(each.gradient)
+        each.value.add_(each.gradient.add(velocity, alpha=train.outer_momentum), alpha=-rate)
+
+
+def _plain_outer(group: Sequence[Updated], _train: TrainConfig, rate: float, _weight_decay: float) -> None:
+    """The same without momentum; with a rate of 1 it is plain averaging of parameters."""
+    for each in group:
+        each.state["step"].add_(1)
+        each.value.add_(each.gradient, alpha=-rate)
+
+
 def _plain_sgd(group: Sequence[Updated], _train: TrainConfig, rate: float, weight_decay: float) -> None:
     """Stochastic gradient descent without momentum. Its only state is the number of updates."""
     for each in group:
@@ -225,11 +240,21 @@ KINDS: dict[str, Kind] = {
 PIECEWISE: dict[str, Update] = {"adamw": _adamw_by_operations, "sgd": _sgd}
 """The update of a piece of a tensor, for those that change each number by itself."""
 PLAIN_SGD = Kind((), _plain_sgd)
+OUTER, PLAIN_OUTER = Kind(("momentum_buffer",), _nesterov), Kind((), _plain_outer)
+"""The optimizers of a step whose changes were made by local steps."""
 
 
 def kind_of(train: TrainConfig) -> Kind:
+    """The optimizer of a step."""
+    if train.local_batch:
+        return _packed(OUTER, _nesterov, train) if train.outer_momentum else PLAIN_OUTER
     kind = PLAIN_SGD if train.optimizer == "sgd" and not train.momentum else KINDS[train.optimizer]
-    return Kind(kind.parts, _in_pieces(kind, PIECEWISE[train.optimizer])) if train.optimizer_bits == 8 else kind
+    return _packed(kind, PIECEWISE.get(train.optimizer, kind.update), train)
+
+
+def _packed(kind: Kind, update_piece: Update, train: TrainConfig) -> Kind:
+    """With 8-bit moments, the kind that unpacks them piece by piece."""
+    return Kind(kind.parts, _in_pieces(kind, update_piece)) if train.optimizer_bits == 8 else kind
 
 
 def _in_pieces(kind: Kind, update_piece: Update) -> Update:

@@ -72,7 +72,7 @@ VERBS = {
     "data": {"--data", "--home", "--json"},
     "export": {"--format", "--timeout", "--home", "--json"},
     "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--home", "--json"},
-    "reference": {"--steps", "--out", "--data", "--home", "--json"},
+    "reference": {"--steps", "--out", "--data", "--replicas", "--home", "--json"},
     "help": {"--home"},
     "simulate": set(),
     "simulate run": {

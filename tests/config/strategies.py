@@ -11,8 +11,10 @@ from peerd.config.codec import EXAMPLES, FOR_AVERAGING
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig, WireConfig
 from peerd.config.model_kinds import REFUSED_CONFIG_KEYS, BlocksConfig, HuggingFaceConfig
 
+SPARSE = "sparse:64"
+"""It needs local steps."""
 codecs = st.sampled_from([*EXAMPLES, "topk:1", "auto", "auto:int8"])
-averaged_codecs = codecs | st.sampled_from([*FOR_AVERAGING, "powersgd:1", "powersgd:64"])
+averaged_codecs = codecs | st.sampled_from([*(name for name in FOR_AVERAGING if name != SPARSE), "powersgd:1", "powersgd:64"])
 names = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_.", min_size=1, max_size=64)
 sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=50)
 
@@ -63,10 +65,12 @@ def manifests(draw: st.DrawFn) -> Manifest:
     steps, warmup_steps = draw(st.integers(0, 1 << 40)), draw(st.integers(0, 1000))
     schedule: Any = draw(st.sampled_from(["constant", "linear", "cosine"]))
     optimizer: Any = draw(st.sampled_from(["adamw", "lamb", "sgd"]))
-    delayed = draw(st.booleans())
+    local = not model.tie_word_embeddings and draw(st.booleans())
+    delayed = not local and draw(st.booleans())
     falling = schedule != "constant"
     lossy = draw(st.booleans())
-    tied = model.tie_word_embeddings
+    tied, num_microbatches = model.tie_word_embeddings, draw(st.integers(1, 8192))
+    allowed = averaged_codecs | st.just(SPARSE) if local else averaged_codecs
     num_stages, length = draw(st.integers(1, model.num_layers // model.layers_per_group)), draw(st.integers(2, 512))
     in_groups = (model.layers_per_group,) * (num_stages - 1)
     first_length = draw(st.just(0) | st.integers(2, length))
@@ -75,7 +79,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         cut=draw(st.sampled_from(["even", "cost", (*in_groups, model.num_layers - sum(in_groups))])),
         first_sequence_length=first_length,
         sequence_length_steps=draw(st.integers(1, 1 << 40)) if first_length else 0,
-        microbatches_per_step=draw(st.integers(1, 8192)),
+        microbatches_per_step=num_microbatches,
         microbatch_size=draw(st.integers(1, 16)),
         sequence_length=length,
         steps=steps,
@@ -86,12 +90,15 @@ def manifests(draw: st.DrawFn) -> Manifest:
         decay_steps=warmup_steps + draw(st.integers(1, 1000)) if falling else 0,
         optimizer=optimizer,
         optimizer_bits=32 if optimizer == "lamb" else draw(st.sampled_from([32, 8])),
-        max_gradient_norm=draw(st.floats(0, 1e9)),
+        max_gradient_norm=0.0 if local else draw(st.floats(0, 1e9)),
         dropout=0.0 if model.has_own_dropout else draw(st.floats(0, 0.99)),
-        average_parameters=draw(st.sampled_from(["auto", "never"] if delayed or lossy or tied else ["auto", "always", "never"])),
+        average_parameters=draw(st.sampled_from(["auto", "never"] if delayed or local or lossy or tied else ["auto", "always", "never"])),
         average_parameters_every_steps=draw(st.integers(1, 1_000_000)),
         delayed_updates=delayed,
-        precision=draw(st.sampled_from(["float32", "tf32", "bfloat16"] if lossy else ["float32", "tf32", "bfloat16", "float16"])),
+        local_batch=draw(st.integers(1, num_microbatches)) if local else 0,
+        outer_learning_rate=draw(st.floats(0, 100)),
+        outer_momentum=draw(st.floats(0, 0.99)),
+        precision=draw(st.sampled_from(["float32", "tf32", "bfloat16"] if lossy or local else ["float32", "tf32", "bfloat16", "float16"])),
         loss_scale=2.0 ** draw(st.integers(0, 32)),
         no_decay=tuple(draw(st.lists(sources, max_size=3))),
         epsilon=draw(st.floats(1e-16, 1)),
@@ -105,9 +112,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         start=StartConfig(state=draw(st.just("") | sources)),
         train=train,
         compute=ComputeConfig(threads=draw(st.integers(0, 1024)), recompute=draw(st.sampled_from(["auto", "always", "never"]))),
-        wire=WireConfig(
-            activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(averaged_codecs) if lossy else "none"
-        ),
+        wire=WireConfig(activations=draw(codecs), activation_gradients=draw(codecs), weight_gradients=draw(allowed) if lossy else "none"),
         swarm=SwarmConfig(
             announce_period_s=draw(st.floats(0.2, 300)),
             group_size=draw(st.just(0) | st.integers(2, 1024)),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,38 @@ def test_any_value_of_any_field_is_taken_or_refused_and_nothing_else(path: tuple
 def test_a_broken_rule_is_told_by_the_name_of_its_field(section: str, field: str, value: object) -> None:
     with pytest.raises(ManifestError, match=field):
         manifest.parse({section: {field: value}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"train": {"local_batch": 17}}, "must not exceed train.microbatches_per_step"),
+        ({"train": {"local_batch": 2, "delayed_updates": True}}, "train.delayed_updates cannot go with train.local_batch"),
+        ({"train": {"local_batch": 2, "precision": "float16"}}, 'train.precision "float16" cannot go with train.local_batch'),
+        ({"train": {"local_batch": 2, "max_gradient_norm": 1.0}}, "train.max_gradient_norm cannot go with train.local_batch"),
+        ({"train": {"local_batch": 2, "average_parameters": "always"}}, 'train.average_parameters = "always" cannot go with'),
+        (
+            {"train": {"local_batch": 2}, "model": {"tie_word_embeddings": True}},
+            "model.tie_word_embeddings cannot go with train.local_batch",
+        ),
+        ({"wire": {"weight_gradients": "sparse:64"}}, 'wire.weight_gradients "sparse" needs train.local_batch'),
+    ],
+)
+def test_what_does_not_go_with_local_steps_is_told(document: dict[str, Any], words: str) -> None:
+    with pytest.raises(ManifestError, match=re.escape(words)):
+        manifest.parse(document, "test")
+
+
+def test_local_steps_go_with_a_sparse_codec_groups_and_tied_weights_of_one_stage() -> None:
+    document = {
+        "train": {"local_batch": 16, "num_stages": 1, "optimizer_bits": 8, "accumulate": "float64"},
+        "wire": {"weight_gradients": "sparse:64"},
+        "swarm": {"group_size": 4},
+        "model": {"tie_word_embeddings": True},
+    }
+    run = manifest.parse(document, "test")
+    assert not run.may_average_parameters
+    assert run.train.inner == replace(run.train, local_batch=0)
 
 
 def test_a_misspelt_field_is_refused_rather_than_ignored() -> None:

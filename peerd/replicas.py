@@ -1,0 +1,98 @@
+"""Local steps in one process: each stage in several copies, which compute and average as peers of a swarm do.
+
+The copies that a microbatch passes are drawn from seed, step and stage, so that all copies of a stage get the same number of microbatches
+to within one. A swarm's paths depend on who is faster; these are some that it could have gone. Where the run allows a codec for
+averages, each copy's contribution passes it once, with the copy's own error feedback, and the sum is exact: it goes to all.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from peerd.averaging.compression import Compression
+from peerd.config.codec import parse_averaged
+from peerd.config.manifest import Manifest
+from peerd.models.stages import StageModule
+from peerd.stage.accumulator import views_of
+from peerd.stage.local_steps import LocalSteps
+from peerd.table.record import AverageId
+
+Backpropagate = Callable[[Sequence[StageModule], int], float]
+"""Computes a microbatch of the step, by its index, through a module of each stage, which leaves gradients on these. Returns its loss."""
+
+
+class Replicas:
+    """All copies of all stages."""
+
+    def __init__(self, manifest: Manifest, stages: Sequence[StageModule], num_replicas: int) -> None:
+        self._manifest = manifest
+        self._stages = [_Replicated(manifest, stage, num_replicas) for stage in stages]
+
+    def mean_changes(self, step: int, backpropagate: Backpropagate) -> tuple[float, list[dict[str, Tensor]]]:
+        """Make the local steps of a step. Returns the mean loss and, per stage, the change of each parameter per microbatch, downhill.
+
+        The copies start from the stages' present parameters, which stay as they are.
+        """
+        num_microbatches = self._manifest.train.microbatches_per_step
+        for stage in self._stages:
+            stage.begin()
+        paths = list(zip(*(stage.order(step, num_microbatches) for stage in self._stages), strict=True))
+        loss = 0.0
+        for index, path in enumerate(paths):
+            loss += backpropagate([stage.modules[number] for stage, number in zip(self._stages, path, strict=True)], index)
+            for stage, number in zip(self._stages, path, strict=True):
+                stage.take(step, number)
+        return loss / num_microbatches, [stage.mean_change(step, num_microbatches) for stage in self._stages]
+
+
+class _Replicated:
+    """The copies of one stage."""
+
+    def __init__(self, manifest: Manifest, stage: StageModule, num_replicas: int) -> None:
+        self._manifest = manifest
+        self._stage = stage
+        self.modules = [copy.deepcopy(stage) for _ in range(num_replicas)]
+        self._steps = [LocalSteps(manifest, dict(module.named_parameters())) for module in self.modules]
+        self._shapes = {name: parameter.shape for name, parameter in stage.named_parameters()}
+        dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
+        allowed = parse_averaged(manifest.wire.weight_gradients)
+        shapes = [*self._shapes.values()]
+        self._compressions = [Compression(allowed, dtype, shapes, num_exact=0) for _ in self.modules]
+
+    def begin(self) -> None:
+        parameters = dict(self._stage.named_parameters())
+        for steps in self._steps:
+            steps.begin(parameters)
+
+    def order(self, step: int, num_microbatches: int) -> list[int]:
+        """The copy that each microbatch passes."""
+        drawn = random.Random(f"{self._manifest.seed}/{step}/{self._stage.stage}")
+        copies = range(len(self.modules))
+        return [number for _ in range(-(-num_microbatches // len(copies))) for number in drawn.sample(copies, len(copies))][
+            :num_microbatches
+        ]
+
+    def take(self, step: int, number: int) -> None:
+        """Add the gradients of a microbatch to this copy's open batch, and seal it if it is full."""
+        steps, module = self._steps[number], self.modules[number]
+        steps.add({name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None})
+        module.zero_grad()
+        if steps.is_full:
+            steps.seal(step)
+
+    def mean_change(self, step: int, num_microbatches: int) -> dict[str, Tensor]:
+        """Seal what is open, and average."""
+        average_id, parts = AverageId(step.to_bytes(8, "little")), list[Tensor]()
+        for steps, compression in zip(self._steps, self._compressions, strict=True):
+            steps.seal(step)
+            own = torch.cat([value.flatten() for value in steps.contribution().values()])
+            where = compression.piece(len(own), 0, len(own), compression.allowed.most_exact)
+            parts.append(compression.sent(compression.parts, average_id, where, own)[0])
+            compression.applied([average_id])
+        total = sum(parts[1:], parts[0])
+        return views_of(total / num_microbatches, self._shapes)
