@@ -13,7 +13,7 @@ import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
-from peerd.config.manifest import Manifest
+from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.executor import Executor
@@ -26,12 +26,20 @@ from peerd.wire.clients import AveragingClient
 from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Average, Beat, Frame, ProposalAnswer, Verified
 from tests.paper_host import PaperHost
-from tests.tiny_run import tiny_manifest
+from tests.tiny_run import replace_train, tiny_manifest
 from tests.wire.lent import Lent
 
 AVERAGING_S = 20.0
 MICROBATCHES = 6
 MANIFEST = tiny_manifest(microbatches_per_step=MICROBATCHES, accumulate="float64")
+
+
+def compressed(codec: str) -> Manifest:
+    """The run with this codec for averages; one that needs local steps has those."""
+    is_local = codec.startswith("sparse")
+    return replace(replace_train(MANIFEST, local_batch=1 if is_local else 0), wire=WireConfig(weight_gradients=codec))
+
+
 Fault = Callable[[str, PeerId, PeerId], Awaitable[None]]
 """Called with the kind of message, its sender and its receiver before it is handed over; may wait or raise.
 

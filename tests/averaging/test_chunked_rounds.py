@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 
 from peerd.averaging import proposing
 from peerd.config.codec import CODECS
-from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import PeerGoneError
 from peerd.policy.round.chunks import WINDOW
 from peerd.policy.step.roster import WHOLE, Roster
 from peerd.table.record import PeerId, Phase
-from tests.averaging.rounds_group import MANIFEST, Fault, Group, whole_sum
+from tests.averaging.rounds_group import Fault, Group, compressed, whole_sum
 
 MakeGroup = Callable[..., Group]
 NUM_CHUNKS = 3 * WINDOW
@@ -28,10 +26,6 @@ LOSSY = [(spec.example, min(1.0, 5 * spec.error)) for spec in CODECS if spec.err
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposing, "num_chunks", lambda *_: NUM_CHUNKS)
-
-
-def compressed(codec: str) -> Manifest:
-    return replace(MANIFEST, wire=WireConfig(weight_gradients=codec))
 
 
 async def averaged(group: Group, leader: PeerId | None = None) -> Roster:

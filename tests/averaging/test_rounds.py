@@ -31,6 +31,7 @@ from tests.averaging.rounds_group import (
     MANIFEST,
     Group,
     Member,
+    compressed,
     no_fault,
     whole_sum,
 )
@@ -59,7 +60,7 @@ async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
     make_group: MakeGroup, num_members: int, codec: str, apart: float
 ) -> None:
     """The reducer too takes what its bytes say; alone, nothing travels and nothing is lost. The losses' sum is exact."""
-    group = make_group(num_members, replace(MANIFEST, wire=WireConfig(weight_gradients=codec)))
+    group = make_group(num_members, compressed(codec))
     roster = group.roster()
     assert await group.leader(roster).rounds.lead(roster) == ""
     await group.settled(Phase.AVERAGED)
