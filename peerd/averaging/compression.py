@@ -66,15 +66,13 @@ class Rest:
     def is_whole(self) -> bool:
         return sum(end - start for start, end in self.noted) == len(self.flat)
 
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What a residual was before it took the errors of a group's round."""
-
-    left_out: Tensor | None
-    bases: dict[int, Tensor]
-    places: list[tuple[int, Tensor]]
-    """What was written over, each from its first element on."""
+    def over(self, before: Tensor | None, start: int, end: int) -> Tensor:
+        """The errors of the elements from `start` up to `end`: this round's, or where it has noted none, what was left out `before`."""
+        found = self.flat.new_zeros(end - start) if before is None else before[start:end].clone()
+        for first, last in self.noted:
+            if first < end and start < last:
+                found[max(first - start, 0) : last - start] = self.flat[max(first, start) : min(last, end)]
+        return found
 
 
 @dataclass(slots=True)
@@ -91,12 +89,20 @@ class Residual:
     pending: dict[AverageId, Rest] = field(default_factory=dict)
     group: AverageId = NO_AVERAGE
     """The group whose sum this peer holds, as far as this was told."""
-    before: Before | None = None
+
+    @property
+    def present_bases(self) -> dict[int, Tensor]:
+        """Those of the next round: the ones that the group's round left, where this peer holds its sum."""
+        return self.bases | self.pending[self.group].bases if self.group in self.pending else self.bases
 
     def added_to(self, values: Tensor, where: Elements) -> Tensor:
-        if self.left_out is None:
+        if self.group in self.pending:
+            missing = self.pending[self.group].over(self.left_out, where.start, where.end)
+        elif self.left_out is not None:
+            missing = self.left_out[where.start : where.end]
+        else:
             return values
-        return torch.add(values, self.left_out[where.start : where.end], alpha=where.codec.spec.decay)
+        return torch.add(values, missing, alpha=where.codec.spec.decay)
 
     def note(self, average_id: AverageId, where: Elements, rest: Tensor, bases: dict[int, Tensor]) -> None:
         kept = self.pending.get(average_id)
@@ -107,40 +113,26 @@ class Residual:
         kept.bases |= bases  # where a cut splits a parameter, the basis of one piece is kept
 
     def hold(self, group: AverageId) -> None:
-        """Take the errors of this group's round. Those of another one's, whose sum was given up, go."""
-        if group == self.group:
-            return
-        if self.before is not None:
-            self._restore(self.before)
-        kept = self.pending.pop(group, None)
-        self.group, self.before = group, self._take(kept) if kept is not None else None
+        """Count the errors of this group's round. Those of another one's, whose sum was given up, go."""
+        if group != self.group:
+            self.pending.pop(self.group, None)
+            self.group = group
 
     def applied(self, rounds: Sequence[AverageId], group: AverageId) -> None:
         self.hold(group)
-        self.group, self.before = NO_AVERAGE, None
-        for kept in [self.pending[average_id] for average_id in rounds if average_id in self.pending]:
+        for kept in [self.pending[average_id] for average_id in (group, *rounds) if average_id in self.pending]:
             self._take(kept)
+        self.group = NO_AVERAGE
         self.pending.clear()  # with those of this step's failed rounds
 
-    def _take(self, kept: Rest) -> Before:
-        before = Before(self.left_out, self.bases, [])
+    def _take(self, kept: Rest) -> None:
         self.bases = self.bases | kept.bases
         if kept.is_whole:
             self.left_out = kept.flat
-            return before
-        left_out = self.left_out if self.left_out is not None else _zeros(len(kept.flat), kept.flat.dtype)
+            return
+        self.left_out = self.left_out if self.left_out is not None else _zeros(len(kept.flat), kept.flat.dtype)
         for start, end in kept.noted:
-            before.places.append((start, left_out[start:end].clone()))
-            left_out[start:end] = kept.flat[start:end]
-        self.left_out = left_out
-        return before
-
-    def _restore(self, before: Before) -> None:
-        left_out, self.bases = before.left_out, before.bases
-        if left_out is not None:
-            for start, values in before.places:
-                left_out[start : start + len(values)] = values
-        self.left_out = left_out
+            self.left_out[start:end] = kept.flat[start:end]
 
 
 def _zeros(length: int, dtype: torch.dtype) -> Tensor:
@@ -209,7 +201,7 @@ class Compression:
         whole = residual.added_to(values, where)
         body, bases = whole[: where.num_compressed].float(), dict[int, Tensor]()
         if where.codec.rank:
-            packed, bases = lowrank.encode(where.blocks, where.codec.rank, body, residual.bases)
+            packed, bases = lowrank.encode(where.blocks, where.codec.rank, body, residual.present_bases)
         else:
             packed = codecs.encode(where.codec, body)
         chunks = (*views_of_flat(packed), *views_of_flat(whole[where.num_compressed :]))

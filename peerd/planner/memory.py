@@ -142,11 +142,9 @@ def _in_pass(manifest: Manifest, load: Load, slots: int, placing: Placing) -> in
 def _in_round(manifest: Manifest, load: Load) -> int:
     """A copy of the sum; the few parameters that follow it count for nothing. With a lossy codec the new residuals.
 
-    In a stage of groups those of before stay beside them. For a tied weight the other stage's gradients and the sum of both.
+    For a tied weight the other stage's gradients and the sum of both.
     """
-    of_sums = sum_bytes(manifest.train)
-    residuals = _residuals(manifest, load) * (2 if manifest.swarm.group_size else 1)
-    return of_sums * (load.num_parameters + 2 * load.num_tied) + residuals
+    return sum_bytes(manifest.train) * (load.num_parameters + 2 * load.num_tied) + _residuals(manifest, load)
 
 
 def _residuals(manifest: Manifest, load: Load) -> int:

@@ -51,8 +51,6 @@ def test_a_lossy_codec_takes_the_machines_memory_alone() -> None:
     lossy = replace(manifest_of(), wire=WireConfig(weight_gradients="int8"))
     assert bytes_of(lossy, Placing.OFFLOADED) == (12, 28)
     assert bytes_of(lossy, Placing.TOGETHER) == (36, 0)
-    in_groups = replace(lossy, swarm=replace(lossy.swarm, group_size=32))
-    assert bytes_of(in_groups, Placing.TOGETHER) == (42, 0)
 
 
 @pytest.mark.parametrize(
