@@ -4,8 +4,8 @@ A neighbour (another daemon of this user on this machine) is reached over a loca
 The two ends authenticate each other in the tunnel, where libp2p proves their peer ids: the caller shows its certificate, the callee
 replies with its own, and each checks that the other's peer key has signed it. From then on TLS accepts exactly these two certificates.
 While a path is tried, the tunnel carries the calls, so a path that fails delays nothing. Calls return to the tunnel when a path breaks,
-or when tensors travel over it much more slowly (direct_path.py). Liveness and checkups always use the tunnel. Where many segments are lost,
-tensors take several connections at once (wide.py), and what is small the one beside them.
+when tensors travel over it much more slowly (direct_path.py), or none do. Liveness and checkups always use the tunnel. Where segments are
+lost, tensors take several connections at once (wide.py), and what is small the one beside them.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ MAX_HOSTS = 4
 SHOW_TIMEOUT_S = 10.0
 SHOW_AGAIN_S = 60.0
 """Period at which this peer shows its certificate again: a callee may forget the certificate of a peer that it does not hear from."""
+UNUSED_S = 600.0
+"""A path that no tensors took for so long is closed: of hundreds of peers each is needed now and then, and few at a time."""
 DIAL_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
 """Pause before a failed path is tried again. It doubles with each failure; up to a quarter, chosen at random, is taken off."""
@@ -86,7 +88,8 @@ class _Path:
     """The task that opens the path and then watches it."""
     failures: int = 0
     retry_s: float = 0.0
-    """When to try again, on the monotonic clock."""
+    """When to try again; `used_s` is when tensors were last to go over it: on the monotonic clock."""
+    used_s: float = 0.0
     was_capped: bool = False
     """Whether a cap was set when the path was last given up."""
     grace_s: float | None = LONGEST_CALL_S
@@ -124,6 +127,7 @@ class DirectPaths:
         if self._throttles.capped and self._neighbours is None:
             return None
         path = self._paths.setdefault(peer, _Path())
+        path.used_s = time.monotonic()
         is_due = time.monotonic() >= path.retry_s or (path.was_capped and not self._throttles.capped)
         if path.work is None and is_due:
             path.work = start(self._follow(peer, path))
@@ -156,7 +160,7 @@ class DirectPaths:
         return self._paths[peer].widening if self.leads_to(peer) and not self.is_local(peer) else None
 
     async def until_other_way(self, peer: PeerId) -> None:
-        """Wait until the path to a peer has several connections in place of one, or one in place of several."""
+        """Wait until the path to a peer has several connections in place of one, or the other way round."""
         await self._paths.setdefault(peer, _Path()).widening.until_other_way()
 
     def leads_to(self, peer: PeerId) -> bool:
@@ -224,11 +228,11 @@ class DirectPaths:
             path.work = None
 
     async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
-        """Return when the channel breaks, when the callee's offer changes, or, with True, when the tunnel is much faster."""
+        """Return when the channel breaks, nothing uses it, the callee's offer changes, or, with True, when the tunnel is much faster."""
         broken, told = start(_broken(channel)), _told_of(path, offer)
         widening = start(self._widen(peer, path, offer), expects=(OSError,))
         try:
-            while not broken.done():
+            while not broken.done() and time.monotonic() - path.used_s <= UNUSED_S:
                 await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
                 if not broken.done():
                     if self._is_outrun(peer):

@@ -137,6 +137,22 @@ async def test_a_certificate_that_was_forgotten_is_shown_again(monkeypatch: pyte
         assert await caller_through(channel) == caller.peer
 
 
+async def test_a_path_that_nothing_uses_is_closed_and_the_calls_on_it_end_in_peace_until_it_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
+    monkeypatch.setattr(wire_direct, "UNUSED_S", 0.2)
+    async with endpoint() as there:
+        caller = new_identity()
+        _, paths = there.paths_of(caller)
+        channel = await tried(paths, there.peer)
+        call = asyncio.ensure_future(caller_through(channel))
+        await given_up(paths, there.peer)
+        assert await call == caller.peer
+        paths._paths[there.peer].retry_s = 0.0
+        assert await tried(paths, there.peer) is not None
+
+
 async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
     async with endpoint() as there:
         links, paths = there.paths_of(new_identity())
