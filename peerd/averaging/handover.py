@@ -6,7 +6,6 @@ from torch import Tensor
 
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
-from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import Roster, why_inexact, why_not_adopt
 from peerd.stage.accumulator import all_finite
 from peerd.stage.results import HeldAverage, TiedGradients
@@ -27,7 +26,7 @@ def check_header(average: Average, state: StageState, step: int, section: int | 
     """Raise RemoteError unless this is the header of an exact average of `step`, or of a section of it, that the state may take."""
     if reason := why_not_adopt(state.record, step, average.lineage):
         raise WrongStateError(reason)
-    roster, due = average.roster, (state.record.stage, step, section or 0, 1 if section is None else state.num_sections)
+    roster, due = average.roster, (state.record.stage, step, section or 0, 1 if section is None else state.averages_by[2])
     if (roster.stage, roster.step, roster.section, roster.num_sections) != due:
         raise BadMessageError("an average of another stage or step, or another section, than was asked for")
     if (reason := why_inexact(roster.entries, state.num_microbatches) or state.why_not_averaged(roster)) is not None:
@@ -40,11 +39,9 @@ def check_header(average: Average, state: StageState, step: int, section: int | 
 
 def _num_bytes(average: Average, state: StageState, section: int | None) -> int:
     """The size that an average with this header has."""
-    flat, num_tied = state.accumulator.flat, state.accumulator.num_tied if average.tied_sum else 0
-    if section is None:
-        return (state.round_length(average.roster) + num_tied) * flat.itemsize
-    start, end = section_bounds(flat.numel(), section, state.num_sections)
-    return (end - start) * flat.itemsize
+    start, end = state.bounds_of(average.roster)
+    num_tied = state.accumulator.num_tied if average.tied_sum and section is None else 0
+    return (end - start + num_tied) * state.accumulator.flat.itemsize
 
 
 def unpacked(average: Average, whole: memoryview, state: StageState) -> HeldAverage:

@@ -15,14 +15,14 @@ from peerd.policy.step.roster import WHOLE, Roster
 class RoundLayout:
     """The chunks of one round. Members are numbered by their places in the roster; member k reduces slice k."""
 
-    def __init__(self, roster: Roster, length: int, compression: Compression, codecs: Sequence[Codec]) -> None:
-        """`length`: elements of the accumulator; `codecs`: of what each member sends."""
+    def __init__(self, roster: Roster, length: int, compression: Compression, codecs: Sequence[Codec], room: int = 0) -> None:
+        """`length`: elements of a member's part, the last `room` of them for parameters; `codecs`: of what each member sends."""
         self.num_members = len(roster.entries)
         self.num_chunks = roster.num_chunks
         self.codecs = tuple(codecs)
         self._length = length
         self._compression = compression
-        first, last = section_bounds(length, roster.section, roster.num_sections)
+        first, last = section_bounds(length - room, roster.section, roster.num_sections, room if roster.averages_parameters else 0)
         bounds = [(first + start, first + end) for start, end in _bounds(last - first, roster.shares or (1,) * self.num_members)]
         borders = compression.borders if any(codec.rank for codec in codecs) else ()
         self._cuts = [_cuts(start, end, roster.num_chunks, borders) for start, end in bounds]

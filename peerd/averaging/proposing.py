@@ -57,13 +57,13 @@ class Proposing:
         """Note that an average was applied: a step begins."""
         self._begun_s = now_s
 
-    def planned(self, roster: Roster, compression: Compression, length: int, now_s: float) -> Roster:
-        """Return the roster as it is proposed, for an accumulator of `length` elements."""
+    def planned(self, roster: Roster, compression: Compression, length: int, now_s: float, room: int = 0) -> Roster:
+        """Return the roster as it is proposed. `length`: elements of a member's part, the last `room` of them for parameters."""
         if len(roster.entries) == 1:
             return roster
         up, down = self._believed(roster.peers)
         codecs = self._allowed.codecs
-        start, end = section_bounds(length, roster.section, roster.num_sections)
+        start, end = section_bounds(length - room, roster.section, roster.num_sections, room if roster.averages_parameters else 0)
         sizes = [compression.num_bytes(compression.piece(length, start, end, codec)) for codec in codecs]
         within_s = AVERAGING_SHARE * max(now_s - self._begun_s, 0.0) if self._allowed.is_auto else math.inf
         fitted = fit(up, down, sizes, within_s)
@@ -74,7 +74,7 @@ class Proposing:
         expected_s = min(exchange_s(1.0, paces, weights), MOST_EXPECTED_S)
         names = tuple(str(codecs[codec]) for codec in chosen) if self._allowed.is_auto else ()
         plan = replace(roster, codecs=names, shares=shares, expected_s=expected_s)
-        layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen])
+        layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen], room)
         count = num_chunks(layout.slice_bytes, expected_s, self._averaging_s, any(map(self._is_lossy, roster.peers)))
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
 

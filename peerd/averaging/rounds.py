@@ -110,7 +110,8 @@ class Rounds:
         if len(self._own_errors) >= MOST_OWN_ERRORS:
             raise self._own_errors[-1]
         roster = self._state.with_parameters(roster)
-        roster = self._proposing.planned(roster, self.compression, self._state.round_length(roster), self._clock())
+        length, room = self._state.round_length(roster), self._state.room_behind(roster)
+        roster = self._proposing.planned(roster, self.compression, length, self._clock(), room)
         asked = {peer: Asking(self._around, peer, roster) for peer in roster.peers if peer != self._state.record.peer}
         proposals = [start(self._propose_to(peer, asking)) for peer, asking in asked.items()]
         try:
@@ -209,7 +210,7 @@ class Rounds:
     def _begin(self, roster: Roster, codecs: Sequence[Codec], accumulator: Tensor) -> str:
         if self._known.is_dead(roster.average_id) or self._state.round is not roster:
             return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
-        layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs)
+        layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs, self._state.room_behind(roster))
         exchange = Exchange(roster, accumulator, self.compression, layout, self._arithmetic, self._around.signatures)
         self._retire()
         self.sums.begins()

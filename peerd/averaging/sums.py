@@ -13,7 +13,6 @@ from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.background import Tasks
-from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import Roster, is_whole
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
@@ -71,7 +70,7 @@ class RoundSums:
             return None  # it was closed meanwhile
         if roster.num_sections > 1:
             state.close_round(roster.average_id)
-            start, end = section_bounds(len(total), roster.section, roster.num_sections)
+            start, end = state.bounds_of(roster)
             state.take_section(roster, total[start:end], total)
             return SumOf.SECTION
         if is_whole(roster.entries, state.num_microbatches):

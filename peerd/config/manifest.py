@@ -106,7 +106,7 @@ class SwarmConfig:
     """By what peers move: SWARM's algorithm 2, from the queues in the table; the weakest stage, from rates; or not at all."""
     checkpoint_every_steps: NumSteps = 5
     """Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never."""
-    group_size: Annotated[int, Between(0, 1024)] = 0
+    group_size: Annotated[int, Between(0, 1024)] = 32
     """The most peers of a stage that average in one round; those of a larger stage first make the sums of groups. 0: all in one round."""
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class Manifest:
         """Whether mates average parameters at all: always, or while their devices are unlike."""
         if self.train.average_parameters != "auto":
             return self.train.average_parameters == "always"
-        is_simple = not self.train.delayed_updates and not self.train.local_batch and not self.swarm.group_size and not self.ties_stages
+        is_simple = not self.train.delayed_updates and not self.train.local_batch and not self.ties_stages
         return is_simple and self.wire.weight_gradients == "none"
 
     @property

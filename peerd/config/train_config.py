@@ -95,8 +95,7 @@ class TrainConfig:
     average_parameters: Literal["auto", "always", "never"] = "auto"
     """Peers of a stage average their parameters, a few with each step's gradients: unlike devices round differently, and drift apart.
 
-    "auto" does it while devices are unlike, where gradients have no codec, updates are not delayed, and stages have no groups and share
-    no weight.
+    "auto" does it while devices are unlike, where gradients have no codec, updates are not delayed, and stages share no weight.
     """
     average_parameters_every_steps: Annotated[int, Between(1, 1_000_000)] = 100
     """Each parameter is averaged once in so many steps."""

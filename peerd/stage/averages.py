@@ -35,46 +35,56 @@ class StageAverages:
         return self._sums[0].main
 
     def with_parameters(self, roster: Roster) -> Roster:
-        """What this peer proposes: whether the members average parameters, too. Groups sum gradients alone."""
-        if not self._manifest.may_average_parameters or not is_whole(roster.entries, self.num_microbatches) or len(roster.entries) < 2:
+        """What this peer proposes: whether parameters are averaged, too. They go with the last section; groups sum gradients alone."""
+        is_last = roster.section == roster.num_sections - 1 and is_whole(roster.entries, self.num_microbatches)
+        if not self._manifest.may_average_parameters or not is_last or len(roster.entries) < 2:
             return roster
-        members = [record for record in self._live().of_stage(roster.stage) if record.peer in roster.peers]
-        are_unlike = len(kinds_of(members)) > 1
+        takes_mean = [r for r in self._live().of_stage(roster.stage) if r.peer in roster.peers or roster.num_sections > 1]
+        are_unlike = len(kinds_of(takes_mean)) > 1
         return replace(roster, averages_parameters=are_unlike or self._manifest.train.average_parameters == "always")
 
     def why_not_averaged(self, roster: Roster) -> str | None:
         """Why this peer averages no parameters in this round; None if it does, or they are not to be averaged."""
-        if not roster.averages_parameters or (self._manifest.may_average_parameters and roster.num_sections == 1):
+        if not roster.averages_parameters or (self._manifest.may_average_parameters and roster.section == roster.num_sections - 1):
             return None
         return "this run does not average parameters there"
 
-    def parameter_bounds(self, roster: Roster) -> tuple[int, int]:
-        """Which of the stage's parameters, in their order, the round of this roster averages: from, to."""
-        if not roster.averages_parameters:
+    def parameter_bounds(self, step: int) -> tuple[int, int]:
+        """Which of the stage's parameters, in their order, are averaged with this step's gradients, if any are: from, to."""
+        if not self._manifest.may_average_parameters:
             return 0, 0
         every = self._manifest.train.average_parameters_every_steps
-        return section_bounds(sum(parameter.numel() for parameter in self.holdings.module.parameters()), roster.step % every, every)
+        return section_bounds(sum(parameter.numel() for parameter in self.holdings.module.parameters()), step % every, every)
+
+    def num_behind(self, roster: Roster) -> int:
+        """The number of parameters that the members average with this roster's gradients."""
+        start, end = self.parameter_bounds(roster.step)
+        return end - start if roster.averages_parameters else 0
+
+    def room_behind(self, roster: Roster) -> int:
+        """The number of elements after the accumulator's in this peer's part: parameters that it averages, now or with the last section."""
+        start, end = self.parameter_bounds(roster.step)
+        return end - start if roster.averages_parameters or roster.num_sections > 1 else 0
+
+    def bounds_of(self, roster: Roster) -> tuple[int, int]:
+        """Which elements a round of this roster adds up, from and to: the accumulator's, and parameters behind them."""
+        return section_bounds(self.accumulator.flat.numel(), roster.section, roster.num_sections, self.num_behind(roster))
 
     def round_length(self, roster: Roster) -> int:
-        """Number of elements that a round of this roster adds up: the accumulator, and the parameters that are averaged."""
-        start, end = self.parameter_bounds(roster)
-        return self.accumulator.flat.numel() + end - start
+        """Number of elements of a member's part in a round of this roster: the accumulator, and room for parameters behind it."""
+        return self.accumulator.flat.numel() + self.room_behind(roster)
 
     def contribution(self, roster: Roster) -> Tensor:
         """A copy of what this peer adds in a round, in the machine's memory. Its length is `round_length`."""
-        start, end = self.parameter_bounds(roster)
-        sums = section_bounds(self.accumulator.flat.numel(), roster.section, roster.num_sections)
-        share = self.accumulator.copied(sums, spare=end - start)
-        flat_parameters(self.holdings.module, start, share[len(share) - (end - start) :])
+        length = self.accumulator.flat.numel()
+        sums = section_bounds(length, roster.section, roster.num_sections)
+        share = self.accumulator.copied(sums, spare=self.room_behind(roster))
+        if roster.averages_parameters:
+            flat_parameters(self.holdings.module, self.parameter_bounds(roster.step)[0], share[length:])
         return share
 
     @property
     def averages_by(self) -> tuple[int, bool, int]:
         """Microbatches, whether this stage averages in two levels, as far as this peer knows its members, and then by how many sections."""
-        members = self._live().members(self.record.stage, self.record.step)
-        return self.num_microbatches, forms_groups(members, self._manifest.swarm.group_size), self.num_sections
-
-    @property
-    def num_sections(self) -> int:
-        """The number of sections of an average in two levels: one where parameters are averaged, too, as their mean is over one round."""
-        return 1 if self._manifest.may_average_parameters else num_sections_of(self._manifest.swarm.group_size)
+        members, size = self._live().members(self.record.stage, self.record.step), self._manifest.swarm.group_size
+        return self.num_microbatches, forms_groups(members, size), num_sections_of(size)

@@ -19,25 +19,30 @@ class HeldSections:
     lineage: Lineage
     """Of the parameters that the average was computed with."""
     flat: Tensor
-    """The average, as far as its sections are here: [length] on the CPU."""
+    """The average, as far as its sections are here, with room for the parameters that go with the last one: [length + room] on the CPU."""
+    length: int
+    """Number of elements of the average without parameters."""
     rosters: Mapping[int, Roster] = field(default_factory=dict)
     """The rounds that made them, by section."""
 
     def with_one(self, roster: Roster, values: Tensor) -> HeldSections:
         """`values` may be that part of `flat` itself."""
         flat = self.flat.clone() if roster.section in self.rosters else self.flat  # a mate may be getting it
-        start, end = section_bounds(len(flat), roster.section, roster.num_sections)
-        place = flat[start:end]
+        place = self._place(flat, roster)
         if place.data_ptr() != values.data_ptr():
             place.copy_(values)
         return replace(self, flat=flat, rosters={**self.rosters, roster.section: roster})
 
     def values_of(self, section: int) -> Tensor:
-        roster = self.rosters[section]
-        start, end = section_bounds(len(self.flat), section, roster.num_sections)
-        return self.flat[start:end]
+        return self._place(self.flat, self.rosters[section])
+
+    def _place(self, flat: Tensor, roster: Roster) -> Tensor:
+        behind = len(flat) - self.length if roster.averages_parameters else 0
+        start, end = section_bounds(self.length, roster.section, roster.num_sections, behind)
+        return flat[start:end]
 
     @property
-    def roster(self) -> Roster:
-        """The roster of the whole, once all sections are here."""
-        return whole_of([self.rosters[section] for section in sorted(self.rosters)])
+    def whole(self) -> tuple[Roster, Tensor]:
+        """The average, once all sections are here: its roster and its elements."""
+        roster = whole_of([self.rosters[section] for section in sorted(self.rosters)])
+        return roster, self.flat if roster.averages_parameters else self.flat[: self.length]

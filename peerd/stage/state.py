@@ -169,17 +169,17 @@ class StageState(StageAverages):
         """Hold a section of the average. It is ignored if this peer has moved on meanwhile. `whole`: memory for all sections."""
         mine = self.record
         if mine.phase in (Phase.ACCUMULATING, Phase.AVERAGING) and (roster.stage, roster.step) == (mine.stage, mine.step):
-            whole = values.new_empty(len(self.accumulator.flat)) if whole is None else whole
+            whole = values.new_empty(self.round_length(roster)) if whole is None else whole
             held = self.sections if mine.sections else None
-            self.sections = (held or HeldSections(mine.lineage, whole)).with_one(roster, values)
+            self.sections = (held or HeldSections(mine.lineage, whole, len(self.accumulator.flat))).with_one(roster, values)
             self.record = replace(mine, sections=mine.sections | 1 << roster.section)
             self._put_together()
 
     def _put_together(self) -> None:
         """All sections are the average. In a round for one of them this peer stays until that is over."""
         held, mine = self.sections, self.record
-        if held is not None and mine.sections == full(self.num_sections) and mine.phase is Phase.ACCUMULATING:
-            self.take_average(held.roster, held.flat)
+        if held is not None and mine.sections == full(self.averages_by[2]) and mine.phase is Phase.ACCUMULATING:
+            self.take_average(*held.whole)
 
     def take_sum(self, roster: Roster, flat_sum: Tensor) -> None:
         """Hold the sum of the round that this peer is in, which is that of its group, in place of its own ledger."""
@@ -266,7 +266,7 @@ class StageState(StageAverages):
             apply_sums(train, optimizer, roster.step, sums, num_microbatches, norm)
             if roster.averages_parameters:
                 means = flat_sum[length:] / len(roster.entries)
-                self.holdings.average(means, self.parameter_bounds(roster)[0], train.average_parameters_every_steps)
+                self.holdings.average(means, self.parameter_bounds(roster.step)[0], train.average_parameters_every_steps)
 
         self.holdings.advance(update)
         if module.is_last:

@@ -18,15 +18,12 @@ MICROBATCHES_UNTIL_LOST = 3
 """A step in which no gradient was added for as long as this many microbatches take in all stages may be lost."""
 
 
-def rules_in(live: LiveView, rules: StepRules, microbatch_size: int, num_sections: int = 1) -> StepRules:
-    """The rules' numbers in the present swarm: where records live longer or microbatches take minutes, a step must look lost for longer.
-
-    `num_sections`: of the average of this step.
-    """
+def rules_in(live: LiveView, rules: StepRules, microbatch_size: int) -> StepRules:
+    """The rules' numbers in the present swarm: where records live longer or microbatches take minutes, a step must look lost for longer."""
     ttl_s = rules.ttl_s * (live.mine.periods if live.mine is not None else 1)
     lost_after_s = max(rules.lost_after_s, MICROBATCHES_UNTIL_LOST * way_s(live, rules.num_stages, microbatch_size))
-    is_usual = (ttl_s, lost_after_s, num_sections) == (rules.ttl_s, rules.lost_after_s, rules.num_sections)
-    return rules if is_usual else replace(rules, ttl_s=ttl_s, lost_after_s=lost_after_s, num_sections=num_sections)
+    is_usual = (ttl_s, lost_after_s) == (rules.ttl_s, rules.lost_after_s)
+    return rules if is_usual else replace(rules, ttl_s=ttl_s, lost_after_s=lost_after_s)
 
 
 def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: int) -> StepRules:

@@ -196,7 +196,7 @@ class Stepper:
         live, own = self._membership.live(), self.own_state()
         if self._rounds.absences.look(own.record, live, self._membership.bans.left(), clock_s(), self._rules.group_size):
             self._host.announce()
-        now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size, self._state.num_sections))
+        now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size))
         grew, self._done_seen = own.record.done != self._done_seen, own.record.done
         if not looks_lost(now) or grew:
             self._lost_since_s = None
@@ -204,8 +204,7 @@ class Stepper:
             self._lost_since_s = now.now_s
         in_vain = self.joining.why_wait(live, now.now_s) if own.record.phase is Phase.JOINING else ""
         own = replace(own, lost_since_s=self._lost_since_s, cannot_catch_up=in_vain)
-        rules = replace(self._rules, num_sections=now.rules.num_sections)
-        own = self._clocks.noted(own, live, rules, now.now_s)
+        own = self._clocks.noted(own, live, self._rules, now.now_s)
         at_start = own.record.step <= self._beginning.step
         resumes = own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage)
         act = self._recover(now) if resumes else decide(replace(now, own=own))

@@ -22,7 +22,8 @@ from peerd.wire.messages import ITEM_BYTES, Beat, Call, CallResult, Carried, Des
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
-MAX_ROSTER = 1024
+MAX_ROSTER = 4096
+"""Members of a round. Those of a stage in groups are far fewer; one without groups may be as large."""
 MAX_TALLIES = 20_000
 MAX_COUNT = 1 << 62
 MAX_PEER_CHARS = 64

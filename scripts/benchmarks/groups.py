@@ -45,7 +45,6 @@ MOST_S = 1e6
 """Of virtual time: a step that takes longer has no average."""
 NUM_CHUNKS = 120
 FORGET_REFUSAL_S = 2.0
-TICK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +61,17 @@ class Plan:
     group_size: int
     down: float
     period_s: float
+    tick_s: float
 
 
 @dataclass(slots=True)
 class Flow:
-    """A section on its way from one member to another."""
+    """A section on its way from one member to another, with the bytes that are left."""
 
     donor: PeerId
     to: PeerId
     section: int
     left: float
-    """Bytes."""
 
 
 @dataclass(slots=True)
@@ -224,12 +223,12 @@ class Stage:
         """What is under way moves on, and each member begins to fetch what its rules say."""
         giving, taking = Counter(flow.donor for flow in self.flows), Counter(flow.to for flow in self.flows)
         for flow in self.flows:
-            flow.left -= TICK_S * min(self.plan.up / giving[flow.donor], self.plan.down / taking[flow.to])
+            flow.left -= self.plan.tick_s * min(self.plan.up / giving[flow.donor], self.plan.down / taking[flow.to])
             if flow.left <= 0:
                 self.members[flow.to] = replace(self.members[flow.to], sections=self.members[flow.to].sections | 1 << flow.section)
         self.flows = [flow for flow in self.flows if flow.left > 0]
         for number, (peer, record) in enumerate(self.members.items()):
-            if (self.now_s + number * TICK_S) % self.plan.period_s < TICK_S:
+            if (self.now_s + number * self.plan.tick_s) % self.plan.period_s < self.plan.tick_s:
                 self.told[peer] = record.sections
         if all(record.sections == full(self.num_sections) for record in self.members.values()):
             self.ended_s = self.now_s
@@ -243,7 +242,8 @@ class Stage:
         for flow in self.flows:
             under_way.setdefault(flow.to, set()).add((flow.donor, flow.section))
         for peer, record in self.members.items():
-            while record.phase is Phase.ACCUMULATING and record.sections != full(self.num_sections):
+            lacks_some = record.phase is Phase.ACCUMULATING and record.sections != full(self.num_sections)
+            while lacks_some and len(under_way.get(peer, ())) < SECTIONS_AT_ONCE:
                 refused = frozenset((donor, self.step) for donor in self.refused.get(peer, ()))
                 own = OwnState(record=record, fetching=frozenset(under_way.get(peer, ())), refused=refused)
                 found = section_to_fetch(Situation(own, replace(seen, me=peer), self.now_s, self.rules))
@@ -255,7 +255,7 @@ class Stage:
                 giving[found[0]] += 1
                 self.flows.append(Flow(found[0], peer, found[1], self.plan.average_bytes / self.num_sections))
                 under_way.setdefault(peer, set()).add(found)
-        self.at(TICK_S, "gathers", None)
+        self.at(self.plan.tick_s, "gathers", None)
 
     def dies(self, peer: PeerId) -> None:
         self.deaths += 1
@@ -362,6 +362,7 @@ def main() -> int:
     parser.add_argument("--up-mbit", type=float, default=20.0)
     parser.add_argument("--down-mbit", type=float, default=100.0)
     parser.add_argument("--period-s", type=float, default=5.0, help="between two records of a member")
+    parser.add_argument("--tick-s", type=float, default=0.5, help="between two looks at what members fetch")
     parser.add_argument("--mb", type=float, default=75.0, help="of an average; with the default a round takes a minute at 20 Mbit/s")
     parser.add_argument("--noticed-s", type=float, default=5.0, help="until a death is noticed")
     parser.add_argument("--again-s", type=float, default=5.0, help="until what the dead held is computed again")
@@ -380,15 +381,14 @@ def main() -> int:
         group_size=asked.group_size,
         down=asked.down_mbit * 125e3,
         period_s=asked.period_s,
+        tick_s=asked.tick_s,
     )
     found = lines(plan, asked.members)
     if asked.json:
         print(json.dumps({"schema": SCHEMA, "rows": found}))
     else:
-        names = list(found[0])
-        print("  ".join(f"{name:>13}" for name in names))
-        for line in found:
-            print("  ".join(f"{line[name]!s:>13}" for name in names))
+        for line in ({**found[0], **{name: name for name in found[0]}}, *found):
+            print("  ".join(f"{value!s:>13}" for value in line.values()))
     judged = [line for line in found if line["levels"] == "two levels" and float(line["members"]) <= JUDGED]
     bad = [line for line in judged if float(line["rounds"]) > MOST_ROUNDS]
     for line in bad:

@@ -85,7 +85,6 @@ async def test_a_member_that_says_false_parameters_moves_nobody(make_group: Make
 NEVER = (
     replace_train(MANIFEST, average_parameters="never"),
     replace(MANIFEST, wire=WireConfig(weight_gradients="int8")),
-    replace(MANIFEST, swarm=replace(MANIFEST.swarm, group_size=8)),
 )
 
 
@@ -96,7 +95,7 @@ async def test_it_is_the_default_where_devices_are_unlike(make_group: MakeGroup,
     assert (await step_of(group)).averages_parameters is is_averaged
 
 
-@pytest.mark.parametrize("manifest", NEVER, ids=["never", "codec", "groups"])
+@pytest.mark.parametrize("manifest", NEVER, ids=["never", "codec"])
 async def test_a_run_whose_settings_leave_no_room_for_it_does_not_do_it(make_group: MakeGroup, manifest: Manifest) -> None:
     group = make_group(2, manifest)
     name_devices(group, ("CPU", "RTX 3060"))

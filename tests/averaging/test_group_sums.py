@@ -242,6 +242,30 @@ async def test_an_average_by_sections_is_the_whole_sum_with_one_id_for_all(make_
     assert torch.allclose(told + left, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(("devices", "is_averaged"), [(("CPU", "RTX 3060"), True), (("CPU", "CPU"), False)], ids=["unlike", "alike"])
+async def test_parameters_of_unlike_devices_come_together_where_averages_are_made_by_sections(
+    make_group: MakeGroup, devices: Sequence[str], is_averaged: bool
+) -> None:
+    stage = make_group(6, replace_train(BY_SECTIONS, learning_rate=0.01, weight_decay=0.0, average_parameters_every_steps=1))
+    members = list(stage.members.values())
+    heads = [member.state.holdings.module.get_parameter("head.weight") for member in members]
+    with torch.no_grad():
+        for number, (member, head) in enumerate(zip(members, heads, strict=True)):
+            member.state.record = replace(member.state.record, device=devices[number % 2])
+            head.add_(1e-4 * number)
+    await gather(stage, await make_sections(stage))
+    first, *_, late = members
+    held = first.state.average
+    assert held is not None
+    assert held.roster.averages_parameters is is_averaged
+    fetched = await late.rounds.fetcher.fetch(first.peer, 0)
+    assert torch.equal(fetched.flat_sum, held.flat_sum), "a mate that has no sections gets the parameters, too"
+    assert torch.allclose(held.flat_sum[: len(whole_sum(first))], whole_sum(first), rtol=0, atol=1e-12)
+    await commit(members)
+    apart = max(float((head - heads[0]).detach().abs().max()) for head in heads)
+    assert apart < 1e-7 if is_averaged else apart > 1e-4
+
+
 async def test_a_section_is_refused_that_is_of_another_step_or_not_there_or_does_not_match(make_group: MakeGroup) -> None:
     stage = make_group(6, BY_SECTIONS)
     made = await make_sections(stage)

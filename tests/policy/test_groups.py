@@ -9,13 +9,25 @@ import pytest
 from peerd.policy.route.admission import able_to_compute
 from peerd.policy.step.acts import DropSums, FetchSection
 from peerd.policy.step.asides import sums_to_drop
-from peerd.policy.step.groups import alone_in_rounds, by_sum, groups_of, round_mates
+from peerd.policy.step.groups import (
+    STEPS_TOGETHER,
+    alone_in_rounds,
+    by_sum,
+    groups_of,
+    is_section_held,
+    makers_of_section,
+    mates_to_tell,
+    round_mates,
+)
 from peerd.policy.step.ledger import at_next_step, full, holders, makers, may_accumulate, this_dropped, with_sum
 from peerd.policy.step.roster import Credit, Roster, compose, turns, union_of, whole_of, why_inexact, why_never, why_refuse
+from peerd.policy.step.sections import section_to_fetch
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
+from peerd.policy.swarm.spreading import partners
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+from peerd.wire.rosters import roster_from, roster_to
 
 SIZE = 4
 NUM_MEMBERS = 12
@@ -222,6 +234,65 @@ def test_of_two_thousand_members_all_groups_have_about_the_same_size_and_the_lea
     assert all(len(round_mates(group[0], members, 32)) == len(group) for group in list(groups.values())[:3])
 
 
+def rounds_of(members: list[PeerRecord], size: int) -> tuple[list[PeerRecord], list[Roster]]:
+    """Let all groups make their sums, and holders of these all sections. Returns the table after that, and the rounds."""
+    number, live = len(members), view_of(members)
+    leaders = [next(m for m in group if m.peer == turns(group)[0]) for group in groups_of(members, size).values()]
+    rosters = [roster for m in leaders if (roster := compose(m, live, number, 0, group_size=size)) is not None]
+    assert sorted(peer for roster in rosters for peer in roster.peers) == [m.peer for m in members]
+    members = with_sums(members, rosters)
+    while any(not is_section_held(members, section) for section in range(size)):
+        live, sums, made = view_of(members), by_sum(members), list[Roster]()
+        for section in range(size):
+            makers = makers_of_section(sums, section)
+            leader = next(m for m in makers if m.peer == turns(makers)[0])
+            roster = compose(leader, live, number, 0, group_size=size, num_sections=size)
+            made += [roster] if roster is not None and roster.section == section else []
+        peers = [peer for roster in made for peer in roster.peers]
+        assert 0 < len(peers) == len(set(peers))
+        members, rosters = with_sections(members, made), rosters + made
+    return members, rosters
+
+
+def test_two_thousand_members_average_by_exact_rounds_of_a_hundred_members_at_most() -> None:
+    number, members = 2000, stage_of(2000)
+    _, rosters = rounds_of(members, 32)
+    assert all(why_inexact(roster.entries, number) is None for roster in rosters if roster.num_sections > 1)
+    assert max(len(roster.entries) for roster in rosters) < 100
+    assert all(roster_from(roster_to(roster)) == roster for roster in rosters[:: len(rosters) // 9])
+    whole = compose(members[0], view_of(members), number, 0, ranks=number)
+    assert whole is not None
+    assert len(roster_from(roster_to(whole)).entries) == number, "without groups all are in one round"
+
+
+def test_a_member_of_three_hundred_averages_and_shares_news_with_the_same_few_in_all_steps() -> None:
+    size, contacts = 32, set[PeerId]()
+    rules = replace(RULES, group_size=size, num_sections=size)
+    for step in (0, 1, STEPS_TOGETHER - 1):
+        before = [replace(m, step=step) for m in stage_of(300)]
+        me = before[7].peer
+        members, rosters = rounds_of(before, size)
+        contacts.update(peer for roster in rosters if me in roster.peers for peer in roster.peers)
+        mine = next(m for m in members if m.peer == me)
+        while mine.sections != full(size):
+            found = section_to_fetch(Situation(OwnState(record=mine), view_of(members, me), 0.0, rules))
+            assert found is not None
+            contacts.add(found[0])
+            mine = replace(mine, sections=mine.sections | 1 << found[1])
+        contacts.update(partners(me, [m.peer for m in before if m.peer != me]), (m.peer for m in mates_to_tell(before[7], before, size)))
+    assert len(contacts) < 75
+
+
+def test_a_group_keeps_its_members_for_a_while_and_then_has_others() -> None:
+    def groups_at(step: int) -> set[frozenset[PeerId]]:
+        members = [replace(m, step=step) for m in stage_of(90)]
+        return {frozenset(m.peer for m in mates_to_tell(mine, members, 8)) for mine in members}
+
+    assert groups_at(0) == groups_at(STEPS_TOGETHER - 1) != groups_at(STEPS_TOGETHER)
+    assert sum(map(len, groups_at(0))) == 90
+    assert mates_to_tell(stage_of(8)[0], stage_of(8), 8) == stage_of(8)
+
+
 NUM_SECTIONS = 2
 
 
@@ -277,7 +348,7 @@ def test_no_member_is_wanted_for_two_sections_at_one_moment_and_all_are_made_in_
 def test_the_average_of_all_sections_is_named_by_their_rounds_and_told_by_the_first() -> None:
     _, made = all_sections()
     whole = whole_of(made)
-    assert (whole.entries, whole.computed) == (made[0].entries, made[0].computed)
+    assert (whole.entries, whole.computed) == (made[-1].entries, made[0].computed)
     assert whole.rounds == tuple(roster.average_id for roster in made)
     assert whole_of([made[0], replace(made[1], attempt=9)]).average_id != whole.average_id
     assert whole_of([replace(made[0], parts=()), *made[1:]]).average_id == whole.average_id

@@ -49,12 +49,12 @@ def test_a_death_in_a_groups_round_makes_no_other_group_average_again() -> None:
 
     world.run(until=is_half_way)
     assert is_half_way()
-    held = {peer.name: peer.record.group for peer in others}
+    held, step = {peer.name: peer.record.group for peer in others}, others[0].record.step
     world.strike(Fault(0, Kind.KILL, name=next(name for name in names if world.peers[name].record.phase is Phase.AVERAGING)))
     seen: set[tuple[PeerId, bytes]] = set()
 
     def is_averaged() -> bool:
-        seen.update((peer.name, peer.record.group) for peer in others if peer.record.step == 0 and peer.record.group)
+        seen.update((peer.name, peer.record.group) for peer in others if peer.record.step == step and peer.record.group)
         return any(peer.record.phase is Phase.AVERAGED for peer in world.peers.values())
 
     world.run(until=is_averaged)

@@ -117,11 +117,11 @@ def test_whatever_holders_are_told_no_two_members_hold_the_same(told: tuple[int,
         ({"holders": []}, "in 0 bits"),
         ({"holders": [b"", b""]}, "in 2 bits"),
         ({"holders": [bytes((1 << 16) + 1)]}, "longer than any step"),
-        ({"peers": ["p"] * (MAX_ROSTER + 1)}, "a roster of 1025 peers"),
+        ({"peers": ["p"] * (MAX_ROSTER + 1)}, f"a roster of {MAX_ROSTER + 1} peers"),
         ({"credited": ["p"]}, "in 0 bits"),
         ({"credited": ["p"] * (MOST_CREDITS + 1)}, "credits 4097 peers"),
         ({"peers": [], "marks": bytes(MARK_BYTES), "credited_marks": bytes(MARK_BYTES * (MOST_CREDITS + 1))}, "credits 4097 peers"),
-        ({"peers": [], "marks": bytes(MARK_BYTES * (MAX_ROSTER + 1))}, "a roster of 1025 peers"),
+        ({"peers": [], "marks": bytes(MARK_BYTES * (MAX_ROSTER + 1))}, f"a roster of {MAX_ROSTER + 1} peers"),
     ],
 )
 def test_a_roster_that_contradicts_itself_is_a_bad_message(changes: dict[str, object], words: str) -> None:

@@ -11,12 +11,16 @@ settled by rule 6 (reset).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-from peerd.policy.hashing import peer_rank
+from peerd.policy.hashing import REMEMBERED_RANKS, digest
 from peerd.table.record import PeerId, PeerRecord, Phase
 
 _RANKS = 1 << 64
 MAX_SECTIONS = 512
+STEPS_TOGETHER = 64
+"""Steps for which a group keeps its members, who make sections with the same members of other groups: each mate is a connection to keep.
+After that they are others, so nobody can choose a group for long by making up keys."""
 LEAST_HOLDERS = 2
 """Members that say that they hold a section: it is made again where fewer do, as the word of one may be wrong."""
 
@@ -31,9 +35,10 @@ def num_sections_of(group_size: int) -> int:
     return min(max(1, group_size), MAX_SECTIONS)
 
 
-def section_bounds(length: int, number: int, num_sections: int) -> tuple[int, int]:
-    """Which elements of an average of so many a section is: from, to."""
-    return length * number // num_sections, length * (number + 1) // num_sections
+def section_bounds(length: int, number: int, num_sections: int, behind: int = 0) -> tuple[int, int]:
+    """Which elements of an average of so many a section is: from, to. The last section has the elements `behind` them, too."""
+    is_last = number == num_sections - 1
+    return length * number // num_sections, length * (number + 1) // num_sections + is_last * behind
 
 
 def makes_sections(members: Sequence[PeerRecord], group_size: int) -> bool:
@@ -43,7 +48,7 @@ def makes_sections(members: Sequence[PeerRecord], group_size: int) -> bool:
 
 def makers_of_section(sums: Sequence[Sequence[PeerRecord]], number: int) -> list[PeerRecord]:
     """One holder of each sum that makes this section with the others. A sum of fewer holders than sections has some that make several."""
-    ordered = (sorted(holders, key=lambda m: peer_rank(m.peer, m.stage, m.step)) for holders in sums if holders[0].done)
+    ordered = (sorted(holders, key=_place_of) for holders in sums if holders[0].done)
     return [holders[number % len(holders)] for holders in ordered]
 
 
@@ -65,13 +70,23 @@ def by_sum(members: Sequence[PeerRecord]) -> list[list[PeerRecord]]:
     return list(found.values())
 
 
+@lru_cache(maxsize=REMEMBERED_RANKS)
+def _place(peer: PeerId, stage: int, era: int) -> bytes:
+    return digest("group", peer, stage, era, size=8)
+
+
+def _place_of(member: PeerRecord) -> bytes:
+    """The place of a member in its stage, by which groups are formed; it is another one every `STEPS_TOGETHER` steps."""
+    return _place(member.peer, member.stage, member.step // STEPS_TOGETHER)
+
+
 def _group_number(member: PeerRecord, num_members: int, group_size: int) -> int:
-    """The group of a member: the range of hashes for this step that its own falls in, of a power of two.
+    """The group of a member: the range of hashes that its own falls in, of a power of two.
 
     So one that comes or goes changes the group of no other, but where their number passes such a power times the size.
     """
     num_groups = 1 << (-(-num_members // group_size) - 1).bit_length()
-    return int.from_bytes(peer_rank(member.peer, member.stage, member.step)) * num_groups // _RANKS
+    return int.from_bytes(_place_of(member)) * num_groups // _RANKS
 
 
 def groups_of(members: Sequence[PeerRecord], group_size: int) -> dict[int, list[PeerRecord]]:
@@ -96,6 +111,14 @@ def round_mates(mine: PeerRecord, members: Sequence[PeerRecord], group_size: int
         return by_sum(members)
     own = [] if mine.group else groups.get(_group_number(mine, len(members), group_size), [])
     return [[member] for member in own] if len(own) > 1 else []
+
+
+def mates_to_tell(mine: PeerRecord, members: Sequence[PeerRecord], group_size: int) -> list[PeerRecord]:
+    """The members whose rounds wait for what this one says: those of its group in a large stage, and everybody in a smaller one."""
+    if not forms_groups(members, group_size):
+        return list(members)
+    own = _group_number(mine, len(members), group_size)
+    return [m for m in members if _group_number(m, len(members), group_size) == own]
 
 
 def alone_in_rounds(members: Sequence[PeerRecord], group_size: int) -> frozenset[PeerId]:

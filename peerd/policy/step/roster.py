@@ -238,8 +238,12 @@ def _section(bare: Roster, members: Sequence[PeerRecord], num_microbatches: int,
 
 
 def whole_of(sections: Sequence[Roster]) -> Roster:
-    """The roster of an average from those of its sections, in their order."""
-    return replace(sections[0], section=0, num_sections=1, parts=tuple(roster.average_id for roster in sections))
+    """The roster of an average from those of its sections, in their order.
+
+    The first says who has computed what, and the last, which has the parameters, whose mean they are.
+    """
+    parts, credits_told = tuple(roster.average_id for roster in sections), sections[0].credits
+    return replace(sections[-1], section=0, num_sections=1, parts=parts, credits=credits_told)
 
 
 def _credits_of(members: Sequence[PeerRecord]) -> tuple[Credit, ...]:
