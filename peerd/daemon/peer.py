@@ -68,7 +68,8 @@ class Peer:
         self.tracing = self.traces or CallTracing()
         self.liveness = Liveness(membership, self.swarm_client, network.links.traffic.heard_s, network.links)
         period_s, num_stages = manifest.swarm.announce_period_s, manifest.train.num_stages
-        self.gossip = Gossip(membership, self.swarm_client, entry.directory, self.liveness, period_s, num_stages)
+        reached = (membership, self.swarm_client, entry.directory, self.liveness)
+        self.gossip = Gossip(*reached, period_s, num_stages, manifest.swarm.group_size)
         self.meeting = Meeting(membership, self.liveness, network.links.drop, period_s)
         network.serves(run)
         self.reachability = Reachability(network, membership, run, self)

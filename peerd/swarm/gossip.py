@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from peerd.background import keep, start
 from peerd.errors import BadMessageError, RemoteError
 from peerd.link.links import with_time_for
+from peerd.policy.step.groups import mates_to_tell
 from peerd.policy.step.roster import leader_of
 from peerd.policy.swarm.coordinates import NetworkPosition
 from peerd.policy.swarm.reaching import cut_off
@@ -31,6 +32,7 @@ from peerd.policy.swarm.spreading import (
     is_to_store,
     page,
     partners,
+    to_tell,
     whom_to_ask,
 )
 from peerd.swarm.clock import clock_s
@@ -65,14 +67,23 @@ class Gossip:
     """Announces this peer's record and passes on those of others."""
 
     def __init__(
-        self, membership: Membership, client: SwarmClient, directory: Directory, liveness: Liveness, period_s: float, num_stages: int
+        self,
+        membership: Membership,
+        client: SwarmClient,
+        directory: Directory,
+        liveness: Liveness,
+        period_s: float,
+        num_stages: int,
+        group_size: int = 0,
     ) -> None:
+        """`group_size`: the most members of a stage that average in one round; 0: all do."""
         self._membership = membership
         self._client = client
         self._directory = directory
         self._liveness = liveness
         self._period_s = period_s
         self._stages = range(num_stages)
+        self._group_size = group_size
         self.position = NetworkPosition(membership.me)
         """Where this peer is in the network, by the answers to its news and questions."""
         self._partners: list[PeerId] = []
@@ -324,13 +335,18 @@ class Gossip:
             return self._ever_met()
         mates = [r.peer for r in others if mine is not None and r.stage == mine.stage]
         rest = [r.peer for r in others if mine is None or r.stage != mine.stage]
-        known = self._partners if live.is_summarised else mates
+        known = self._partners if live.is_summarised else to_tell(live.me, mates)
+        members = live.members(mine.stage, mine.step) if mine is not None else ()
+        waiting = mates_to_tell(mine, members, self._group_size) if mine is not None else []
+        if len(waiting) < len(members):
+            known = list(dict.fromkeys([*known, *(r.peer for r in waiting if r.peer != live.me)]))
         chosen = self._random.sample(known, min(len(known), STAGE_FAN_OUT))
-        if mine is not None and len(mates) > STAGE_FAN_OUT:
-            leader = leader_of(live.members(mine.stage, mine.step))  # it proposes as soon as it has seen all ledgers
+        if len(mates) > STAGE_FAN_OUT:
+            leader = leader_of(waiting)  # it proposes as soon as it has seen all ledgers
             chosen += [leader] if leader is not None and leader not in (live.me, *chosen) else []
         if everybody and not live.is_summarised:
-            chosen += self._random.sample(rest, min(len(rest), OTHERS_FAN_OUT))
+            far = to_tell(live.me, rest)
+            chosen += self._random.sample(far, min(len(far), OTHERS_FAN_OUT))
         return chosen
 
     def _ever_met(self) -> list[PeerId]:

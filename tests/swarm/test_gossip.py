@@ -11,7 +11,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import PeerGoneError
-from peerd.policy.swarm.spreading import ANNOUNCED_TO, MOST_PAUSE, STORED_EVERY, TELLS_ALL
+from peerd.policy.step.groups import mates_to_tell
+from peerd.policy.swarm.spreading import ANNOUNCED_TO, MOST_PAUSE, PARTNERS, STORED_EVERY, TELLS_ALL
 from peerd.swarm.directory import Directory
 from peerd.swarm.gossip import CALM_GAP_S, FEW_STRANGERS, MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
 from peerd.swarm.identity import Identity
@@ -82,7 +83,8 @@ class Stores:
 
 
 class Swarm:
-    def __init__(self, num_others: int, num_stages: int = 2) -> None:
+    def __init__(self, num_others: int, num_stages: int = 2, group_size: int = 0) -> None:
+        self.num_stages = num_stages
         self.mine = FixedRow(PeerRecord(peer=ME.peer, incarnation=1, phase=Phase.ACCUMULATING))
         self.membership = Membership(ME, RUN, ttl_s=15.0, row=self.mine)
         self.client, self.stores = Client(), Stores()
@@ -93,6 +95,7 @@ class Swarm:
             cast(Liveness, self.stores),
             PERIOD_S,
             num_stages,
+            group_size,
         )
         self.others = [Identity(Ed25519PrivateKey.from_private_bytes(n.to_bytes(32, "big"))) for n in range(1, num_others + 1)]
         self.membership.publish()
@@ -102,7 +105,7 @@ class Swarm:
 
     def row(self, number: int, **fields: object) -> RawRecord:
         other = self.others[number]
-        record = PeerRecord(peer=other.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING, stage=number % 2)
+        record = PeerRecord(peer=other.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING, stage=number % self.num_stages)
         return sign_record(replace(record, **fields), other, RUN).raw  # type: ignore[arg-type]
 
     def change(self, everybody: bool, urgent: bool = True, **fields: object) -> None:
@@ -355,3 +358,22 @@ async def test_of_a_push_the_senders_record_is_read_and_not_those_of_keys_that_i
     swarm.gossip.gossip(sender.peer, raws)
     assert swarm.membership.find(sender.peer) is not None
     assert swarm.membership.raws.keys() == {ME.peer, sender.peer}
+
+
+async def test_in_a_large_stage_a_peer_pushes_to_the_same_few_and_to_its_group_and_the_group_leader() -> None:
+    """Each of them is a connection to keep."""
+    swarm, told = Swarm(80, num_stages=1, group_size=8), set[PeerId]()
+    swarm.client.answering.set()
+    members = swarm.membership.live().members(0, 0)
+    assert len(members) == 81
+    for version in range(60):
+        swarm.change(False, queue=version)
+        await swarm.settle()
+        told |= {peer for peer, _ in swarm.client.told}
+        swarm.client.told.clear()
+    mine = swarm.membership.live().mine
+    assert mine is not None
+    group = {m.peer for m in mates_to_tell(mine, members, 8)} - {ME.peer}
+    assert group < told
+    assert len(told) <= PARTNERS + len(group)
+    assert 0 < len(group) <= 16

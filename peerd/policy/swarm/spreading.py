@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import itemgetter
 from typing import TypeVar
 
@@ -41,6 +42,9 @@ SPEAKERS = 3
 KEEPERS = 4
 """Peers of a stage whose records the directory keeps, when it is too large for all: enough to hear of the others from."""
 PARTNERS = 16
+NEARNESSES_REMEMBERED = 1 << 12
+MOST_TOLD = 32
+"""Of so many peers of its stage, or of others, each may be told by pushes. Of more a few are: the rest hear of it by asking."""
 MOST_PAUSE = 12
 """The longest time between two reads of the directory while nobody comes or goes, in periods."""
 READS_PER_PERIOD = 8
@@ -157,9 +161,19 @@ def concerns(record: PeerRecord, stage: int) -> bool:
     return record.summary is not None or abs(record.stage - stage) <= NEAR_STAGES
 
 
+@lru_cache(maxsize=NEARNESSES_REMEMBERED)
+def _nearness(me: PeerId, peer: PeerId) -> bytes:
+    return digest("partner", me, peer, size=8)
+
+
 def partners(me: PeerId, near: Sequence[PeerId]) -> list[PeerId]:
     """The few peers to exchange news with, chosen by a hash: always the same ones, because each is a connection to keep."""
-    return sorted(near, key=lambda peer: digest("partner", me, peer, size=8))[:PARTNERS]
+    return sorted(near, key=lambda peer: _nearness(me, peer))[:PARTNERS]
+
+
+def to_tell(me: PeerId, others: Sequence[PeerId]) -> Sequence[PeerId]:
+    """The peers, of these, that this one pushes its record to: all of few, and always the same ones of many."""
+    return others if len(others) <= MOST_TOLD else partners(me, others)
 
 
 def whom_to_ask(speaks: bool, mine: Sequence[Who], far_speakers: Sequence[Who], draws: tuple[float, float]) -> Who | None:
