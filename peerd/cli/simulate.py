@@ -136,4 +136,5 @@ def run(run_file: str, network_file: Path | None, num_peers: int | None, methods
     network = network_file if num_peers is None else num_peers
     if network is None or (network_file is not None and num_peers is not None):
         raise UsageError("a simulation is of one network", "give either --network FILE or --peers N")
-    simulate_run.run(run_file, network, methods, as_json, **fields)
+    out = fields.pop("out")
+    simulate_run.run(run_file, network, methods, simulate_run.Wanted(**fields), as_json, out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,32 +36,39 @@ from peerd.timeline.shares import by_stage, window
 ALL = ("random", "joining", "greedy", "search")
 
 
-def run(
-    run_file: str,
-    network: Path | int,
-    methods: Sequence[str],
-    as_json: bool,
-    *,
-    num_steps: int,
-    noise: float,
-    unreliable: float,
-    departures: float,
-    seed: int,
-    out: Path | None,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be simulated, as the command line says it."""
+
+    num_steps: int
+    noise: float
+    unreliable: float
+    """The share of peers that come and go."""
+    departures: float
+    """The share of these that goes in each step."""
+    seed: int
+
+
+def run(run_file: str, network: Path | int, methods: Sequence[str], wanted: Wanted, as_json: bool, out: Path | None) -> None:
     """Simulate each method's placement and print what comes of it. `network`: its file, or how many homes are drawn."""
     described = manifest.load(run_file_path(run_file))
-    churn = Churn(share=unreliable, rate=departures, noticed_s=described.swarm.announce_period_s) if unreliable else None
+    noticed_s = described.swarm.announce_period_s
+    churn = Churn(share=wanted.unreliable, rate=wanted.departures, noticed_s=noticed_s) if wanted.unreliable else None
     settings = RunSettings(
-        num_steps=num_steps, slots=described.slots, microbatch_size=described.train.microbatch_size, noise=noise, seed=seed, churn=churn
+        num_steps=wanted.num_steps,
+        slots=described.slots,
+        microbatch_size=described.train.microbatch_size,
+        noise=wanted.noise,
+        seed=wanted.seed,
+        churn=churn,
     )
     if isinstance(network, int):
-        drawn = Homes(network, TYPICAL_FLOPS, seed)
+        drawn = Homes(network, TYPICAL_FLOPS, wanted.seed)
         results = [_joining(described, drawn, methods, settings, "--peers: drawn homes join one after another")]
     elif churn is not None:
         results = [_joining(described, Pairs(network_of(network)[0]), methods, settings, "--unreliable: peers that come and go join")]
     else:
-        planning = Planning(described, loads_of(described), network_of(network)[0], seed)
+        planning = Planning(described, loads_of(described), network_of(network)[0], wanted.seed)
         results = [found for method in dict.fromkeys(methods or ALL) if (found := _planned(planning, method, settings)) is not None]
     if not results:
         raise UsageError("no placement fits the devices' memory", "add devices, or cut the run into more stages")

@@ -32,7 +32,7 @@ class Churn:
         return frozenset(Random(f"churn/{seed}").sample(range(num_peers), round(self.share * num_peers)))
 
     def departures(self, peers: Sequence[int], step_s: float, random: Random) -> list[tuple[float, int]]:
-        """Who goes during a step that takes about `step_s`, and how long after its begin."""
+        """Draw who goes during a step that takes about `step_s`, and how long after its begin."""
         return [(random.random() * step_s, peer) for peer in peers if random.random() < self.rate]
 
 

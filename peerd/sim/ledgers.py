@@ -14,7 +14,7 @@ Held = tuple[int, int, int]
 
 
 class Ledgers:
-    """Of the steps that are under way. Peers go by their numbers."""
+    """Tells who holds which microbatch in the steps that are under way. Peers go by their numbers."""
 
     def __init__(self, num_stages: int, num_microbatches: int) -> None:
         self._num_stages, self._num_microbatches = num_stages, num_microbatches

@@ -69,7 +69,7 @@ class ChurningRun(StepRun):
             self._averaged(stage, step, self._clock.now_s - self._averaging_s[stage])
 
     def _draw_departures(self) -> None:
-        """Who goes during the step that begins: it will take about as long as the last one, or as its slowest stage's peers compute."""
+        """Draw who goes during the step that begins: it takes about as long as the last one, or as its slowest stage's peers compute."""
         rates = [sum(1 / peer.microbatch_s for peer in peers) for peers in self._stages]
         step_s = (
             self._ends_s[-1] - (self._ends_s[-2] if len(self._ends_s) > 1 else 0.0) if self._ends_s else self._num_microbatches / min(rates)

@@ -111,7 +111,8 @@ def stage_for(joiner: PeerId, totals: Sequence[float], reliable: Sequence[float]
         if part > ROUNDING
     ]
     choice = choose_stage(LiveView(me=joiner, records=tuple(records)), Joiner(lacking=[""] * len(totals), is_reliable=says_so))
-    assert choice.stage is not None
+    if choice.stage is None:
+        raise ValueError("no stage takes a joiner, though none lacks anything")
     return choice.stage
 
 

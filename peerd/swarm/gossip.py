@@ -39,7 +39,7 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
-from peerd.swarm.signed import peek_record
+from peerd.swarm.signed import read_of_push
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
 from peerd.wire.swarm_client import SwarmClient
@@ -59,8 +59,6 @@ FEW_STRANGERS = 16
 """More than so many are compared with the table of another peer, which is cheaper than to call them."""
 LOCATING = 16
 """Peers that a newcomer asks to find out where it is: coordinates of two dimensions and a height need some, and each costs a connection."""
-MOST_PUSHED = 2
-"""Records in a push: the sender's own, or the two that prove that a peer lies."""
 
 
 class Gossip:
@@ -163,7 +161,7 @@ class Gossip:
 
         Returns this peer's own record, and a higher one of a caller that lost its incarnation.
         """
-        self._membership.absorb(_of_a_push(caller, raws), caller)
+        self._membership.absorb(read_of_push(caller, raws), caller)
         held = (self._membership.raws.get(peer) for peer in (self._membership.me, caller))
         return [signed.raw for signed in held if signed is not None and signed.raw not in raws]
 
@@ -400,13 +398,3 @@ class Gossip:
     @property
     def _is_large(self) -> bool:
         return len(self._membership.live().records) > TELLS_ALL
-
-
-def _of_a_push(caller: PeerId, raws: Sequence[RawRecord]) -> Sequence[RawRecord]:
-    """The records of a push that are read: the caller's own, or two of one peer, which may prove that it lies."""
-    some = raws[:MOST_PUSHED]
-    try:
-        names = [peek_record(body)[0] for body, _ in some]
-    except BadMessageError:
-        return some  # to be counted, and blamed on the caller where it names itself
-    return some if len(names) > 1 and len(set(names)) == 1 else [raw for raw, name in zip(some, names, strict=True) if name == caller]

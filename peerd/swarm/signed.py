@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter, call
 from typing import Any, get_type_hints
@@ -18,6 +19,8 @@ from peerd.wire.messages import RawManifest
 
 MAX_RECORD_BYTES = 16384
 """Room for four ledgers of the largest step: this peer's and, in a summary of its stage, all its peers', for this step and the next."""
+MOST_PUSHED = 2
+"""Records in a push: the sender's own, or the two that prove that a peer lies."""
 NUM_FIELDS = 27
 """Number of places that every record has. Each later place holds a part: fields that only some records fill in."""
 _RECORD_DOMAIN = b"peerd record\0"
@@ -161,3 +164,13 @@ def _from_list(values: Any) -> PeerRecord:
             reads += _READS[part]
             found += as_list(told, part.stop - part.start)
     return PeerRecord(**dict(zip(names, map(call, reads, found), strict=True)))
+
+
+def read_of_push(caller: PeerId, raws: Sequence[RawRecord]) -> Sequence[RawRecord]:
+    """The records of a push that are read: the caller's own, or two of one peer, which may prove that it lies."""
+    some = raws[:MOST_PUSHED]
+    try:
+        names = [peek_record(body)[0] for body, _ in some]
+    except BadMessageError:
+        return some  # to be counted, and blamed on the caller where it names itself
+    return some if len(names) > 1 and len(set(names)) == 1 else [raw for raw, name in zip(some, names, strict=True) if name == caller]

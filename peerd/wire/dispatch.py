@@ -82,8 +82,7 @@ class Dispatcher:
 
         Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over, NotFiniteError if its values overflow.
         """
-        total_s = self._total_s()
-        deadline_s = time.monotonic() + total_s
+        deadline_s = time.monotonic() + (total_s := self._total_s())
         router = self._router(call)
         path = dict(call.path)
         refused: set[PeerId] = set()

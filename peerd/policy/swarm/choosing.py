@@ -72,7 +72,7 @@ def choose_stage(live: LiveView, joiner: Joiner) -> StageChoice:
 
 
 def _among_weakest(live: LiveView, counted: LiveView, stages: Sequence[int], joiner: Joiner) -> StageChoice:
-    """Of stages that are about as weak as the weakest the one where this peer computes most, and of equals a near one.
+    """Choose among stages that are about as weak as the weakest: that where this peer computes most, and of equals a near one.
 
     `counted`: those whose strengths count. For one that means to stay they are its like, so that each stage can go on while others go.
     """
