@@ -19,6 +19,9 @@ from peerd.sim.network import SimulatedLinks
 from peerd.sim.passage import PipelinePeer
 from peerd.sim.step_run import DELAYS_DRAWN, RunResult, RunSettings, StepRun, stage_for
 
+GATHERED = 0.2
+"""Of the time until a departure is noticed: news of a large stage is gathered for as long."""
+
 
 def simulate_run(cost: RunCost, links: SimulatedLinks, members: Members, settings: RunSettings) -> RunResult:
     """Run the steps. The result depends on the arguments alone. ValueError if a stage has no peer, or no peer is reliable."""
@@ -35,10 +38,14 @@ class ChurningRun(StepRun):
         self._random = Random(f"churn/{settings.seed}/run")
         self._rounds: dict[tuple[int, int], int] = {}
         """The number of the last round of a stage and step: one that failed has another."""
+        self._unserved: set[int] = set()
+        """Stages of which the news is not out yet."""
         unreliable = churn.unreliable(len(links.peers), settings.seed)
         for peer in self._everybody():
             peer.is_reliable = peer.number not in unreliable
-        self.counts.least_reliable = self._fewest_reliable()
+        self.counts.least_reliable = min(sum(peer.is_reliable for peer in peers) for peers in self._stages)
+        self._totals = [sum(peer.record.throughput for peer in peers) for peers in self._stages]
+        self._reliable_totals = [sum(peer.record.throughput for peer in peers if peer.is_reliable) for peers in self._stages]
         everybody = {peer.record.peer: peer.is_reliable for peer in self._everybody()}
         self._trainers = {name: trainer for name, trainer in self._trainers.items() if everybody[name]}
         self._order = tuple(sorted(self._trainers))
@@ -69,7 +76,7 @@ class ChurningRun(StepRun):
             self._averaged(stage, step, self._clock.now_s - self._averaging_s[stage])
 
     def _draw_departures(self) -> None:
-        """Draw who goes during the step that begins: it takes about as long as the last one, or as its slowest stage's peers compute."""
+        """Let peers go during the step that begins. It will take about as long as the last one, or as its slowest stage's peers compute."""
         rates = [sum(1 / peer.microbatch_s for peer in peers) for peers in self._stages]
         step_s = (
             self._ends_s[-1] - (self._ends_s[-2] if len(self._ends_s) > 1 else 0.0) if self._ends_s else self._num_microbatches / min(rates)
@@ -100,6 +107,7 @@ class ChurningRun(StepRun):
         """The others know that a peer is gone: they send it nothing more, and launch what its stage lacks."""
         stage = peer.record.stage
         self._stages[stage] = [other for other in self._stages[stage] if other is not peer]
+        self._totals[stage] -= peer.record.throughput
         if self._stages[stage]:
             self._serve_stage(stage)
         self.counts.relaunched += len(lost)
@@ -116,19 +124,22 @@ class ChurningRun(StepRun):
 
     def _return(self, peer: PipelinePeer) -> None:
         """A peer is back as a joiner, in the stage that needs it most, with that stage's state."""
-        totals = [sum(other.record.throughput for other in peers) for peers in self._stages]
-        reliable = [sum(other.record.throughput for other in peers if other.is_reliable) for peers in self._stages]
-        stage = stage_for(peer.record.peer, totals, reliable, peer.is_reliable)
+        stage = stage_for(peer.record.peer, self._totals, self._reliable_totals, peer.is_reliable)
         fresh = self._peer(peer.number, stage, keeps_spans=False)
         fresh.is_reliable = peer.is_reliable
         self._stages[stage] = [*self._stages[stage], fresh]
+        self._totals[stage] += fresh.record.throughput
         self._serve_stage(stage)
 
     def _serve_stage(self, stage: int) -> None:
-        self._passages.serve_stage(stage, self._stages[stage])
+        """Let callers know who serves a stage: at once, or after a while where it is large, as telling costs as much as it has peers."""
         if len(self._stages[stage]) <= DELAYS_DRAWN:
             self._averaging_s[stage] = self._exchange_s(stage)
-        self.counts.least_reliable = min(self.counts.least_reliable, self._fewest_reliable())
+            self._passages.serve_stage(stage, self._stages[stage])
+        elif stage not in self._unserved:
+            self._unserved.add(stage)
+            self._clock.after(self._churn.noticed_s * GATHERED, self._tell, stage)
 
-    def _fewest_reliable(self) -> int:
-        return min(sum(peer.is_reliable for peer in peers) for peers in self._stages)
+    def _tell(self, stage: int) -> None:
+        self._unserved.discard(stage)
+        self._passages.serve_stage(stage, self._stages[stage])
