@@ -127,7 +127,7 @@ class KeptAverages:
         finally:
             if self._is_wanted(last[0]):
                 del self._unlogged[step]
-        await self._disk.run(Priority.CONTROL, last.clear)  # to free 600 MB takes 50 ms, for which the event loop would stand still
+        await self._disk.run(Priority.CONTROL, last.clear)  # to free 220 MB takes 20 ms, for which the event loop would stand still
         if not is_needed:
             self._log.forget_trouble()
 

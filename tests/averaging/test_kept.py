@@ -43,7 +43,7 @@ async def test_an_average_that_cannot_be_logged_is_not_held_for_ever(make_group:
 
 
 async def test_the_event_loop_never_frees_the_memory_of_an_average(make_group: MakeGroup) -> None:
-    """For 600 MB that takes 50 ms, and on a busy machine four times as long."""
+    """For 220 MB that takes 20 ms, and on a busy machine up to 300."""
     group = make_group(1)
     (member,) = group.members.values()
     assert await member.rounds.lead(group.roster()) == ""
