@@ -91,6 +91,7 @@ def _situation(world: World) -> Situation:
         complete_since_s=since_s(),
         averaged_since_s=since_s(),
         step_s=random.choice((None, 0.0, 1e9)),
+        round_s=random.choice((None, 0.0, 1e9)),
         lost_since_s=since_s(),
         back_since_s=since_s(),
         outlived_since_s=since_s(),

@@ -51,12 +51,22 @@ def decided(own: OwnState, now_s: float, *others: PeerRecord) -> Act:
     return decide(Situation(own, view_of(own.record, *others), now_s, RULES))
 
 
-@pytest.mark.parametrize(("step_s", "waits_s"), [(None, 1.5), (4.0, 1.5), (80.0, 20.0)])
+def test_a_round_lasts_for_as_long_as_this_peer_was_seen_in_it() -> None:
+    clocks, mine = StepClocks(), averaged("p1")
+    for now_s in (3.0, 10.0, 253.0):
+        assert looked(clocks, now_s, replace(mine, phase=Phase.AVERAGING)).round_s == now_s - 3.0
+    assert looked(clocks, 254.0, mine).round_s == 250.0
+    assert looked(clocks, 255.0, replace(mine, step=mine.step + 1, phase=Phase.ACCUMULATING)).round_s is None
+
+
+@pytest.mark.parametrize(
+    ("step_s", "round_s", "waits_s"), [(None, None, 1.5), (4.0, 4.0, 1.5), (80.0, None, 20.0), (14.0, 250.0, 62.5), (80.0, 40.0, 20.0)]
+)
 def test_hole_39_members_that_lack_the_average_are_waited_for_an_averaging_time_or_a_quarter_of_a_step(
-    step_s: float | None, waits_s: float
+    step_s: float | None, round_s: float | None, waits_s: float
 ) -> None:
     mine, elsewhere, behind = averaged("p1"), averaged("p3", stage=1), member("p2")
-    own = OwnState(record=mine, step_s=step_s, averaged_since_s=100.0)
+    own = OwnState(record=mine, step_s=step_s, round_s=round_s, averaged_since_s=100.0)
     assert isinstance(decided(own, 99.9 + waits_s, elsewhere, behind), Wait)
     assert isinstance(decided(own, 100.0 + waits_s, elsewhere, behind), Commit)
     alone = replace(elsewhere, phase=Phase.ACCUMULATING)

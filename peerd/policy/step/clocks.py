@@ -27,6 +27,9 @@ class StepClocks:
     def restart(self) -> None:
         """T3 (fence): a peer that slept has not looked meanwhile."""
         self._complete, self._averaged = Steady(), Steady()
+        self._exchanging = Steady()
+        self._round: tuple[int, float] | None = None
+        """The step of the last round that this peer was in, and for how long it has been seen in it."""
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
         self._lacking = Steady()
         self._committed_s: float | None = None
@@ -53,8 +56,12 @@ class StepClocks:
         mine = own.record
         complete = mine.step if is_complete(mine, live, rules.num_microbatches, rules.group_size, rules.num_sections) else None
         averaged = mine.step if mine.phase is Phase.AVERAGED and _is_averaged(live, rules, mine.step) else None
+        exchanging_since_s = self._exchanging.since_s(mine.step if mine.phase is Phase.AVERAGING else None, now_s)
+        if exchanging_since_s is not None:
+            self._round = mine.step, now_s - exchanging_since_s
         return replace(
             own,
+            round_s=self._round[1] if self._round is not None and self._round[0] == mine.step else None,
             complete_since_s=self._complete.since_s(complete, now_s),
             averaged_since_s=self._averaged.since_s(averaged, now_s),
             step_s=self.step_s,

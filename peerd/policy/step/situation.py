@@ -17,7 +17,8 @@ from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 LATE_SHARE = 0.25
-"""The share of a step's time for which members that lack the average are waited for, where that is longer than the averaging time."""
+"""The share of a step's time, and of the round's, for which members that lack the average are waited for, where that is longer than the
+averaging time: on slow lines the last chunks of a long round come to some members much later than to others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,8 @@ class OwnState:
     has none."""
     step_s: float | None = None
     """How long a step takes, as this peer has measured it; None: it has finished too few."""
+    round_s: float | None = None
+    """How long the round lasted that gave this peer the average of its step; None: it was in none."""
     lost_since_s: float | None = None
     """The time since which the stage has looked lost at every look, without a fence or an added gradient; None: it does not look lost."""
     back_since_s: float | None = None
@@ -142,8 +145,8 @@ class Situation:
     @property
     def is_late(self) -> bool:
         """Whether the average of this step has stood for so long that nobody waits any more for members that lack it."""
-        since_s, step_s = self.own.averaged_since_s, self.own.step_s or 0.0
-        return since_s is not None and self.now_s - since_s >= max(self.rules.averaging_s, LATE_SHARE * step_s)
+        since_s, longest_s = self.own.averaged_since_s, max(self.own.step_s or 0.0, self.own.round_s or 0.0)
+        return since_s is not None and self.now_s - since_s >= max(self.rules.averaging_s, LATE_SHARE * longest_s)
 
     @property
     def may_take_average(self) -> bool:
