@@ -142,6 +142,10 @@ class WrongStateError(RemoteError):
     """The callee is at another step or stage than the message needs."""
 
 
+class OtherLineageError(WrongStateError):
+    """What the callee gives was computed with parameters of another lineage than the caller's, though at its step."""
+
+
 class NotFiniteError(RemoteError):
     """A microbatch gives values that are not finite, or it came with such values. The peer that says so is not at fault."""
 

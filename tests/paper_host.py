@@ -11,9 +11,12 @@ from blake3 import blake3
 
 from peerd.averaging.absences import Absences
 from peerd.errors import StageError, WrongStateError
+from peerd.policy.step.certificates import Slices
 from peerd.stage.results import HeldAverage
 from peerd.stage.snapshots import Downloaded
-from peerd.table.record import NO_RECORD, PeerId, RawRecord
+from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, RunId
+
+RUN = RunId("run")
 
 
 class PaperRounds:
@@ -24,6 +27,7 @@ class PaperRounds:
     def __init__(self) -> None:
         self.fetcher = self
         self.absences = Absences(PeerId("me"), averaging_s=1.0)
+        self.joined: dict[AverageId, Slices] = {}
 
     async def fetch(self, *_arguments: object) -> HeldAverage:
         raise WrongStateError("there is none")
@@ -51,6 +55,7 @@ class PaperHost:
     gone: set[PeerId] = field(default_factory=set)
     """Peers whose records do not rise any more."""
     record: RawRecord = NO_RECORD
+    run: RunId = RUN
     key: bytes = b""
     """Signs; the peer's id, where others are to believe it."""
     is_committing: bool = False

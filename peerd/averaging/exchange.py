@@ -8,36 +8,26 @@ part by then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from blake3 import blake3
 from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.layout import RoundLayout
+from peerd.averaging.slices import RoundSlices, Signatures
 from peerd.background import start
 from peerd.errors import BadMessageError, RemoteError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.round.chunks import part_limit
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
-from peerd.table.record import PeerId
 from peerd.wire.messages import Frame
 from peerd.wire.tensors import views_of_flat
 
 Encoded = tuple[Bytes, ...]
 DOMAIN = b"peerd chunk of a round\0"
-
-
-@dataclass(frozen=True, slots=True)
-class Signatures:
-    """Signs this peer's chunks, and checks those of others."""
-
-    me: PeerId
-    sign: Callable[[bytes], bytes]
-    is_of: Callable[[PeerId, bytes, bytes], bool]
-    """Whether a message has this peer's signature."""
 
 
 class Exchange:
@@ -53,6 +43,7 @@ class Exchange:
         self._compression = compression
         self._executor = executor
         self._signatures = signatures
+        self.slices = RoundSlices(roster, signatures)
         self.parts_here = [0] * layout.num_members
         """By author: chunks of its part of this member's slice that have arrived."""
         self.sums_here = [0] * layout.num_members
@@ -114,6 +105,7 @@ class Exchange:
                 whole = self._compression.kept(residual, average_id, where, place)
                 if whole is not place:
                     place.copy_(whole)
+            self._note_slice(0, number)
         return self.layout.num_chunks
 
     def count(self, frame: Frame, direction: str) -> None:
@@ -131,7 +123,8 @@ class Exchange:
         self._check_open()
         bare = Frame(slice_number, author, number, to)
         if bare.is_sum:
-            frame = replace(bare, chunks=self._sum_chunk(slice_number, number))
+            signature = self.slices.signature_of(slice_number) if self._is_last(slice_number, number) else b""
+            frame = replace(bare, chunks=self._sum_chunk(slice_number, number), slice_signature=signature)
             if self.layout.num_members < 3 or (slice_number, author, number) in self._signed:
                 return self._with_signature(frame)
             return await self._executor.run(Priority.CONTROL, lambda: self._with_signature(frame))
@@ -178,7 +171,7 @@ class Exchange:
         for chunk in frame.chunks:
             hasher.update(chunk)
         place = b"".join(each.to_bytes(4) for each in (frame.slice, frame.author, frame.number))
-        return DOMAIN + self.roster.average_id + place + hasher.digest()
+        return DOMAIN + self.roster.average_id + place + hasher.digest() + frame.slice_signature
 
     async def check_signature(self, frame: Frame) -> None:
         """Raises BadMessageError if a chunk that a mate carried is not as its author signed it."""
@@ -233,10 +226,13 @@ class Exchange:
         place = self.accumulator[where.start : where.end]
 
         def write() -> None:
+            if number < self._written[reducer]:
+                return  # it came on two streams
             values = self._compression.received(frame.chunks, where, into=place)
             if values.data_ptr() != place.data_ptr():
                 place.copy_(values)
-            self._written[reducer] = max(self._written[reducer], number + 1)
+            self._note_slice(reducer, number, frame.slice_signature)
+            self._written[reducer] = number + 1
             self._encoded.pop((reducer, number), None)
 
         await self._executor.run(Priority.CONTROL, write)
@@ -269,4 +265,13 @@ class Exchange:
         told, chunks = self._compression.sent(self._compression.sums, average_id, where, place)
         if told is not place:
             place.copy_(told)
+        self._note_slice(self.me, number)
         self._sums.append(chunks)
+
+    def _is_last(self, slice_number: int, number: int) -> bool:
+        return number == self.layout.chunks_of(slice_number) - 1
+
+    def _note_slice(self, reducer: int, number: int, signature: bytes = b"") -> None:
+        """A chunk of a sum stands in its place. Raises BadMessageError if the slice is whole and not as its reducer signed it."""
+        where = self.layout.piece(reducer, number, reducer)
+        self.slices.note(reducer, self.accumulator[where.start : where.end], signature, is_last=self._is_last(reducer, number))

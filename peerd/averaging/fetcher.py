@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 from torch import Tensor
 
 from peerd.averaging.handover import finite, unpacked, unpacked_section
 from peerd.averaging.partial_average import PartialAverage
+from peerd.averaging.slices import Signatures
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.policy.route.admission import MOST_DONORS
 from peerd.policy.step.roster import Roster
@@ -39,12 +40,21 @@ def _unheeded(_peer: PeerId, _error: RemoteError) -> None: ...
 class AverageFetcher:
     """What it returns is checked; it changes nothing."""
 
-    def __init__(self, state: StageState, arithmetic: Executor, client: AveragingClient, averaging_s: float, spans: SpanRing) -> None:
+    def __init__(
+        self,
+        state: StageState,
+        arithmetic: Executor,
+        client: AveragingClient,
+        averaging_s: float,
+        spans: SpanRing,
+        signatures: Signatures,
+    ) -> None:
         self._state = state
         self._arithmetic = arithmetic
         self._client = client
         self._averaging_s = averaging_s
         self._spans = spans
+        self._signatures = signatures
 
     async def fetch(self, peer: PeerId, step: int, others: Sequence[PeerId] = (), failed: Failed = _unheeded) -> HeldAverage:
         """Fetch and check a finished average of this stage, of several mates at once, with the tied sum that they applied.
@@ -53,18 +63,28 @@ class AverageFetcher:
         error of `peer` if nobody gives it: WrongStateError, among others, if this peer cannot adopt it.
         """
         most = min(MOST_DONORS, -(-self._state.accumulator.flat.nbytes // LEAST_OF_EACH))
-        partial = PartialAverage(self._state, step)
-        average = await self._gather(partial, (peer, *others)[:most], None, failed)
-        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(average, partial.whole, self._state))
+        partial = PartialAverage(self._state, self._signatures, step)
+        average, givers = await self._gather(partial, (peer, *others)[:most], None, failed)
+        try:
+            return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(average, partial.whole, self._state))
+        except BadMessageError as error:
+            for giver in givers:
+                failed(giver, error)
+            raise PeerGoneError(f"no sound average came: {error.message}") from None
 
     async def fetch_section(self, peer: PeerId, step: int, section: int) -> tuple[Roster, Tensor]:
         """Fetch and check one section of a mate's average. Returns its round's roster and its elements. Raises RemoteError."""
-        partial = PartialAverage(self._state, step, section)
-        average = await self._gather(partial, (peer,), section, _unheeded)
+        partial = PartialAverage(self._state, self._signatures, step, section)
+        average, _ = await self._gather(partial, (peer,), section, _unheeded)
         return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked_section(average, partial.whole, self._state))
 
-    async def _gather(self, partial: PartialAverage, peers: Sequence[PeerId], section: int | None, failed: Failed) -> Average:
-        """Get all chunks from these mates. Returns the header. Raises the first one's error if they do not give them."""
+    async def _gather(
+        self, partial: PartialAverage, peers: Sequence[PeerId], section: int | None, failed: Failed
+    ) -> tuple[Average, Collection[PeerId]]:
+        """Get all chunks from these mates. Returns the header, and those that have given it and chunks.
+
+        Raises the first one's error if they do not give them.
+        """
         state, patience_s = self._state, 2 * self._averaging_s
         first, errors = peers[0], dict[PeerId, RemoteError]()
         gathering = Gathering(lambda peer: self._client.open_average(peer, state.record.stage, partial.step, section, patience_s), partial)
@@ -85,7 +105,7 @@ class AverageFetcher:
                 failed(peer, error)
         if partial.header is None or not partial.is_complete:
             raise errors.get(first) or PeerGoneError("the average ended early")
-        return partial.header
+        return partial.header, gathering.givers
 
     async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
         """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU."""

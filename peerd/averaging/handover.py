@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from peerd.errors import BadMessageError, WrongStateError
+from peerd.averaging.slices import are_of
+from peerd.errors import BadMessageError, OtherLineageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.step.roster import Roster, why_inexact, why_not_adopt
 from peerd.stage.accumulator import all_finite
@@ -19,13 +20,14 @@ from peerd.wire.tensors import views_of_flat, whole_of
 def packed(held: HeldAverage) -> tuple[Average, CutFile]:
     """Return the header, but for the hashes, and the file: the average, and behind it the gradients applied to a tied weight."""
     file = CutFile((*views_of_flat(held.flat_sum), *(views_of_flat(held.tied.values) if held.tied else ())), chunk_bytes=CHUNK_BYTES)
-    return Average(held.roster, held.lineage, file.num_bytes, held.tied.id if held.tied else NO_AVERAGE, held.norm), file
+    tied_sum = held.tied.id if held.tied else NO_AVERAGE
+    return Average(held.roster, held.lineage, file.num_bytes, tied_sum, held.norm, slices=held.slices), file
 
 
 def check_header(average: Average, state: StageState, step: int, section: int | None) -> None:
     """Raise RemoteError unless this is the header of an exact average of `step`, or of a section of it, that the state may take."""
     if reason := why_not_adopt(state.record, step, average.lineage):
-        raise WrongStateError(reason)
+        raise WrongStateError(reason) if step != state.record.step else OtherLineageError(reason)
     roster, due = average.roster, (state.record.stage, step, section or 0, 1 if section is None else state.averages_by[2])
     if (roster.stage, roster.step, roster.section, roster.num_sections) != due:
         raise BadMessageError("an average of another stage or step, or another section, than was asked for")
@@ -45,10 +47,12 @@ def _num_bytes(average: Average, state: StageState, section: int | None) -> int:
 
 
 def unpacked(average: Average, whole: memoryview, state: StageState) -> HeldAverage:
-    """Take an average whose header and chunks were checked. Raises BadMessageError if it is not finite."""
+    """Take an average whose header and chunks were checked. Raises BadMessageError if it is not finite, or not what was signed."""
     length, values = state.round_length(average.roster), finite(whole_of((whole,), state.accumulator.flat.dtype))
     tied = TiedGradients(average.tied_sum, values[length:]) if average.tied_sum else None
-    return HeldAverage(average.roster, average.lineage, values[:length], tied, average.norm)
+    if not are_of(average.roster, average.slices, values[:length]):
+        raise BadMessageError("an average that is not what its reducers have signed")
+    return HeldAverage(average.roster, average.lineage, values[:length], tied, average.norm, slices=average.slices)
 
 
 def packed_section(state: StageState, step: int, section: int) -> tuple[Average, CutFile] | None:

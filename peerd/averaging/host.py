@@ -6,11 +6,15 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from peerd.stage.results import HeldAverage
-from peerd.table.record import PeerId, RawRecord
+from peerd.table.record import PeerId, RawRecord, RunId
 
 
 class RoundHost(Protocol):
     """The peer that runs the rounds."""
+
+    @property
+    def run(self) -> RunId:
+        """The run's id, which everything names that is signed."""
 
     def own_record(self) -> RawRecord:
         """Return this peer's record as it is; a new version only if something in it has changed."""

@@ -13,6 +13,7 @@ from peerd.averaging.host import RoundHost
 from peerd.averaging.log import AverageLog
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
+from peerd.policy.step.certificates import average_id_of
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
@@ -70,7 +71,7 @@ class KeptAverages:
 
     def _hashed(self, average: Average, file: CutFile) -> tuple[Average, CutFile]:
         """Add the hashes of the chunks to the header. Those of what was given last are kept: all who ask for it share them."""
-        key = average.roster.average_id, average.tied_sum
+        key = average_id_of(average.roster, average.slices), average.tied_sum
         try:
             known = self._hashes.pop(key, None) or file.hashes()
         except OSError as error:
@@ -90,7 +91,7 @@ class KeptAverages:
             for held in self._of_step(step):
                 if held.tied is not None and held.tied.id == wanted:
                     return views_of_flat(held.tied.values)
-                if held.roster.average_id == wanted and self._state.holdings.tied_names:
+                if held.id == wanted and self._state.holdings.tied_names:
                     return views_of_flat(self._state.accumulator.tied_of(held.flat_sum))
             raise WrongStateError(f"this peer holds no such gradients of a tied weight at step {step}")
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from peerd.background import Tasks
 from peerd.errors import RemoteError
+from peerd.policy.step.certificates import Slices
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId
 
@@ -23,6 +24,9 @@ class KnownRounds:
         self._tasks = tasks
         self._running: dict[AverageId, tuple[Roster, asyncio.Task[Any]]] = {}
         self._dead: deque[AverageId] = deque(maxlen=MAX_DEAD_ROUNDS)
+        self.joined: dict[AverageId, Slices] = {}
+        """The rounds of this step in which this peer has been, with their slices where they came together here. It joins none twice, so
+        it signs one slice of each."""
 
     def start(self, roster: Roster, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Open or run a round in a task of this peer's own."""

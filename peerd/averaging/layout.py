@@ -22,8 +22,7 @@ class RoundLayout:
         self.codecs = tuple(codecs)
         self._length = length
         self._compression = compression
-        first, last = section_bounds(length - room, roster.section, roster.num_sections, room if roster.averages_parameters else 0)
-        bounds = [(first + start, first + end) for start, end in _bounds(last - first, roster.shares or (1,) * self.num_members)]
+        bounds = slice_bounds(roster, length, room)
         borders = compression.borders if any(codec.rank for codec in codecs) else ()
         self._cuts = [_cuts(start, end, roster.num_chunks, borders) for start, end in bounds]
 
@@ -48,6 +47,12 @@ class RoundLayout:
     def slice_bytes(self) -> list[int]:
         """The size of each slice, as its reducer sends it."""
         return [sum(self.num_bytes(k, number, k) for number in range(self.chunks_of(k))) for k in range(self.num_members)]
+
+
+def slice_bounds(roster: Roster, length: int, room: int = 0) -> list[tuple[int, int]]:
+    """By member, the elements that it reduces, from and to; of a part of this length, whose last `room` elements are for parameters."""
+    first, last = section_bounds(length - room, roster.section, roster.num_sections, room if roster.averages_parameters else 0)
+    return [(first + start, first + end) for start, end in _bounds(last - first, roster.shares or (1,) * len(roster.entries))]
 
 
 def _bounds(length: int, shares: Sequence[int]) -> list[tuple[int, int]]:

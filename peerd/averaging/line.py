@@ -242,7 +242,13 @@ class PairLine:
                 self._listener.more_to_send()
         elif exchange.check(frame):
             summed = exchange.summed
-            await exchange.take(frame)
+            try:
+                await exchange.take(frame)
+            except BadMessageError as error:
+                if frame.author == self.number:
+                    raise
+                self._listener.forged(frame.author, error.message)  # a mate carried what its author has signed
+                return
             if frame.is_sum:
                 self._listener.sum_came(frame.slice, exchange.me, exchange.sums_here[frame.slice])
             else:

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from peerd.averaging.carrying import Carrying
-from peerd.averaging.exchange import Exchange, Signatures
+from peerd.averaging.exchange import Exchange
 from peerd.averaging.host import RoundHost
 from peerd.averaging.judging import Judge
 from peerd.averaging.line import PairLine
+from peerd.averaging.slices import Signatures
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.round.debts import BEHIND, HEARD, AtFault, Edge

@@ -8,8 +8,11 @@ import numpy as np
 from blake3 import blake3
 
 from peerd.averaging.handover import check_header
+from peerd.averaging.slices import Signatures, why_unsigned
+from peerd.errors import BadMessageError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.route.chunk_shares import ChunkShares
+from peerd.policy.step.certificates import average_id_of
 from peerd.stage.state import StageState
 from peerd.wire.messages import Average
 
@@ -17,9 +20,10 @@ from peerd.wire.messages import Average
 class PartialAverage:
     """It takes memory as the chunks come, and lies in one piece."""
 
-    def __init__(self, state: StageState, step: int, section: int | None = None) -> None:
+    def __init__(self, state: StageState, signatures: Signatures, step: int, section: int | None = None) -> None:
         """`section`: only that one of the average is wanted."""
         self._state = state
+        self._signatures = signatures
         self.step = step
         self._section = section
         self.header: Average | None = None
@@ -33,6 +37,10 @@ class PartialAverage:
     def check(self, header: Average) -> None:
         """Raise RemoteError unless this is the header of such an average, which this peer may take. Nothing was read of it yet."""
         check_header(header, self._state, self.step, self._section)
+        if self._section is None and (
+            reason := why_unsigned(header.roster, header.slices, self._state.round_length(header.roster), self._signatures)
+        ):
+            raise BadMessageError(f"the average is refused: {reason}")
 
     def begin(self, header: Average) -> None:
         self.header = header
@@ -40,7 +48,7 @@ class PartialAverage:
         self.shares = ChunkShares(len(header.chunk_hashes))
 
     def claim_of(self, header: Average) -> Hashable:
-        return header.roster.average_id, header.lineage, header.tied_sum, header.norm, header.chunk_hashes
+        return average_id_of(header.roster, header.slices), header.lineage, header.tied_sum, header.norm, header.chunk_hashes
 
     def newness_of(self, _header: Average) -> int:
         """All are of one step."""

@@ -19,7 +19,8 @@ from peerd.averaging.absences import Absences
 from peerd.averaging.asking import Asking, first_refusal
 from peerd.averaging.compression import Compression
 from peerd.averaging.early_calls import EarlyCalls
-from peerd.averaging.exchange import Exchange, Signatures
+from peerd.averaging.exchange import Exchange
+from peerd.averaging.farewell import Farewell
 from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
 from peerd.averaging.kept import KeptAverages
@@ -28,6 +29,7 @@ from peerd.averaging.layout import RoundLayout
 from peerd.averaging.log import AverageLog
 from peerd.averaging.open_round import BEATS, OpenRound, Surroundings
 from peerd.averaging.proposing import Proposing
+from peerd.averaging.slices import Signatures
 from peerd.averaging.sums import RoundSums, SumOf
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
@@ -72,9 +74,9 @@ class Rounds:
         # Where steps overlap, sums have a thread of their own: on the torch thread each would wait for a pass of the next step.
         self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
         spans = spans or SpanRing(0)
-        self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans)
+        signatures = Signatures(state.record.peer, host.sign, host.has_signed, host.run if state.certifies else None)
+        self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans, signatures)
         self.kept = KeptAverages(state, executor, log, host)
-        self._client = client
         self._averaging_s = averaging_s
         self._clock = clock
         sums = state.accumulator
@@ -87,6 +89,7 @@ class Rounds:
         self._opening: dict[AverageId, asyncio.Task[str]] = {}
         """The rounds of others that this peer joins now, or has joined since its leader last asked."""
         self._known = KnownRounds(self._tasks)
+        self.joined = self._known.joined
         self._own_errors: list[Exception] = []
         """Bugs that ended rounds at this member since the last average was applied."""
         self.open: OpenRound | None = None
@@ -95,8 +98,8 @@ class Rounds:
         self.failed = 0
         self.num_applied = 0
         self.absences = Absences(state.record.peer, averaging_s)
-        signatures = Signatures(state.record.peer, host.sign, host.has_signed)
         self._around = Surroundings(signatures, self._arithmetic, client, host, clock, averaging_s, spans, PastEdges())
+        self._tell_closed = Farewell(self._around, self._tasks).tell
         self._host, self.mates = host, host.mates
 
     # As leader
@@ -150,18 +153,6 @@ class Rounds:
         self._host.learn(answer.record)
         return f"{peer}: {answer.reason}"
 
-    def _tell_closed(self, roster: Roster, named: str = "", reason: str = "") -> None:
-        """Tell the other members that this one has left the round, and whom a judge names."""
-        for peer in roster.peers:
-            if peer != self._state.record.peer:
-                self._tasks.start(self._abort_at(peer, roster.average_id, (named, reason)))
-
-    async def _abort_at(self, peer: PeerId, average_id: AverageId, told: tuple[str, str]) -> None:
-        try:
-            await self._client.abort(peer, average_id, *told, self._averaging_s / 4)
-        except RemoteError:
-            return  # the member hears from the judges that the round is closed, or gives it up itself
-
     # As member
 
     async def propose(self, caller: PeerId, roster: Roster) -> ProposalAnswer:
@@ -173,7 +164,7 @@ class Rounds:
         average_id = roster.average_id
         joining = self._opening.get(average_id)
         if joining is None:
-            if self._known.is_dead(average_id) or self.runs(average_id):
+            if self._known.is_dead(average_id) or self.runs(average_id) or average_id in self.joined:
                 return ProposalAnswer(False, "this round is closed", self._host.own_record())  # or was proposed before
             if reason := why_never(self._state.record, roster, *self._state.averages_by):
                 return ProposalAnswer(False, reason, self._host.own_record())
@@ -213,6 +204,7 @@ class Rounds:
         layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs, self._state.room_behind(roster))
         exchange = Exchange(roster, accumulator, self.compression, layout, self._arithmetic, self._around.signatures)
         self._retire()
+        self.joined[roster.average_id] = ()
         self.sums.begins()
         self.open = self.last = OpenRound(exchange, self._around, self)
         self._early.opened()
@@ -240,7 +232,8 @@ class Rounds:
                 return
             self.open = None
             self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
-            if await self.sums.take(current.roster, current.exchange.accumulator) is not SumOf.STAGE:
+            self.joined[current.roster.average_id] = slices = current.exchange.slices.all
+            if await self.sums.take(current.roster, current.exchange.accumulator, slices) is not SumOf.STAGE:
                 self.absences.sidelining.came_together(current.roster)  # no average names all members of a group
             else:
                 self._tasks.start(self.kept.begin())
@@ -389,8 +382,14 @@ class Rounds:
 
     def _end_step(self, roster: Roster) -> None:
         """Every stage has averaged the step: nobody needs the chunks of its round any more."""
+        self.joined.clear()
         if self.last is not None and self.last.roster.step <= roster.step:
             self._retire()
+
+    async def give_up_average(self) -> None:
+        """Rule 18 (certify): the average that this peer holds is not the stage's. It goes on with its ledger, and gives no sums of it."""
+        self._retire()
+        await self._executor.run(Priority.LEDGER, self._state.give_up_average)
 
     def shut(self) -> None:
         self._retire()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.background import Tasks
+from peerd.policy.step.certificates import Slices
 from peerd.policy.step.roster import Roster, is_whole
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
@@ -54,9 +55,9 @@ class RoundSums:
         if self._compression.allowed.is_lossy:
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self._compression.hold(group)))
 
-    async def take(self, roster: Roster, total: Tensor) -> SumOf | None:
+    async def take(self, roster: Roster, total: Tensor, slices: Slices = ()) -> SumOf | None:
         """Give the state the sum of its round, unless the state has left it. Returns what that is the sum of."""
-        found = await self._executor.run(Priority.CONTROL, partial(self._take, roster, total))
+        found = await self._executor.run(Priority.CONTROL, partial(self._take, roster, total, slices))
         if found is SumOf.GROUP:
             self.num_of_groups += 1
             self._step = roster.step
@@ -64,7 +65,7 @@ class RoundSums:
         self.num_of_sections += found is SumOf.SECTION
         return found
 
-    def _take(self, roster: Roster, total: Tensor) -> SumOf | None:
+    def _take(self, roster: Roster, total: Tensor, slices: Slices) -> SumOf | None:
         state = self._state
         if state.round is not roster:
             return None  # it was closed meanwhile
@@ -74,7 +75,7 @@ class RoundSums:
             state.take_section(roster, total[start:end], total)
             return SumOf.SECTION
         if is_whole(roster.entries, state.num_microbatches):
-            state.take_average(roster, total)
+            state.take_average(roster, total, slices=slices)
             return SumOf.STAGE
         state.take_sum(roster, total)
         return SumOf.GROUP

@@ -178,6 +178,9 @@ class DemoDaemon:
         size = self.log_bytes()
         return tail_of(os.pread(self.log.fileno(), size, max(0, size - 16 * 1024)))
 
+    def whole_log(self) -> str:
+        return os.pread(self.log.fileno(), self.log_bytes(), 0).decode(errors="replace")
+
     def log_bytes(self) -> int:
         return os.fstat(self.log.fileno()).st_size
 

@@ -108,11 +108,15 @@ class SwarmConfig:
     """Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never."""
     group_size: Annotated[int, Between(0, 1024)] = 32
     """The most peers of a stage that average in one round; those of a larger stage first make the sums of groups. 0: all in one round."""
+    trust: Literal["on", "off"] = "off"
+    """ "on": an average counts once more than half of its stage hold the same numbers, and a peer that signs two of one sum is shut out."""
 
     def __post_init__(self) -> None:
         check_bounds("swarm.", self)
         if self.group_size == 1:
             raise ValueError("swarm.group_size is 1: a group has at least 2 peers; 0 is for no groups")
+        if self.group_size and self.trust == "on":
+            raise ValueError('swarm.trust "on" needs swarm.group_size 0: the sums of groups are not certified')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,8 @@ class Manifest:
             )
         if parse_averaged(self.wire.weight_gradients).most_exact.is_sparse and not self.train.local_batch:
             raise ValueError('wire.weight_gradients "sparse" needs train.local_batch: of single updates it leaves out too much')
+        if self.swarm.trust == "on" and self.wire.weight_gradients.startswith("powersgd"):
+            raise ValueError('swarm.trust "on" does not go with powersgd: its sums are not the same to the bit on all machines')
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
             raise ValueError(
                 f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "

@@ -49,7 +49,7 @@ from peerd.stage.state_bytes import most_state_bytes
 from peerd.step.rules import rules_of
 from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
-from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord
+from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord, RunId
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient
 from peerd.wire.dispatch import Dispatcher
@@ -301,11 +301,18 @@ class Seat:
     async def until_committed(self, timeout_s: float) -> None:
         await self.stepper.committed(timeout_s)
 
+    @property
+    def run(self) -> RunId:
+        return self.peer.membership.run
+
     def sign(self, message: bytes) -> bytes:
         return self.peer.membership.identity.sign(message)
 
     def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
-        return verify(public_key_of(peer), message, signature)
+        try:
+            return verify(public_key_of(peer), message, signature)
+        except ValueError:
+            return False  # such a peer cannot be
 
     def pass_s(self) -> float:
         train = self.peer.place.manifest.train

@@ -208,6 +208,7 @@ class ChunkHeader(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    SLICE_SIGNATURE_FIELD_NUMBER: _builtins.int
     average_id: _builtins.bytes
     """in the first message of a stream, which has no chunk; 16 bytes"""
     slice: _builtins.int
@@ -220,6 +221,8 @@ class ChunkHeader(_message.Message):
     """for a chunk that a mate carries, the member that is to have it"""
     signature: _builtins.bytes
     """the author's, in rounds of three or more"""
+    slice_signature: _builtins.bytes
+    """with the last chunk of a sum, where the run certifies: the reducer's, of its whole slice"""
     def __init__(
         self,
         *,
@@ -229,10 +232,11 @@ class ChunkHeader(_message.Message):
         number: _builtins.int = ...,
         to: _builtins.int = ...,
         signature: _builtins.bytes = ...,
+        slice_signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "average_id", b"average_id", "number", b"number", "signature", b"signature", "slice", b"slice", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "average_id", b"average_id", "number", b"number", "signature", b"signature", "slice", b"slice", "slice_signature", b"slice_signature", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -511,6 +515,7 @@ class AverageHeader(_message.Message):
     LINEAGE_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     TIED_SUM_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
     inexact: _builtins.int
     """lineage of the parameters whose gradients these are: only peers of the same lineage may take it"""
@@ -525,6 +530,10 @@ class AverageHeader(_message.Message):
 
     @_builtins.property
     def chunk_blake3(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceRoot]:
+        """where the run certifies, in the order of their reducers"""
+
     def __init__(
         self,
         *,
@@ -535,16 +544,46 @@ class AverageHeader(_message.Message):
         lineage: _builtins.bytes = ...,
         norm: _builtins.float | None = ...,
         tied_sum: _builtins.bytes = ...,
+        slices: _abc.Iterable[Global___SliceRoot] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "norm", b"norm", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "chunk_blake3", b"chunk_blake3", "inexact", b"inexact", "lineage", b"lineage", "norm", b"norm", "num_bytes", b"num_bytes", "roster", b"roster", "tied_sum", b"tied_sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "chunk_blake3", b"chunk_blake3", "inexact", b"inexact", "lineage", b"lineage", "norm", b"norm", "num_bytes", b"num_bytes", "roster", b"roster", "slices", b"slices", "tied_sum", b"tied_sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__norm: _TypeAlias = _typing.Literal["norm"]  # noqa: Y015
     _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm) -> _WhichOneofReturnType__norm | None: ...
 
 Global___AverageHeader: _TypeAlias = AverageHeader  # noqa: Y015
+
+@_typing.final
+class SliceRoot(_message.Message):
+    """The hash of a slice as its reducer signed it, with run, round and reducer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    member: _builtins.int
+    """of the roster"""
+    root: _builtins.bytes
+    """32 bytes"""
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        member: _builtins.int = ...,
+        root: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "root", b"root", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SliceRoot: _TypeAlias = SliceRoot  # noqa: Y015
 
 @_typing.final
 class AverageMessage(_message.Message):

@@ -14,8 +14,9 @@ from peerd.policy.swarm.devices import kinds_of
 from peerd.stage.accumulator import Accumulator
 from peerd.stage.holdings import Holdings
 from peerd.stage.parameters import flat_parameters
+from peerd.stage.results import HeldAverage
 from peerd.stage.sums import Sums
-from peerd.table.record import PeerRecord
+from peerd.table.record import NO_AVERAGE, AverageId, PeerRecord
 from peerd.table.view import LiveView
 
 
@@ -34,6 +35,11 @@ class StageAverages:
         """This step's main one."""
         return self._sums[0].main
 
+    @property
+    def certifies(self) -> bool:
+        """Whether the ids of averages cover their numbers: rule 18 (certify)."""
+        return self._manifest.swarm.trust == "on"
+
     def with_parameters(self, roster: Roster) -> Roster:
         """What this peer proposes: whether parameters are averaged, too. They go with the last section; groups sum gradients alone."""
         is_last = roster.section == roster.num_sections - 1 and is_whole(roster.entries, self.num_microbatches)
@@ -42,6 +48,15 @@ class StageAverages:
         takes_mean = [r for r in self._live().of_stage(roster.stage) if r.peer in roster.peers or roster.num_sections > 1]
         are_unlike = len(kinds_of(takes_mean)) > 1
         return replace(roster, averages_parameters=are_unlike or self._manifest.train.average_parameters == "always")
+
+    def _known_of(self, held: HeldAverage) -> tuple[float | None, AverageId]:
+        """This stage's norm, once it can be known, and the id of the sum of a tied weight's gradients held here."""
+        train, tied = self._manifest.train, held.tied
+        tied_sum = tied.id if tied else NO_AVERAGE
+        if not train.shares_norms or (tied is None and self.accumulator.norm_needs_tied):
+            return None, tied_sum
+        gradients = held.flat_sum[: self.accumulator.flat.numel()]
+        return self.accumulator.norm(gradients, train.microbatches_per_step, tied.values if tied else None), tied_sum
 
     def why_not_averaged(self, roster: Roster) -> str | None:
         """Why this peer averages no parameters in this round; None if it does, or they are not to be averaged."""

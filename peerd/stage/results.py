@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from peerd.models.module import StageModule
+from peerd.policy.step.certificates import Slices, average_id_of
 from peerd.policy.step.roster import Roster
 from peerd.stage.checks import Checks
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
@@ -84,6 +85,13 @@ class HeldAverage:
     """The whole model's gradient norm with which it was applied, where the run shares norms; None until it is applied."""
     group: AverageId = NO_AVERAGE
     """The group whose sum, which is in the average, this peer held when it took the average."""
+    slices: Slices = ()
+    """As its reducers signed them, where the run certifies."""
+
+    @property
+    def id(self) -> AverageId:
+        """With the numbers, where the run certifies; otherwise that of its round."""
+        return average_id_of(self.roster, self.slices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
+from peerd.policy.step.certificates import Slices
 from peerd.policy.step.ledger import at_next_step, both_dropped, full, ledger_dropped, marked, may_accumulate, with_overlap, with_sum
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import Roster, group_within, lineage_after, lineage_skipped, union_of, why_refuse
@@ -188,14 +189,25 @@ class StageState(StageAverages):
         self.record = with_sum(self.record, roster.average_id, union_of(roster.entries))
         self._move(Phase.ACCUMULATING)
 
-    def take_average(self, roster: Roster, flat_sum: Tensor, tied: TiedGradients | None = None) -> None:
-        """Take an average of this step; a mate that finished the step adds `tied`. It is ignored if this peer has moved on meanwhile."""
+    def take_average(
+        self, roster: Roster, flat_sum: Tensor, tied: TiedGradients | None = None, slices: Slices = (), *, is_better: bool | None = None
+    ) -> None:
+        """Take an average of this step; a mate that finished the step adds `tied`. It is ignored if this peer has moved on meanwhile.
+
+        `is_better`: than the one that this peer holds, if it does; None: if its id is smaller.
+        """
         mine = self.record
+        held = HeldAverage(roster, mine.lineage, flat_sum, tied, None, group_within(roster, mine), slices)
         stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
-        if stale or (mine.phase is Phase.AVERAGED and mine.average_id <= roster.average_id):
+        if stale or (mine.phase is Phase.AVERAGED and not (held.id < mine.average_id if is_better is None else is_better)):
             return
-        self.average = HeldAverage(roster, mine.lineage, flat_sum, tied, group=group_within(roster, mine))
-        self._move(Phase.AVERAGED, roster.average_id, *self._known_of(self.average))
+        self.average = held
+        self._move(Phase.AVERAGED, held.id, *self._known_of(held))
+
+    def give_up_average(self) -> None:
+        """Rule 18 (certify): hold it no more, and accumulate the step again with the ledger of before."""
+        if self.record.phase is Phase.AVERAGED:
+            self._move(Phase.ACCUMULATING)
 
     def take_tied(self, average_id: AverageId, wanted: AverageId, given: AverageId, values: Tensor) -> None:
         """Take what the average lacks: the sum `wanted` itself, or the other stage's share, which is then added to this stage's.
@@ -203,7 +215,7 @@ class StageState(StageAverages):
         The first stage's share comes first in the sum, so both stages have the same bits. It is ignored if this peer has moved on.
         """
         held = self.average
-        if held is None or held.roster.average_id != average_id:
+        if held is None or held.id != average_id:
             return
         if given != wanted:
             mine = self.accumulator.tied_of(held.flat_sum)
@@ -211,15 +223,6 @@ class StageState(StageAverages):
         self.average = replace(held, tied=TiedGradients(wanted, values))
         norm, tied_sum = self._known_of(self.average)
         self.record = replace(self.record, gradient_norm=norm, tied_sum=tied_sum)
-
-    def _known_of(self, held: HeldAverage) -> tuple[float | None, AverageId]:
-        """This stage's norm, once it can be known, and the id of the sum of a tied weight's gradients held here."""
-        train, tied = self._manifest.train, held.tied
-        tied_sum = tied.id if tied else NO_AVERAGE
-        if not train.shares_norms or (tied is None and self.accumulator.norm_needs_tied):
-            return None, tied_sum
-        gradients = held.flat_sum[: self.accumulator.flat.numel()]
-        return self.accumulator.norm(gradients, train.microbatches_per_step, tied.values if tied else None), tied_sum
 
     def commit(self, norm: float | None = None, tied_sum: AverageId | None = None) -> HeldAverage:
         """Run the optimizer and move on to step t+1. Returns what goes into the log.
@@ -358,7 +361,7 @@ class StageState(StageAverages):
     def _begin_after(self, held: HeldAverage) -> None:
         """Begin the step after the one that this average finished."""
         mine, tied_sum = self.record, held.tied.id if held.tied else None
-        lineage = lineage_after(mine.lineage, held.roster.average_id, held.norm, tied_sum)
+        lineage = lineage_after(mine.lineage, held.id, held.norm, tied_sum)
         self._begin_next(lineage, history_after(mine.tied, tied_sum, held.norm) if tied_sum is not None else mine.tied)
 
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:

@@ -10,12 +10,13 @@ import structlog
 
 from peerd.averaging.rounds import Rounds
 from peerd.background import Tasks, start
-from peerd.errors import BadMessageError, BusyError, RemoteError, StageError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, OtherLineageError, RemoteError, StageError, WrongStateError
 from peerd.policy.step.acts import CopyTied, FetchAverage, FetchPrevious, FetchSection, FetchTied, Reload
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
+from peerd.step.believing import Belief
 from peerd.step.joining import Joining
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
@@ -32,7 +33,14 @@ class Fetching:
     """Performs the acts that fetch. A peer that refuses or does not answer is remembered by (peer, step) for FORGET_REFUSAL_S."""
 
     def __init__(
-        self, state: StageState, executor: Executor, rounds: Rounds, downloader: Downloader, trials: Trials, joining: Joining
+        self,
+        state: StageState,
+        executor: Executor,
+        rounds: Rounds,
+        downloader: Downloader,
+        trials: Trials,
+        joining: Joining,
+        belief: Belief,
     ) -> None:
         self._state = state
         self._executor = executor
@@ -40,6 +48,7 @@ class Fetching:
         self._downloader = downloader
         self._trials = trials
         self._joining = joining
+        self._belief = belief
         self._refused: dict[tuple[PeerId, int], float] = {}
         self._unanswered: dict[tuple[PeerId, int], float] = {}
         self._tasks = Tasks()
@@ -78,18 +87,24 @@ class Fetching:
             now = self._state.record
             if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
                 return
-            if now.phase is Phase.JOINING:
+            if not self._belief.takes(act.peer, found) or (is_better := self._belief.is_better(found)) is False:
+                self._refused[act.peer, act.step] = clock_s()
+            elif now.phase is Phase.JOINING:
                 await self._trials.update(lambda: self._state.catch_up(found))
                 self._joining.applied(clock_s() - began_s)
                 self._rounds.applied(found)
             else:
-                taken = (found.roster, found.flat_sum, found.tied)
-                await self._executor.run(Priority.LEDGER, lambda: self._state.take_average(*taken))
+                taken = (found.roster, found.flat_sum, found.tied, found.slices)
+                await self._executor.run(Priority.LEDGER, lambda: self._state.take_average(*taken, is_better=is_better))
         except RemoteError as error:
             self._note(act.step, act.peer, error)
+            if isinstance(error, OtherLineageError):
+                self._belief.disbelieves(act.peer)
 
     def _note(self, step: int, peer: PeerId, error: RemoteError) -> None:
         """Remember that a peer did not give what it was asked for."""
+        if isinstance(error, BadMessageError):
+            self._belief.caught(peer, error.message)
         is_refused = isinstance(error, WrongStateError | BadMessageError | BusyError)
         (self._refused if is_refused else self._unanswered)[peer, step] = clock_s()
 

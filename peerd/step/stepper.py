@@ -24,6 +24,7 @@ from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state import StageState
+from peerd.step.believing import Belief
 from peerd.step.fetching import Fetching
 from peerd.step.joining import Joining
 from peerd.step.rules import rules_in
@@ -38,6 +39,7 @@ RETRY_PAUSE_S = 0.25
 LOG = structlog.get_logger()
 _TOLD: dict[type[Act], str] = {
     acts.Reload: "downloading the stage's state",
+    acts.GiveUpAverage: "average given up",
     acts.DropSums: "a part of the ledger dropped",
     acts.SkipStep: "step given up: it is not exact",
     acts.StepBack: "going back to a checkpoint",
@@ -86,7 +88,8 @@ class Stepper:
         self._lost_since_s: float | None = None
         self._trials = Trials(executor)
         self.joining = Joining(state, downloader)
-        self._fetching = Fetching(state, executor, rounds, downloader, self._trials, self.joining)
+        self._belief = Belief(state, membership, rounds, rules)
+        self._fetching = Fetching(state, executor, rounds, downloader, self._trials, self.joining, self._belief)
         self._previous_s = 0.0
         """How long the previous parameters would take to download, by the last download."""
         self._done_seen = 0
@@ -170,6 +173,8 @@ class Stepper:
             round_still_s=current.still_s if current else 0.0,
             judge_silent_s=current.judge_silent_s if current else math.inf,
             round_lost=current.lost if current else frozenset(),
+            joined=frozenset(self._rounds.joined),
+            refuted=self._belief.refuted,
             giving_to=last.giving_to if last else frozenset(),
             propose_after_s=self._propose_after_s,
             attempt=self._attempt,
@@ -306,6 +311,8 @@ class Stepper:
             case acts.CloseRound(reason=reason):
                 self._propose_after_s = clock_s() + RETRY_PAUSE_S
                 await self._rounds.close_present(reason)
+            case acts.GiveUpAverage():
+                await self._rounds.give_up_average()
             case acts.DropSums(names=names):
                 self.resets += 1
                 await self._executor.run(Priority.LEDGER, lambda: self._state.drop_sums(names))

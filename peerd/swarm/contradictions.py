@@ -1,4 +1,7 @@
-"""Two records that one key signed under one (incarnation, version) prove that it lies: T7 (contradiction). They are kept and passed on."""
+"""Two texts that one key signed and that contradict each other prove that it lies: T7 (contradiction). They are kept and passed on.
+
+They are two records under one (incarnation, version), or two statements of one slice of a round: rule 18 (certify).
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ import asyncio
 from collections import OrderedDict
 
 from peerd.errors import BadMessageError
+from peerd.link.peer_keys import public_key_of, verify
+from peerd.policy.step.certificates import STATEMENT, statement_in
 from peerd.policy.swarm.contradictions import Heard, Pair
 from peerd.swarm.signed import SignedRecord, peek_record, read_record
-from peerd.table.record import NO_RECORD, PeerId, RawRecord, RunId
+from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, RunId
 
 Proof = tuple[RawRecord, RawRecord]
 MAX_TOLD = 16
 """Number of proofs that a newcomer gets with the table, and that wait to be passed on."""
+MAX_REFUTED = 1024
+"""Number of rounds that are known as ones of which a reducer has signed two slices."""
 
 
 def is_proof(first: RawRecord, second: RawRecord, run: RunId) -> bool:
@@ -26,6 +33,11 @@ def is_proof(first: RawRecord, second: RawRecord, run: RunId) -> bool:
     return (one.peer, one.pair) == (other.peer, other.pair)
 
 
+def is_statement(raw: RawRecord) -> bool:
+    """Whether this is no record, but what a reducer has signed of its slice."""
+    return raw[0].startswith(STATEMENT)
+
+
 class Contradictions:
     """What peers said lately, and the proofs that some of them lie."""
 
@@ -35,6 +47,8 @@ class Contradictions:
         self.untold: asyncio.Queue[tuple[PeerId, Proof]] = asyncio.Queue(MAX_TOLD)
         """Proofs that this peer has not passed on yet."""
         self._proofs: OrderedDict[PeerId, Proof] = OrderedDict()
+        self.refuted: OrderedDict[AverageId, None] = OrderedDict()
+        """Rounds of which a reducer has signed two slices; the last ones."""
 
     @property
     def told(self) -> list[RawRecord]:
@@ -51,11 +65,15 @@ class Contradictions:
 
     def beside(self, peer: PeerId, pair: Pair, raw: RawRecord, before: RawRecord) -> RawRecord | None:
         """`before` if it names the same peer and pair and is another text. It may not be verified."""
-        differs = before != NO_RECORD and before[0] != raw[0] and peek_record(before[0]) == (peer, pair)
+        differs = before != NO_RECORD and not is_statement(before) and before[0] != raw[0] and peek_record(before[0]) == (peer, pair)
         return before if differs else None
 
     def found(self, peer: PeerId, proof: Proof, *, is_to_tell: bool) -> None:
-        """Keep a proof, and let it be passed on unless too many wait."""
+        """Keep a proof, and let it be passed on unless too many wait. What refutes a round is noted."""
+        if (said := statement_in(proof[0][0], self._run)) is not None:
+            self.refuted[said[0]] = None
+            if len(self.refuted) > MAX_REFUTED:
+                self.refuted.popitem(last=False)
         self._heard.forget(peer)
         self._proofs.pop(peer, None)
         self._proofs[peer] = proof
@@ -63,6 +81,20 @@ class Contradictions:
             self._proofs.popitem(last=False)
         if is_to_tell and not self.untold.full():
             self.untold.put_nowait((peer, proof))
+
+    def reducer_of_both(self, first: RawRecord, second: RawRecord) -> PeerId | None:
+        """The reducer that has signed both of these statements of one round; None if they prove nothing, or nothing new."""
+        one, other = (statement_in(text, self._run) for text, _ in (first, second))
+        if one is None or other is None or one[0] in self.refuted:
+            return None
+        said, also = one[1], other[1]
+        if (one[0], said.reducer) != (other[0], also.reducer) or said.root == also.root:
+            return None
+        try:
+            key = public_key_of(said.reducer)
+        except ValueError:
+            return None
+        return said.reducer if all(verify(key, *each) for each in (first, second)) else None
 
     def forget(self, peer: PeerId) -> None:
         """Forget what was heard of a peer. The proofs stay."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -18,8 +18,9 @@ from peerd.policy.swarm.meeting import Reading
 from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.clock import clock_s
-from peerd.swarm.contradictions import Contradictions, Proof, is_proof
+from peerd.swarm.contradictions import Contradictions, Proof, is_proof, is_statement
 from peerd.swarm.identity import Identity
+from peerd.swarm.last_view import LastView
 from peerd.swarm.own_row import OwnRow
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
 from peerd.swarm.waking import Waiters
@@ -43,18 +44,6 @@ QUIET_PERIODS = 1.5
 """Time after a fence for which this peer listens only: what was sent to it while it slept comes in, and everybody's next record."""
 FORGIVEN_S = 10.0
 """Time for which a wrong suspicion makes this peer more patient."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """The last live view, and the inputs that it was derived from. It is read often between two changes."""
-
-    changes: int
-    """`SwarmView.changes` at that moment."""
-    own: PeerRecord | None
-    made_at_s: float
-    until_s: float
-    live: LiveView
 
 
 class Membership:
@@ -91,7 +80,7 @@ class Membership:
         """This peer's step state as last announced. While it is unchanged, the own row in the view is up to date."""
         self._announced: dict[str, Any] = {}
         """Fields of the own row that keep the values last announced while the step state changes."""
-        self._live: _Live | None = None
+        self._live: LastView | None = None
         self._suspects: dict[PeerId, tuple[int, int]] = {}
         self._unreached: dict[PeerId, tuple[int, int]] = {}
         """Peers that have not answered since a re-dial failed, each with its pair of that moment."""
@@ -117,7 +106,7 @@ class Membership:
             live, until_s = view.live(now_s), view.holds_until_s(now_s)
         if own is not None and own is not published:
             live = replace(live, records=tuple(replace(own, **self._announced) if r.peer == own.peer else r for r in live.records))
-        self._live = _Live(changes, own, now_s, until_s, live)
+        self._live = LastView(changes, own, now_s, until_s, live)
         return live
 
     @property
@@ -193,10 +182,13 @@ class Membership:
         for raw in raws:
             peer = None
             try:
-                peer, pair = peek_record(raw[0])
-                news |= self._merge(peer, pair, raw, before, sender)
+                if is_statement(raw):
+                    news |= self.convict(before, raw)
+                else:
+                    peer, pair = peek_record(raw[0])
+                    news |= self._merge(peer, pair, raw, before, sender)
+                    told.append(peer)
                 before = raw
-                told.append(peer)
             except BadMessageError as error:
                 self.messages_refused += 1
                 blamed = error if peer is not None and peer == sender else blamed
@@ -377,9 +369,17 @@ class Membership:
             self.word.owe(tell=True)
         return counts and not renews
 
+    def convict(self, one: RawRecord, other: RawRecord) -> bool:
+        """Condemn the reducer that has signed both statements of one round. Returns whether that is new: rule 18 (certify)."""
+        liar = self.contradictions.reducer_of_both(one, other)
+        if liar is not None and liar != self.me:
+            self._condemn(liar, (one, other), clock_s())
+            self.wake()
+        return liar not in (None, self.me)
+
     def _condemn(self, peer: PeerId, proof: Proof, now_s: float) -> None:
         """T7 (contradiction): let a peer count for nothing, and let others know why if it counted."""
-        LOG.warning("a peer signed two records under one version; it counts for nothing for a while", signed_by=peer)
+        LOG.warning("a peer signed two texts that contradict each other; it counts for nothing for a while", signed_by=peer)
         counted = self.live().find(peer) is not None
         with self._lock:
             self.view.condemn(peer, now_s)

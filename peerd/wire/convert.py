@@ -38,7 +38,7 @@ TRACE_BYTES = 24
 # Fields that a message and the value for it have under the same names.
 _CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again")
 _TIMES = ("downstream_s", "held_s", "slots")
-_FRAME, _VERIFIED = ("slice", "author", "number", "to", "signature"), ("part", "sum", "summed")
+_FRAME, _VERIFIED = ("slice", "author", "number", "to", "signature", "slice_signature"), ("part", "sum", "summed")
 _COUNTED = ("parts", "sums", "given_parts", "given_sums")
 _BEAT = ("average_id", *_COUNTED)
 _CARRIED = ("source", "target", "here", "part", "sum", "summed")
@@ -196,7 +196,7 @@ def frame_to(frame: Frame) -> averaging_pb2.ChunkHeader:
 
 def frame_from(header: averaging_pb2.ChunkHeader) -> Frame:
     """A frame without its bytes. Whether such a chunk is due is the round's to check."""
-    if len(header.signature) > MAX_SIGNATURE_BYTES:
+    if max(len(header.signature), len(header.slice_signature)) > MAX_SIGNATURE_BYTES:
         raise BadMessageError("the signature of a chunk is too long")
     return _copied(Frame, header, _FRAME)
 

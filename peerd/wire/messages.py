@@ -11,6 +11,7 @@ from peerd.config.codec import NONE, Allowed, Codec
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
 from peerd.policy.round.debts import Edge
+from peerd.policy.step.certificates import Slices
 from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, NO_RECORD, AverageId, Lineage, PeerId, RawRecord
 
@@ -130,6 +131,8 @@ class Frame:
     """The member that is to have it: not the receiver where a mate carries it."""
     signature: bytes = b""
     """The author's, where a mate carries it."""
+    slice_signature: bytes = b""
+    """With the last chunk of a sum, where the run certifies: the reducer's signature of its whole slice."""
     chunks: tuple[Bytes, ...] = ()
 
     @property
@@ -204,6 +207,8 @@ class Average:
     norm: float | None = None
     """The gradient norm with which it was applied; None where the step is not finished, or the run shares no norms."""
     chunk_hashes: tuple[bytes, ...] = ()
+    slices: Slices = ()
+    """As its reducers signed them, where the run certifies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,12 @@ from peerd.config.codec import NONE
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2
 from peerd.policy.hashing import digest
+from peerd.policy.step.certificates import SignedSlice, Slices
 from peerd.policy.step.groups import MAX_SECTIONS
 from peerd.policy.step.roster import MOST_CREDITS, Credit, Roster, RosterEntry
 from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RunId
-from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, are_hashes, bitmap_from, known_codec
+from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, MAX_SIGNATURE_BYTES, are_hashes, bitmap_from, known_codec
 from peerd.wire.messages import Average
 
 MARK_BYTES, MARKS_REMEMBERED = 8, 1 << 12
@@ -159,6 +160,10 @@ def average_to(average: Average) -> averaging_pb2.AverageHeader:
         lineage=average.lineage.chain,
         tied_sum=average.tied_sum,
         norm=average.norm,
+        slices=[
+            averaging_pb2.SliceRoot(member=average.roster.peers.index(each.reducer), root=each.root, signature=each.signature)
+            for each in average.slices
+        ],
     )
 
 
@@ -170,4 +175,14 @@ def average_from(header: averaging_pb2.AverageHeader) -> Average:
     hashes = tuple(header.chunk_blake3)
     if not are_hashes(hashes):
         raise BadMessageError("an average whose chunks have damaged hashes")
-    return Average(roster_from(header.roster), lineage, header.num_bytes, tied_sum, norm, hashes)
+    roster = roster_from(header.roster)
+    return Average(roster, lineage, header.num_bytes, tied_sum, norm, hashes, _slices_from(header.slices, roster.peers))
+
+
+def _slices_from(slices: Sequence[averaging_pb2.SliceRoot], peers: Sequence[PeerId]) -> Slices:
+    members = [each.member for each in slices]
+    if members != sorted(set(members)) or any(member >= len(peers) for member in members):
+        raise BadMessageError("an average whose slices are of no members, or not in their order")
+    if not are_hashes([each.root for each in slices]) or any(len(each.signature) > MAX_SIGNATURE_BYTES for each in slices):
+        raise BadMessageError("an average whose slices have damaged hashes or signatures")
+    return tuple(SignedSlice(peers[each.member], each.root, each.signature) for each in slices)

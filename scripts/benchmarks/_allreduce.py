@@ -22,7 +22,7 @@ from torch import Tensor
 
 from peerd.errors import PeerdError
 from peerd.stage.results import HeldAverage
-from peerd.table.record import NO_RECORD, PeerId, RawRecord
+from peerd.table.record import NO_RECORD, PeerId, RawRecord, RunId
 from scripts.benchmarks._sides import PATIENCE_S, TIMEOUT_S, serve
 
 NUM_MICROBATCHES = 16
@@ -266,6 +266,12 @@ class Peerd:
 
     def rose_s(self, peer: PeerId) -> float:
         return time.monotonic()
+
+    @property
+    def run(self) -> RunId:
+        from scripts.benchmarks._daemon import RUN
+
+        return RUN
 
     def sign(self, message: bytes) -> bytes:
         return self._daemon.identity.sign(message)

@@ -7,10 +7,14 @@ step_ratio  time of a step with the liar, divided by that of the honest run befo
 memory_mb   the most that an honest daemon and its processes have grown from the first lie on, less what one grew in the honest run
 reloads     the most state downloads of an honest peer
 refused     messages that honest peers refused, of the liar's or of others'
+honest_bans honest peers that honest ones have shut out, for a lie
+accusations how often honest peers have noted of honest ones that they leave them out, doubt them or shut them out
+out_after_steps  steps from the first lie until the liar counts in no honest peer's table; absent: it always did
 distance    the largest difference of a parameter to the reference; absent if the run could not be exported
 
 It ends with 1, and says why, where a limit does not hold: step_ratio 1.5, memory_mb 64, one reload a peer, no honest peer out of
-another one's live rows for longer than a record lives, no daemon that ends, the losses and parameters of the reference.
+another one's live rows for longer than a record lives, no daemon that ends, the losses and parameters of the reference, no honest peer
+shut out; and where the lie is signed twice, the liar out within two steps. --trust off: averages are not certified.
 
 --liar loads a liar of your own in place of the scenario's: a file that ends with .py, or the dotted name of a module, with a coroutine
 lie(peer, arguments) (peerd/daemon/liars.py). The daemons sleep in place of computing, so that eight of them share a few cores. The liar's
@@ -24,10 +28,10 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 from torch import Tensor
@@ -63,8 +67,16 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "huge-header": ("slow_calls", {"calls": 8, "num_bytes": 1 << 50, "every_s": 0.01}),
     **{f"flood-{kind}": ("floods", {"kind": kind, "at_once": 16}) for kind in FLOODS},
     "overstates": ("overstates", {"slower_s": 0.3}),
+    "forks": ("forks", {}),
+    "fabricates": ("fabricates", {}),
+    "forges": ("forges", {}),
 }
 """The module in `_liars/`, and its arguments."""
+SIGNED, OUT_WITHIN_STEPS = ("two-records", "forks"), 2
+"""The lies that two signatures prove."""
+BANNED = ("it is banned", "it counts for nothing")
+ACCUSED = (*BANNED, "member left out", "it does not count for a while", "an average that nobody else has")
+"""What the log says of a peer that is shut out, or left out."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,9 +86,15 @@ class Row:
     memory_mb: float | None = None
     reloads: int = 0
     refused: int = 0
+    honest_bans: int = 0
+    accusations: int = 0
+    out_after_steps: int | None = None
     distance: float | None = None
     missed: list[str] = field(default_factory=list)
     """The limits that do not hold."""
+
+
+COLUMNS = ("step_ratio", "memory_mb", "reloads", "refused", "honest_bans", "accusations", "out_after_steps", "distance")
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -93,7 +111,10 @@ class Watched:
     hidden_since_s: dict[tuple[int, int], float] = field(default_factory=dict)
     """By honest observer and honest peer: since when it does not count there."""
     hidden_s: float = 0.0
+    _counts_liar: bool = True
     """The longest that one has not counted at another."""
+    lied_at_step: int | None = None
+    out_after_steps: int | None = None
 
     @property
     def honest(self) -> list[DemoDaemon]:
@@ -130,10 +151,12 @@ class Watched:
     def _look_for_hidden(self) -> None:
         now_s, names = time.monotonic(), {daemon.ready.peer: daemon.peer for daemon in self.honest if daemon.ready is not None}
         tables = list(self.swarm.pool.map(lambda daemon: (daemon.peer, self.swarm.table([daemon])), self.honest))
+        self._counts_liar = not all(table for _, table in tables)
         for observer, table in tables:
             if table is None:
                 continue
             rows = [row for stage in table["stages"] for row in stage["peers"]]
+            self._counts_liar |= any(row["id"] == self.liar_id and not row["suspect"] and row["phase"] != "sidelined" for row in rows)
             seen = {names[row["id"]] for row in rows if row["id"] in names and not row["suspect"]}
             for peer in names.values():
                 if peer in seen:
@@ -141,6 +164,20 @@ class Watched:
                 else:
                     since_s = self.hidden_since_s.setdefault((observer, peer), now_s)
                     self.hidden_s = max(self.hidden_s, now_s - since_s)
+
+        if self.lied_at_step is not None and self.out_after_steps is None and not self._counts_liar:
+            self.out_after_steps = self.swarm.num_steps_told - self.lied_at_step
+
+    @property
+    def liar_id(self) -> str:
+        ready = self.swarm.daemons[self.liar].ready
+        return ready.peer if ready is not None else ""
+
+    def noted_of_honest(self, texts: Sequence[str]) -> int:
+        """Lines of honest daemons' logs with one of these texts that name an honest peer."""
+        names = [daemon.ready.peer for daemon in self.honest if daemon.ready is not None]
+        lines = [line for daemon in self.honest for line in daemon.whole_log().splitlines()]
+        return sum(any(text in line for text in texts) and any(name in line for name in names) for line in lines)
 
     def memory_mb(self) -> dict[int, float]:
         """By honest daemon, with the processes that it has started."""
@@ -153,8 +190,9 @@ class Watched:
         return found
 
 
-def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: float, mates: int) -> Row:
+def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: float, mates: int, trust: Literal["on", "off"]) -> Row:
     row, num_peers, manifest = Row(scenario=name), mates * NUM_STAGES, run_of(TINY, microbatches_per_step=3 * mates)
+    manifest = replace(manifest, swarm=replace(manifest.swarm, trust=trust, group_size=0))
     liar = num_peers - 1
     plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
     with DemoSwarm(plan, lambda _text: None, place=partial(_place, liar)) as swarm:
@@ -167,6 +205,7 @@ def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: flo
         honest_s = watched.watch(seconds)
         watched.hidden_s, at_first_mb = 0.0, watched.memory_mb()
         reloads, refused = watched.counted("reloads"), sum(watched.counted("messages_refused"))
+        watched.lied_at_step = swarm.num_steps_told
         swarm.daemons[liar].client.request("lie", module=module, **arguments, silence_s=ANSWER_S)
         watched.watch(SETTLE_S)
         row.step_ratio = round(watched.watch(seconds) / honest_s, 3)
@@ -175,6 +214,8 @@ def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: flo
         row.memory_mb = round(grown_mb - max(0.0, usual_mb), 1)
         row.reloads = max((now - then for now, then in zip(watched.counted("reloads"), reloads, strict=False)), default=0)
         row.refused = sum(watched.counted("messages_refused")) - refused
+        row.honest_bans, row.accusations = watched.noted_of_honest(BANNED), watched.noted_of_honest(ACCUSED)
+        row.out_after_steps = watched.out_after_steps
         row.missed = _missed(row, watched)
         if watched.errors_of_liar:
             row.missed.append("the liar had an error of its own, so it may have told nothing: its log says more")
@@ -202,6 +243,10 @@ def _missed(row: Row, watched: Watched) -> list[str]:
         missed.append(f"a peer has downloaded its state {row.reloads} times")
     if watched.hidden_s > watched.ttl_s:
         missed.append(f"an honest peer was hidden from another for {watched.hidden_s:.1f} s; a record lives {watched.ttl_s:g} s")
+    if row.honest_bans:
+        missed.append(f"an honest peer was shut out {row.honest_bans} times")
+    if row.scenario in SIGNED and (row.out_after_steps is None or row.out_after_steps > OUT_WITHIN_STEPS):
+        missed.append(f"the liar was out after {row.out_after_steps} steps, not {OUT_WITHIN_STEPS}")
     errors = sum(watched.counted("internal_errors"))
     return missed + ([f"{errors} internal errors"] if errors else [])
 
@@ -223,10 +268,10 @@ def report(rows: Sequence[Row], as_json: bool) -> int:
         print(json.dumps({"schema": SCHEMA, "rows": [asdict(row) for row in rows]}))
     else:
         width = max(len(row.scenario) for row in rows)
-        print(f"{'':<{width}}  step_ratio  memory_mb  reloads  refused  distance")
+        print("  ".join([" " * width, *COLUMNS]))
         for row in rows:
-            ratio, memory, distance = (_cell(value) for value in (row.step_ratio, row.memory_mb, row.distance))
-            print(f"{row.scenario:<{width}}  {ratio:>10}  {memory:>9}  {row.reloads:>7}  {row.refused:>7}  {distance:>8}")
+            cells = (f"{_cell(getattr(row, name)):>{len(name)}}" for name in COLUMNS)
+            print("  ".join([f"{row.scenario:<{width}}", *cells]))
     for row in rows:
         for reason in row.missed:
             print(f"{row.scenario}: {reason}", file=sys.stderr)
@@ -244,6 +289,7 @@ def main() -> int:
     parser.add_argument("--liar", metavar="MODULE", help="a liar of your own, with the arguments of the scenario, which is named after it")
     parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long steps are timed, each time (default 12)")
     parser.add_argument("--mates", type=int, default=MATES, metavar="N", help=f"peers of each stage, the liar included (default {MATES})")
+    parser.add_argument("--trust", choices=["on", "off"], default="on", help="whether averages are certified (default on)")
     given = parser.parse_args()
     if given.mates < 2 or given.seconds <= 0:
         parser.error("there are two peers of a stage at least, and steps take time")
@@ -255,7 +301,7 @@ def main() -> int:
         chosen = {path.stem: (str(path.resolve()) if path.suffix == ".py" else given.liar, arguments)}
     rows = []
     for name, (module, arguments) in chosen.items():
-        rows.append(try_scenario(name, module, arguments, given.seconds, given.mates))
+        rows.append(try_scenario(name, module, arguments, given.seconds, given.mates, given.trust))
         progress(f"{name}: {'does not hold' if rows[-1].missed else 'holds'}")
     return report(rows, given.json)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from peerd.averaging.compression import Compression
-from peerd.averaging.exchange import Exchange, Signatures
+from peerd.averaging.exchange import Exchange
 from peerd.averaging.layout import RoundLayout
+from peerd.averaging.slices import Signatures
 from peerd.config.codec import parse_averaged
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.executor import Executor, Priority

@@ -200,7 +200,7 @@ class Orders:
         member, state, jobs = self._member, self._member.state, JobByJob()
         state.record, state.round, state.average = self._record, None, None
         before = member.rounds
-        rounds = Rounds(state, jobs, before._client, before.kept._log, before._averaging_s, before._clock, member.host)
+        rounds = Rounds(state, jobs, before._around.client, before.kept._log, before._averaging_s, before._clock, member.host)
         joining = Joining(replace(member, rounds=rounds, executor=jobs), jobs, *self._rosters)
         joining.ask(joining.first)
         return joining

@@ -13,7 +13,7 @@ from peerd.policy.route.evaluating import Takeover
 from peerd.policy.route.launching import Late, Standstill
 from peerd.policy.route.wiring import Router
 from peerd.policy.step.acts import LoadCheckpoint, Reload, Wait
-from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.certificates import STATEMENT, SignedSlice
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.following import Followers
@@ -32,7 +32,7 @@ from peerd.policy.swarm.rates import SampleDemand
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
 from peerd.policy.swarm.spreading import DirectoryReading, News
-from peerd.table.record import MAX_STAGES, NO_RECORD, AverageId, PeerRecord, Phase, RawRecord
+from peerd.table.record import MAX_STAGES, NO_RECORD, AverageId, PeerRecord, Phase, RawRecord, RunId
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
@@ -230,6 +230,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Diverging: lambda _w: Diverging(),
     DirectoryReading: lambda w: DirectoryReading(w.random.choice((w.live, LiveView(me=w.live.me, records=()))), w.random.randint(1, 12)),
     Roster: _roster,
+    SignedSlice: lambda w: SignedSlice(w.some_peer(), w.raw(32), w.raw(64)),
     Sidelining: _sidelining,
     QueueReadings: lambda _w: QueueReadings(),
     StepClocks: lambda _w: StepClocks(),
@@ -298,7 +299,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "accept_mark": lambda w: (w.own.incarnation, w.own.ledger_no),
     "lineage": World.lineage,
     "tied": World.lineage,
-    **dict.fromkeys(("average_id", "group"), lambda w: w.raw(16)),
+    **dict.fromkeys(("average_id", "round_id", "group"), lambda w: w.raw(16)),
     "done": World.ledger,
     "group_size": lambda w: w.random.choice((0, 1, 4, 32)),
     "num_sections": lambda w: w.random.choice((1, 2, 16)),
@@ -357,6 +358,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "round_trip_s": lambda w: w.random.choice((-1.0, 0.0, 5e-324, 0.1, 1e308, math.inf, math.nan)),
     **dict.fromkeys(("coordinate", "one"), lambda w: w.maybe(w.coordinate)),
     "slices": _slices,
+    ("text", "bytes"): lambda w: w.random.choice((STATEMENT, b"")) + w.raw(16) + w.raw(32) + w.random.choice((b"run\0", b"")) + w.raw(8),
+    "run": lambda _w: RunId("run"),
     **dict.fromkeys((("one", "Sequence[SignedSlice]"), ("other", "Sequence[SignedSlice]")), _slices),
     **dict.fromkeys(("voter", "member"), lambda w: w.random.choice(w.records)),
     "ahead": _some,

@@ -103,6 +103,20 @@ def test_of_two_one_is_believed_unless_the_other_holds_another_average() -> None
     assert words_on(mine, view(mine, peer("b", ONE))).certify(ME, is_late=True)
 
 
+def test_a_stage_of_which_only_two_are_heard_is_no_stage_of_two() -> None:
+    """A liar would be believed by whoever hears nobody else for a moment."""
+    mine, liar = peer("a"), peer("b", ONE)
+    silent = replace(view(mine, liar), expired=(peer("c"),))
+    suspected = replace(view(mine, liar), suspected=(peer("c"),))
+    assert words_on(mine, view(mine, liar)).certify(ONE)
+    assert not words_on(mine, silent).certify(ONE)
+    assert not words_on(mine, suspected).certify(ONE)
+    holder = replace(mine, phase=Phase.AVERAGED, average_id=ME)
+    waits = replace(view(holder, peer("b")), expired=(peer("c"),))
+    assert not words_on(holder, waits).certify(ME)
+    assert words_on(holder, waits).certify(ME, is_late=True)
+
+
 def test_an_average_with_a_refuted_slice_stands_where_most_of_its_members_hold_this_copy() -> None:
     mine, alike, unlike = peer("a", ME), peer("b", ME), peer("c", ONE)
     made = roster("a", "b", "liar")
@@ -169,7 +183,8 @@ def test_the_better_lineage_is_that_of_most_and_not_the_smallest() -> None:
     ("is_signed", "is_counted", "joined", "refuted", "is_lie"),
     [
         (False, True, True, False, True),
-        (True, True, False, False, None),
+        (True, True, False, False, True),
+        (True, True, True, False, None),
         (True, False, True, False, None),
         (True, False, True, True, False),
         (True, False, False, False, True),

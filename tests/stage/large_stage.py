@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from peerd.averaging.compression import Compression
-from peerd.averaging.exchange import Exchange, Signatures
+from peerd.averaging.exchange import Exchange
 from peerd.averaging.layout import RoundLayout
+from peerd.averaging.slices import Signatures
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig
 from peerd.link.links import CHUNK_BYTES
 from peerd.models.hf.manifest_model import choose_model

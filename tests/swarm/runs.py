@@ -34,6 +34,11 @@ def swarm_manifest(num_stages: int = 2, steps: int = 0, evaluation_fraction: flo
     )
 
 
+def certified(manifest: Manifest) -> Manifest:
+    """The same run, whose averages count once most of their stage hold them: rule 18 (certify)."""
+    return replace(manifest, swarm=replace(manifest.swarm, trust="on", group_size=0))
+
+
 def exported_steps(exported: Path) -> int:
     """How many steps an export has behind it."""
     return len((exported / "history.jsonl").read_text().splitlines())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.swarm.daemons import Daemon, Swarm
-from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
+from tests.swarm.runs import assert_equals_reference, certified, exported_steps, swarm_manifest
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
@@ -13,7 +13,7 @@ PACE_MS = 40
 
 
 def test_a_run_survives_the_death_of_a_peer_and_then_of_the_bootstrap_peer() -> None:
-    with Swarm(swarm_manifest(num_stages=2)) as swarm:
+    with Swarm(certified(swarm_manifest(num_stages=2))) as swarm:
         first = swarm.start(stage=0, compute_stand_in_ms=PACE_MS)
         second, victim, survivor = (swarm.join(stage, compute_stand_in_ms=PACE_MS) for stage in (0, 1, 1))
         for daemon in swarm.daemons:

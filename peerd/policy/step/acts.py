@@ -109,15 +109,18 @@ class Reload(_Reasoned):
     verb = "download the state"
     peer: PeerId
     step: int = 0
+    lineage: Lineage | None = None
+    """The one that is wanted at this peer's step; None: any that is better."""
 
     def is_met_by(self, step: int, lineage: Lineage, mine: PeerRecord) -> bool:
         """Whether a state with this step and lineage is worth the ledgers. Lineages alone do not tell copies of a tied weight apart."""
-        is_better = step > mine.step or lineage < mine.lineage or mine.tied != Lineage()
-        return step >= self.step and is_better
+        is_better = lineage < mine.lineage or mine.tied != Lineage() if self.lineage is None else lineage == self.lineage
+        return step >= self.step and (step > mine.step or is_better)
 
     def is_claimed_by(self, mate: PeerRecord, mine: PeerRecord) -> bool:
         """Whether a mate claims such a state."""
-        return mate.peer != mine.peer and mate.step >= self.step and (mate.step > mine.step or mate.worth < mine.worth)
+        is_better = mate.worth < mine.worth if self.lineage is None else mate.lineage == self.lineage
+        return mate.peer != mine.peer and mate.step >= self.step and (mate.step > mine.step or is_better)
 
 
 # What ends a round, a ledger or a step

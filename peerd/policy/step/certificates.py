@@ -18,13 +18,16 @@ from peerd.policy.hashing import digest
 from peerd.policy.step.norms import told_by
 from peerd.policy.step.roster import Roster, entry_of, lineage_after
 from peerd.policy.step.tied import sum_told
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RunId
 from peerd.table.view import LiveView
 
 FEWEST = 3
 """Of fewer peers no majority can say who of them is wrong."""
 MOST_WAYS = 4
 """So many ways in which peers have finished a step are looked at, the most common ones."""
+STATEMENT = b"peerd slice of a round\0"
+"""What every text begins with that a reducer signs of its slice."""
+ID_BYTES, ROOT_BYTES = 16, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,26 @@ class SignedSlice:
     reducer: PeerId
     root: bytes
     signature: bytes
+
+    def statement(self, run: RunId, round_id: AverageId) -> bytes:
+        """The text that the reducer signs. It signs one of a round."""
+        return STATEMENT + round_id + self.root + run.encode() + b"\0" + self.reducer.encode()
+
+
+def statement_in(text: bytes, run: RunId) -> tuple[AverageId, SignedSlice] | None:
+    """The round and the slice of which this text is a statement, without the signature; None if it is none of this run."""
+    said = text.removeprefix(STATEMENT)
+    told_run, _, reducer = said[ID_BYTES + ROOT_BYTES :].partition(b"\0")
+    if len(said) == len(text) or told_run != run.encode():
+        return None
+    try:
+        named = PeerId(reducer.decode("ascii"))
+    except UnicodeDecodeError:
+        return None
+    return AverageId(said[:ID_BYTES]), SignedSlice(named, said[ID_BYTES : ID_BYTES + ROOT_BYTES], b"")
+
+
+Slices = tuple[SignedSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,12 @@ def present(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
     return [*live.members(stage, step), *(m for m in live.serving(stage) if m.step == step + 1)]
 
 
+def known(live: LiveView, stage: int) -> set[PeerId]:
+    """Peers of a stage that are there, or were lately: silence and suspicions make no stage so small that one word is enough."""
+    found = (*live.serving(stage), *(r for r in (*live.suspected, *live.expired) if r.stage == stage and r.phase is not Phase.JOINING))
+    return {r.peer for r in found if not r.leaving}
+
+
 def voters(mine: PeerRecord, live: LiveView) -> list[PeerRecord]:
     """Return the peers whose word on the average of this peer's step counts. This peer comes first."""
     return [mine, *(m for m in present(live, mine.stage, mine.step) if m.peer != mine.peer and has_word(m, mine.step))]
@@ -87,6 +116,8 @@ class Words:
 
     num_present: int
     """Members and peers ahead, with or without a word."""
+    num_known: int
+    """With those that are not heard now."""
     num_voters: int
     held: Counter[AverageId]
     ahead: tuple[tuple[_Applied, int], ...]
@@ -102,9 +133,11 @@ class Words:
     def certify(self, average_id: AverageId, is_late: bool = False) -> bool:
         """Whether more than half of the voters hold this average.
 
-        In a stage of two one is enough, if the other holds no other one or this peer has waited for it long enough.
+        In a stage of two one is enough, if the other holds no other one or this peer has waited for it long enough. Then those that are
+        not heard count no more.
         """
-        return _is_most(self.backers(average_id), self.num_voters, self.num_present, is_late or len(self.held) <= 1)
+        size = self.num_present if is_late else max(self.num_present, self.num_known)
+        return _is_most(self.backers(average_id), self.num_voters, size, is_late or len(self.held) <= 1)
 
 
 def _is_most(backers: int, num_voters: int, num_present: int, is_undisputed: bool) -> bool:
@@ -134,7 +167,9 @@ def words_on(mine: PeerRecord, live: LiveView) -> Words:
     held = Counter(m.average_id for m in found if m.step == mine.step and m.phase is Phase.AVERAGED and m.lineage == mine.lineage)
     ahead = Counter(_applied_by(m, mine.step) for m in found if m.step > mine.step)
     names = {mine.peer, *(m.peer for m in present(live, mine.stage, mine.step))}
-    return Words(len(names), len(found), held, tuple(ahead.most_common(MOST_WAYS)), mine.lineage)
+    return Words(
+        len(names), len(known(live, mine.stage) | {mine.peer}), len(found), held, tuple(ahead.most_common(MOST_WAYS)), mine.lineage
+    )
 
 
 def is_upheld(average_id: AverageId, roster: Roster, mine: PeerRecord, live: LiveView) -> bool:
@@ -170,12 +205,12 @@ def why_distrust(
     """
     if not is_signed:
         return Distrust("a slice of it is not signed by its reducer", is_lie=True)
+    if roster.average_id not in joined and roster.entry_of(mine.peer) == entry_of(mine):
+        return Distrust("this peer was in no such round", is_lie=True)
     if is_counted:
         return None
     if roster.average_id in refuted:
         return Distrust("one of its reducers has signed two slices of it", is_lie=False)
     if roster.average_id in joined:
         return None
-    if roster.entry_of(mine.peer) == entry_of(mine):
-        return Distrust("this peer was in no such round", is_lie=True)
     return Distrust("too few mates hold it, and this peer was in no such round", is_lie=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from peerd.policy.step.acts import Reload
 from peerd.policy.step.certificates import FEWEST, is_backed_by, voters, why_unproven
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import Situation
@@ -36,20 +37,30 @@ def why_give_up(now: Situation) -> str:
 
 
 def better_mates(now: Situation) -> list[PeerRecord]:
-    """Rule 3 (reload): the mates at this step with a better lineage.
+    """Rules 3 (reload) and J1 (join): the mates at this step with a better lineage.
 
     Where the run certifies it is that of more than half of the stage, whichever is smaller; only where all are at this step, and no
-    lineage is that of more than half, the smallest one.
+    lineage is that of more than half, the smallest one. A joiner has no word in it.
     """
     mine, mates = now.mine, now.mates
     at_step = [m for m in mates if m.step == mine.step]
     smaller = [m for m in at_step if m.worth < mine.worth]
-    if not now.rules.certifies or 1 + len(mates) < FEWEST:
+    serving = [*mates] if mine.phase is Phase.JOINING else [mine, *mates]
+    if not now.rules.certifies or len(serving) < FEWEST:
         return smaller
-    lineage, number = Counter(m.lineage for m in (mine, *at_step)).most_common(1)[0]
-    if 2 * number > 1 + len(mates):
+    [(lineage, number)] = Counter(m.lineage for m in serving if m.step == mine.step).most_common(1) or [(mine.lineage, 0)]
+    if 2 * number > len(serving):
         return [m for m in at_step if m.lineage == lineage != mine.lineage]
     return smaller if len(at_step) == len(mates) else []
+
+
+def reload_better(now: Situation) -> Reload | None:
+    """Download the state of the mates at this step with a better lineage; None if there are none."""
+    better = min(better_mates(now), key=lambda m: m.worth, default=None)
+    if better is None:
+        return None
+    wanted = better.lineage if now.rules.certifies else None
+    return Reload("a stage mate has the better lineage", better.peer, now.mine.step, wanted)
 
 
 def are_ahead(now: Situation, ahead: Sequence[PeerRecord]) -> bool:

@@ -304,7 +304,7 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups
         return "the proposer is not in its roster"
     if not 1 <= roster.num_chunks <= MOST_CHUNKS or not 0 <= roster.expected_s <= MOST_EXPECTED_S:
         return "its number of chunks, or the time that it expects, is out of range"
-    if roster.shares and (len(roster.shares) != len(roster.entries) or min(roster.shares) < 0 or sum(roster.shares) != WHOLE):
+    if not are_whole(roster):
         return "its shares do not make a whole"
     if roster.codecs and len(roster.codecs) != len(roster.entries):
         return "it does not name one codec for each member"
@@ -314,6 +314,12 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups
         return reason
     may_be_group = in_groups and not mine.group and len(roster.entries) > 1 and roster.num_sections == 1
     return why_unsound(roster.entries, num_microbatches) if may_be_group else why_inexact(roster.entries, num_microbatches)
+
+
+def are_whole(roster: Roster) -> bool:
+    """Whether the members' shares make a whole."""
+    shares = roster.shares
+    return not shares or (len(shares) == len(roster.entries) and min(shares) >= 0 and sum(shares) == WHOLE)
 
 
 def group_within(roster: Roster, mine: PeerRecord) -> AverageId:

@@ -21,7 +21,7 @@ from peerd.policy.round.proposing import num_in_turn
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
-from peerd.policy.step.certifying import are_ahead, better_mates, why_give_up, why_uncounted
+from peerd.policy.step.certifying import are_ahead, reload_better, why_give_up, why_uncounted
 from peerd.policy.step.groups import by_sum
 from peerd.policy.step.judging import given_up_after_s
 from peerd.policy.step.ledger import missing, stage_step, why_no_average, why_not_averaged
@@ -88,9 +88,9 @@ def _join(now: Situation) -> Act:
     if not now.own.has_start:
         return acts.Reload("the run began from a state that this peer does not hold", best.peer)
     if newest == mine.step:
-        better = [m for m in now.mates if m.step == newest and m.worth < mine.worth]
-        if better:
-            return acts.Reload("a stage mate has the better lineage", better[0].peer)
+        better = reload_better(now)
+        if better is not None:
+            return better
         if is_left_behind(mine, newest, now.live, rules):
             return acts.Wait(f"the stage seems to be at step {newest}, and other stages cannot go on from there")
         if now.own.lacks_previous:
@@ -178,10 +178,7 @@ def _reload(now: Situation) -> Act | None:
     far = [m for m in now.mates if m.step > mine.step + 1]
     if far and are_ahead(now, [m for m in now.mates if m.step > mine.step]):
         return acts.Reload(f"the stage is at step {far[0].step}", max(far, key=lambda m: m.step).peer, mine.step + 2)
-    better = better_mates(now)
-    if better:
-        return acts.Reload("a stage mate has the better lineage", min(better, key=lambda m: m.worth).peer, mine.step)
-    return None
+    return reload_better(now)
 
 
 # The round, and the ledgers that it needs

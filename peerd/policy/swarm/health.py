@@ -103,7 +103,7 @@ class Facts:
     lets_drift: bool = False
     """Whether the run never averages parameters, so that what unlike devices round differently stays."""
     contradictory: frozenset[PeerId] = frozenset()
-    """Peers that signed two different records under one version."""
+    """Peers that signed two records under one version, or two slices of one round."""
     why_unaveraged: Callable[[PeerRecord], str] = _not_told
     """Why averages leave out a peer whose record says so, as far as that is known; else empty."""
 
@@ -284,7 +284,7 @@ def _contradictory(facts: Facts) -> HealthNote | None:
     if not found:
         return None
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    title = f"{found[0]}{more} signed two different records under one version, and counts for nothing for a while"
+    title = f"{found[0]}{more} signed two things that contradict each other, and counts for nothing for a while"
     remedy = "its home may have been copied and run twice; or its software is broken, or it lies"
     return HealthNote("contradictory", title, "warning", remedy)
 

@@ -1,0 +1,109 @@
+"""The slices of an average: hashed as they travel, signed by their reducers, checked where a mate gives the average: rule 18 (certify).
+
+All members hold the decoded form of each slice, with the same bits, so that is what is hashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+from torch import Tensor
+
+from peerd.averaging.layout import slice_bounds
+from peerd.errors import BadMessageError
+from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.roster import Roster, are_whole
+from peerd.table.record import PeerId, RunId
+from peerd.wire.tensors import views_of_flat
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """Signs this peer's chunks and slices, and checks those of others."""
+
+    me: PeerId
+    sign: Callable[[bytes], bytes]
+    is_of: Callable[[PeerId, bytes, bytes], bool]
+    """Whether a message has this peer's signature."""
+    certified_run: RunId | None = None
+    """The run's id, if the run certifies. In another one no slice is hashed."""
+
+    def signed(self, roster: Roster, root: bytes) -> SignedSlice:
+        """This peer's slice of a round, with its signature."""
+        bare = SignedSlice(self.me, root, b"")
+        return replace(bare, signature=self.sign(self._text_of(roster, bare)))
+
+    def is_sound(self, roster: Roster, signed: SignedSlice) -> bool:
+        """Whether a slice has its reducer's signature."""
+        return self.is_of(signed.reducer, self._text_of(roster, signed), signed.signature)
+
+    def _text_of(self, roster: Roster, signed: SignedSlice) -> bytes:
+        assert self.certified_run is not None
+        return signed.statement(self.certified_run, roster.average_id)
+
+
+class RoundSlices:
+    """The slices of one round's sum at one member. The thread that computes uses it; others read `signed`, of slices that are here."""
+
+    def __init__(self, roster: Roster, signatures: Signatures) -> None:
+        self._roster = roster
+        self._signatures = signatures
+        self._hashers = [blake3() for _ in roster.entries] if signatures.certified_run is not None else []
+        self.signed: dict[int, SignedSlice] = {}
+        """By reducer, the slices that are whole."""
+
+    def note(self, reducer: int, values: Tensor, signature: bytes, *, is_last: bool) -> None:
+        """Hash the next chunk of a slice, as it stands in the accumulator.
+
+        The last chunk of another's slice has to bring its signature of the whole. Raises BadMessageError if it does not.
+        """
+        if not self._hashers:
+            return
+        for view in views_of_flat(values):
+            self._hashers[reducer].update(view)
+        if not is_last:
+            return
+        root, name = self._hashers[reducer].digest(), self._roster.peers[reducer]
+        if name == self._signatures.me:
+            self.signed[reducer] = self._signatures.signed(self._roster, root)
+            return
+        found = SignedSlice(name, root, signature)
+        if not self._signatures.is_sound(self._roster, found):
+            raise BadMessageError("a slice that is not what its reducer has signed")
+        self.signed[reducer] = found
+
+    def signature_of(self, reducer: int) -> bytes:
+        """What goes with the last chunk of a slice."""
+        return self.signed[reducer].signature if reducer in self.signed else b""
+
+    @property
+    def all(self) -> tuple[SignedSlice, ...]:
+        """Those of a round that is done, in the order of their reducers."""
+        return tuple(self.signed[reducer] for reducer in sorted(self.signed))
+
+
+def why_unsigned(roster: Roster, slices: Sequence[SignedSlice], length: int, signatures: Signatures) -> str:
+    """What is wrong with the signatures of an average's slices, of `length` elements together; empty if nothing is."""
+    if signatures.certified_run is None:
+        return "its slices are signed in a run that certifies nothing" if slices else ""
+    if not are_whole(roster):
+        return "its shares do not make a whole"
+    due = [peer for peer, (start, end) in zip(roster.peers, slice_bounds(roster, length), strict=True) if start < end]
+    if [each.reducer for each in slices] != due:
+        return "its slices are not those of its round"
+    return "" if all(signatures.is_sound(roster, each) for each in slices) else "a slice of it is not signed by its reducer"
+
+
+def are_of(roster: Roster, slices: Sequence[SignedSlice], flat: Tensor) -> bool:
+    """Whether these are the slices of this sum: what was signed is what is here."""
+    bounds = dict(zip(roster.peers, slice_bounds(roster, len(flat)), strict=True))
+    return all(_root_of(flat[slice(*bounds[each.reducer])]) == each.root for each in slices)
+
+
+def _root_of(values: Tensor) -> bytes:
+    hasher = blake3()
+    for view in views_of_flat(values):
+        hasher.update(view)
+    return hasher.digest()

@@ -1,0 +1,79 @@
+"""What a peer believes of the averages that mates give it: rule 18 (certify) of docs/protocol.md."""
+
+from __future__ import annotations
+
+import structlog
+
+from peerd.averaging.rounds import Rounds
+from peerd.policy.step.certificates import is_upheld, told_twice, why_distrust, words_on
+from peerd.policy.step.roster import Roster
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.stage.results import HeldAverage
+from peerd.stage.state import StageState
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
+from peerd.table.record import PeerId, Phase
+
+LOG = structlog.get_logger()
+
+
+class Belief:
+    """In a run that does not certify it believes everything."""
+
+    def __init__(self, state: StageState, membership: Membership, rounds: Rounds, rules: StepRules) -> None:
+        self._state = state
+        self._membership = membership
+        self._rounds = rounds
+        self._rules = rules
+
+    @property
+    def refuted(self) -> Roster | None:
+        """The roster of the average that this peer holds, if one of its reducers has signed two slices of it."""
+        held = self._state.average if self._rules.certifies else None
+        return held.roster if held is not None and held.roster.average_id in self._membership.contradictions.refuted else None
+
+    def takes(self, mate: PeerId, found: HeldAverage) -> bool:
+        """Whether this peer takes an average of its step that a mate gives it, whose slices are signed.
+
+        One that proves a lie costs its giver a ban, and one of which two copies are signed its reducer.
+        """
+        mine = self._state.record
+        if not self._rules.certifies or mine.phase is Phase.JOINING:
+            return True
+        live, refuted = self._membership.live(), self._membership.contradictions.refuted
+        round_id = found.roster.average_id
+        pair = told_twice(self._rounds.joined.get(round_id, ()), found.slices)
+        if pair is not None:
+            one, other = ((each.statement(self._membership.run, round_id), each.signature) for each in pair)
+            self._membership.convict(one, other)
+        counts = is_upheld(found.id, found.roster, mine, live) if round_id in refuted else words_on(mine, live).certify(found.id)
+        distrust = why_distrust(found.roster, True, mine, counts, self._rounds.joined, refuted)
+        if distrust is None:
+            return True
+        if distrust.is_lie:
+            self.caught(mate, distrust.reason)
+        else:
+            self.disbelieves(mate)
+        return False
+
+    def is_better(self, found: HeldAverage) -> bool | None:
+        """Whether an average is to take the place of the one that this peer holds; None where the smaller id decides."""
+        mine, rounds = self._state.record, self._rounds
+        if not self._rules.certifies or mine.phase is not Phase.AVERAGED:
+            return None
+        own = OwnState(record=mine, joined=frozenset(rounds.joined), refuted=self.refuted)
+        return Situation(own, self._membership.live(), clock_s(), self._rules).is_better(found.id)
+
+    def caught(self, mate: PeerId, reason: str) -> None:
+        """A mate has given an average that breaks the protocol: its calls are refused, and it counts for nothing here, for a while."""
+        if self._rules.certifies:
+            LOG.warning("a mate gives an average that is made up; it is banned", mate=mate, reason=reason)
+            self._membership.bans.add(mate, self._membership.view.ttl_s)
+            self._membership.doubt(mate)
+
+    def disbelieves(self, mate: PeerId) -> None:
+        """A mate holds an average that is of no use here. That does not go on for long where it is honest."""
+        is_judged = self._rules.certifies and self._state.record.phase is not Phase.JOINING
+        if is_judged and self._rounds.absences.sidelining.disbelieved(mate, self._rules.averaging_s, clock_s()):
+            LOG.warning("a mate holds an average that nobody else has", mate=mate)
+            self._membership.doubt(mate)
