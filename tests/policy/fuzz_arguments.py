@@ -51,6 +51,7 @@ def _rules(world: World) -> StepRules:
         group_size=random.choice((0, 1, 4, 32)),
         num_sections=random.choice((1, 2, 16)),
         certifies=random.random() < 0.5,
+        local_batch=random.choice((0, 0, 1, 4)),
     )
 
 
@@ -87,6 +88,7 @@ def _situation(world: World) -> Situation:
         round_roster=world.maybe(lambda: _roster(world)),
         round_still_s=random.choice((0.0, world.now_s)),
         judge_silent_s=random.choice((0.0, world.now_s)),
+        open_since_s=tuple((aside.other, random.choice((0.0, world.now_s))) for aside in own.asides),
         propose_after_s=random.choice((0.0, 2 * world.now_s)),
         complete_since_s=since_s(),
         averaged_since_s=since_s(),
@@ -301,6 +303,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "tied": World.lineage,
     **dict.fromkeys(("average_id", "round_id", "group"), lambda w: w.raw(16)),
     "done": World.ledger,
+    "local_batch": lambda w: w.random.choice((1, 4, 4096)),
+    "seals": lambda w: w.random.random() < 0.5,
     "group_size": lambda w: w.random.choice((0, 1, 4, 32)),
     "num_sections": lambda w: w.random.choice((1, 2, 16)),
     "number": lambda w: w.random.randrange(16),

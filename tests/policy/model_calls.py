@@ -171,7 +171,10 @@ class Calls:
     def _backward(self, call: Accepted, whole: Path) -> None:
         """The critical section: add, then set the bit, then announce."""
         peer, launch = self._peer, call.work.launch
-        if peer.theta_at(launch.step) != whole[peer.record.stage] or call not in self._slots:
+        present, used = peer.theta_at(launch.step), whole[peer.record.stage]
+        # Versions of this peer's own are kept while a microbatch is on its way.
+        is_kept = present is not None and peer.world.thetas.base_of(present) == peer.world.thetas.base_of(used)
+        if not is_kept or call not in self._slots:
             self._end(call, "too late")
             return
         if peer.world.now < peer.overflows_until:
@@ -200,9 +203,11 @@ class Calls:
     def _add(self, work: Work, whole: Path) -> None:
         peer, launch = self._peer, work.launch
         other = other_holder(peer.record, peer.live(), step=launch.step, index=launch.index, again=work.again)
+        if peer.local.is_on:
+            other = peer.local.batch()
         if "asides" in peer.world.scenario.off:
             other = None
-        spare = to_merge(peer.record, launch.step, other) if other is not None else None
+        spare = to_merge(peer.record, launch.step, other) if other is not None and not peer.local.is_on else None
         if spare is not None:
             peer.record = merged(peer.record, launch.step, spare)
         early = launch.step == peer.record.step + 1
@@ -255,13 +260,20 @@ class Attempt:
             peer.after(peer.world.rng.uniform(0.1, 0.3), lambda: self._again(number))
             return
         accepted: list[Accepted] = []
-        began = peer.now
+        began, log = peer.now, frozenset(peer.local.log)
 
         def arrive(callee: ModelPeer) -> None:
+            callee.local.learn(log)
+
             def answer(outcome: Path | str) -> None:
-                callee.world.send(
-                    callee, peer.name, lambda caller: self._settle(number, chosen, outcome, began) if caller is peer else None, reply=True
-                )
+                known = frozenset(callee.local.log)
+
+                def arrived(caller: ModelPeer) -> None:
+                    if caller is peer:
+                        peer.local.learn(known)
+                        self._settle(number, chosen, outcome, began)
+
+                callee.world.send(callee, peer.name, arrived, reply=True)
 
             taken = callee.calls.take(self._work, answer)
             if taken is not None:

@@ -142,6 +142,8 @@ class Scenario:
     """Stages with more members average in two levels; 0: none does."""
     num_sections: int = 1
     """The sections of an average that is made in two levels."""
+    local_batch: int = 0
+    """Steps are local: peers update their own parameters after so many microbatches; 0: they do not."""
     certifies: bool = False
     """Averages count once more than half of the voters hold them."""
     off: frozenset[str] = frozenset()

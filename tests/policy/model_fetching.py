@@ -34,6 +34,7 @@ class Fetching:
                 peer.refused[mate, step] = peer.now  # it was only looked at, or is not the one that the mate tells
             if asked_at == (peer.record.incarnation, peer.record.ledger_no) and smaller and not peer.downloading:
                 peer.world.counts["adopted"] += 1
+                peer.local.learn(peer.world.peers[mate].local.log)
                 peer.adopt(found.average_id, found.average, found.claim, found.norm, found.tied)
 
         takes_s = peer.world.rng.uniform(3.0, 15.0) if peer.world.now < peer.thin_until else 0.0

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
-from peerd.policy.step.asides import dropped
 from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
 from peerd.policy.step.norms import TOLD_STEPS
@@ -24,6 +23,7 @@ from tests.policy.model_hearing import Hearing, KeptView
 from tests.policy.model_kept import Held, Kept
 from tests.policy.model_lies import Lies
 from tests.policy.model_links import DeadLinks
+from tests.policy.model_local import Local
 from tests.policy.model_recovery import Recovery
 from tests.policy.model_rounds import Rounds
 from tests.policy.model_situation import own_state_of
@@ -83,6 +83,7 @@ class ModelPeer:
         self.calls = Calls(self)
         self.recovery = Recovery(self)
         self.tied = Tied(self)
+        self.local = Local(self)
 
     @property
     def now(self) -> float:
@@ -221,7 +222,7 @@ class ModelPeer:
         self.world.counts["fences"] += 1
         self.world.note(f"{self.name} fences: {reason}")
         phase = Phase.ACCUMULATING if self.record.phase is Phase.AVERAGING else self.record.phase
-        self.drop_ledgers()
+        self.local.fence()
         self.rounds.drop()
         self.calls.drop()
         self.lost_since_s = None
@@ -293,8 +294,10 @@ class ModelPeer:
                 self.change(phase=Phase.ACCUMULATING, average_id=NO_AVERAGE)
             case acts.DropSums(names=names) if "overlap reset" not in off:
                 self.world.counts["resets"] += 1
-                self.record = dropped(self.record, names)
-                self.accumulator = [gradient for gradient in self.accumulator if self.record.done >> gradient.index & 1]
+                self.local.drop(names)
+                self.change()
+            case acts.SealBatch(name=name):
+                self.local.seal(name)
                 self.change()
             case acts.SkipStep():
                 self.world.counts["inexact"] += 1
@@ -365,13 +368,14 @@ class ModelPeer:
         if step == self.record.step + 1 and self.record.next_ledger_no:
             return self.theta
         if step == self.record.step or "ledger fence" in self.world.scenario.off:
-            return late(self.theta)
+            return self.local.version if self.local.is_on else late(self.theta)
         return late(self.previous) if step == self.record.step - 1 and self.previous is not None else None
 
     def drop_ledgers(self) -> None:
         """Of this step and of the next."""
         self.accumulator, self.next_accumulator = [], []
         self.record = both_dropped(self.record)
+        self.local.begin()
 
     # state from a mate
 

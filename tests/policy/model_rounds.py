@@ -276,6 +276,9 @@ class Rounds:
         is_refused = self.sections.why_refuse(roster) if not off else peer.record.step != roster.step
         if is_refused or peer.record.phase is not Phase.ACCUMULATING:
             return False
+        if peer.local.is_on:
+            peer.local.seal_all()
+            peer.local.joins(roster.average_id)
         peer.record = all_merged(peer.record)
         peer.change(tell=False, phase=Phase.AVERAGING)
         if join.cancelled and peer.world.rng.random() < 0.5:  # else a task of its own goes on
@@ -324,6 +327,8 @@ class Rounds:
         if len({total for total in totals if not is_made_up(total)}) > 1:
             peer.world.violations.append(f"I1 at {peer.name}: the slices of one average were summed over different parts")
         peer.world.counts["averages"] += 1
+        if peer.local.is_on:
+            peer.local.came_together(current.roster.average_id)
         self._remember_edges(current)
         self.sidelining.came_together(current.roster)
         self.lingering, self.current = current, None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 ThetaId = NewType("ThetaId", int)
+UNSEALED = ThetaId(-1)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -15,6 +16,8 @@ class Gradient:
     step: int
     index: int
     thetas: tuple[ThetaId, ...]
+    sealed: ThetaId = field(default=UNSEALED, repr=False)
+    """With local steps, what its update made of the peer's parameters. It is not in the text, of which norms are made."""
 
 
 Average = tuple[Gradient, ...]
@@ -33,6 +36,7 @@ class Thetas:
         self._ids: dict[tuple[object, ...], ThetaId] = {}
         self._steps: list[int] = []
         self._before: list[ThetaId | None] = []
+        self._locals: dict[ThetaId, tuple[ThetaId, Average]] = {}
 
     def first(self, stage: int) -> ThetaId:
         return self._intern(("first", stage), 0, None)
@@ -52,6 +56,22 @@ class Thetas:
     def torn(self, front: ThetaId, back: ThetaId) -> ThetaId:
         """Half of one and half of the other, as a download of moving parameters would give."""
         return front if front == back else self._intern(("torn", front, back), self.step_of(front), self._before[front])
+
+    def local(self, version: ThetaId, batch: Average) -> ThetaId:
+        """After an update of a peer's own within a step, by a batch of gradients."""
+        made = self._intern(("local", version, batch), self.step_of(version), self._before[version])
+        self._locals[made] = version, batch
+        return made
+
+    def base_of(self, version: ThetaId) -> ThetaId:
+        """The parameters that all began the step with, of which local steps made this."""
+        while version in self._locals:
+            version = self._locals[version][0]
+        return version
+
+    def made_of(self, version: ThetaId) -> tuple[ThetaId, Average] | None:
+        """The version before and the batch; None: this is no version of a peer's own."""
+        return self._locals.get(version)
 
     def step_of(self, theta: ThetaId) -> int:
         return self._steps[theta]
@@ -79,7 +99,7 @@ def why_wrong(average: Average, *, stage: int, theta: ThetaId, num_microbatches:
     if sorted(counted) != [(step, index) for index in range(num_microbatches)]:
         return f"the average of step {step} counts {sorted(counted)}"
     for gradient in average:
-        if gradient.thetas[stage] != (thetas.late(theta) if delayed else theta):
+        if thetas.base_of(gradient.thetas[stage]) != (thetas.late(theta) if delayed else theta):
             return f"({step}, {gradient.index}) was computed with other parameters of its own stage"
         if any(thetas.step_of(used) != (max(0, step - 1) if delayed else step) for used in gradient.thetas):
             return f"({step}, {gradient.index}) was computed with another stage's parameters of another step"

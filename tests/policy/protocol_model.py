@@ -14,6 +14,7 @@ Checked, by the invariants of docs/protocol.md:
   I6  where the first and the last stage hold copies of one weight, both apply the whole step to it, copies with one history
       are the same, and no difference persists
   I7  where averages are certified, no honest peer applies numbers that a peer made up (I1), and no honest peer is blamed for them
+  I8  where steps are local, those that live know all that it takes to compute an applied average again
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from peerd.table.record import AverageId, Lineage, PeerId, Phase
 from tests.policy.model_directory import Directory
 from tests.policy.model_exchange import Plan
 from tests.policy.model_faults import LIES, OUTAGES, TAKES_AWAY, Fault, Kind, Scenario, Survivor
+from tests.policy.model_local import why_not_replayed
 from tests.policy.model_network import Network
 from tests.policy.model_outages import Outages
 from tests.policy.model_peer import AVERAGING_S, TTL_S, ModelPeer
@@ -77,6 +79,8 @@ class World:
         self.disk: dict[PeerId, int] = {}
         self.plans: dict[AverageId, Plan] = {}
         """What each roster says of its exchange."""
+        self.logs: dict[AverageId, set[ThetaId]] = {}
+        """By round: what its members know of local steps."""
         self.signed: set[tuple[PeerId, AverageId, bytes]] = set()
         """Which hashes of slices of which round a peer has signed: nobody else can."""
         self.checkpoints: dict[PeerId, list[Snapshot]] = {}
@@ -93,6 +97,7 @@ class World:
             ties_stages=scenario.ties_stages and scenario.num_stages > 1,
             group_size=scenario.group_size,
             num_sections=scenario.num_sections,
+            local_batch=scenario.local_batch,
             certifies=scenario.certifies,
         )
         self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
@@ -180,6 +185,9 @@ class World:
         )
         if wrong is not None:
             self.violations.append(f"I1 at {peer.name} of stage {peer.record.stage}: {wrong}")
+        lost = why_not_replayed(self, average) if self.scenario.local_batch else None
+        if lost is not None:
+            self.violations.append(f"I8 at {peer.name} of stage {peer.record.stage}: {lost}")
 
     def blames(self, name: PeerId, how: str) -> None:
         """Somebody holds a lie against this peer. No honest peer is ever blamed."""

@@ -147,6 +147,14 @@ class DropSums(_Reasoned):
 
 
 @dataclass(frozen=True, slots=True)
+class SealBatch(_Reasoned):
+    """Update this peer's own parameters with this open batch (batches.py), whose microbatches then belong to the main sum."""
+
+    verb = "seal a batch"
+    name: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class SkipStep(_Reasoned):
     verb = "give the step up as inexact"
 
@@ -195,6 +203,7 @@ Act = (
     | CloseRound
     | GiveUpAverage
     | DropSums
+    | SealBatch
     | SkipStep
     | StepBack
     | Serve

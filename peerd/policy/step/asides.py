@@ -55,13 +55,17 @@ def sums(record: PeerRecord) -> dict[PeerId, int]:
     return {name: bitmap for name, bitmap in (found | {record.peer: rest}).items() if bitmap}
 
 
-def sums_to_drop(mine: PeerRecord, mate: PeerRecord) -> list[PeerId]:
-    """My sums that meet a larger one of the mate's. Of two sums never both are dropped: a sum only grows, until it is dropped."""
+def sums_to_drop(mine: PeerRecord, mate: PeerRecord, seals: bool = False) -> list[PeerId]:
+    """My sums that meet a larger one of the mate's. Of two sums never both are dropped: a sum only grows, until it is dropped.
+
+    `seals`: steps are local, so asides are open batches, and any of these goes before a main sum (batches.py).
+    """
     is_same = mine.group != NO_AVERAGE and (mine.group, mine.done) == (mate.group, mate.done)
     if is_same or not mine.done & mate.done:
         return []
-    theirs = sums(mate).values()
-    return [name for name, bits in sums(mine).items() if any(bits & held and _key(mine, bits) < _key(mate, held) for held in theirs)]
+    theirs = [(held, (seals and name == mate.peer, *_key(mate, held))) for name, held in sums(mate).items()]
+    own = [(name, bits, (seals and name == mine.peer, *_key(mine, bits))) for name, bits in sums(mine).items()]
+    return [name for name, bits, key in own if any(bits & held and key < other for held, other in theirs)]
 
 
 def dropped(mine: PeerRecord, names: Collection[PeerId]) -> PeerRecord:

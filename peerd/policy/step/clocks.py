@@ -10,7 +10,7 @@ from peerd.policy.step.recovery import holds_later, step_to_go_back_to
 from peerd.policy.step.roster import is_complete
 from peerd.policy.step.situation import OwnState, StepRules
 from peerd.policy.step.steady import Steady
-from peerd.table.record import Phase
+from peerd.table.record import Aside, Phase
 from peerd.table.view import LiveView
 
 STEPS_TIMED = 2
@@ -32,6 +32,7 @@ class StepClocks:
         """The step of the last round that this peer was in, and for how long it has been seen in it."""
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
         self._lacking = Steady()
+        self._open: dict[Aside, float] = {}
         self._committed_s: float | None = None
         self._durations_s: tuple[float, ...] = ()
 
@@ -49,12 +50,14 @@ class StepClocks:
     @property
     def run(self) -> bool:
         """Whether time alone may change what a peer does that accumulates."""
-        return self._going_back.holds or self._outlived.holds or self._complete.holds
+        return self._going_back.holds or self._outlived.holds or self._complete.holds or bool(self._open)
 
     def noted(self, own: OwnState, live: LiveView, rules: StepRules, now_s: float) -> OwnState:
-        """Look once. Returns the state with the times of the rules 7 (propose), 10 (commit), 14 (step back), 15 (follow) and J1 (join)."""
+        """Look once. Returns the state with the times of the rules 7 (propose), 10 (commit), 14, 15, 19 (seal) and J1 (join)."""
         mine = own.record
         complete = mine.step if is_complete(mine, live, rules.num_microbatches, rules.group_size, rules.num_sections) else None
+        if rules.local_batch:
+            self._open = {batch: self._open.get(batch, now_s) for batch in mine.asides}
         averaged = mine.step if mine.phase is Phase.AVERAGED and _is_averaged(live, rules, mine.step) else None
         exchanging_since_s = self._exchanging.since_s(mine.step if mine.phase is Phase.AVERAGING else None, now_s)
         if exchanging_since_s is not None:
@@ -65,6 +68,7 @@ class StepClocks:
             complete_since_s=self._complete.since_s(complete, now_s),
             averaged_since_s=self._averaged.since_s(averaged, now_s),
             step_s=self.step_s,
+            open_since_s=tuple((batch.other, since_s) for batch, since_s in self._open.items()),
             back_since_s=self._going_back.since_s(step_to_go_back_to(mine, live, rules), now_s),
             outlived_since_s=self._outlived.since_s(live.is_outlived(mine) or None, now_s),
             lacking_since_s=self._lacking.since_s(mine.step if own.lacks_previous else None, now_s),

@@ -1,4 +1,4 @@
-"""How the members of a large stage gather an average from its sections: rule 17 (gather).
+"""How the members of a large stage gather an average from its sections, and who of them takes what is missing: rules 17 and 16.
 
 Each section has a holder in each group when its round is done. So a member asks mates of its own group, and only where none of them has a
 section one of another group. What it has fetched it gives to others, as its record says.
@@ -7,9 +7,11 @@ section one of another group. What it has fetched it gives to others, as its rec
 from __future__ import annotations
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.ledger import full, indices
+from peerd.policy.step.groups import by_sum
+from peerd.policy.step.ledger import full, indices, missing
+from peerd.policy.step.roster import turns
 from peerd.policy.step.situation import Situation
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import PeerId, PeerRecord, Phase
 
 SECTIONS_AT_ONCE = 2
 """Sections that a member fetches at one time, and gives: while one line is slow, another one is busy. Whoever asks for more tries others. A
@@ -49,6 +51,21 @@ def section_to_fetch(now: Situation) -> tuple[PeerId, int] | None:
         if able:
             return min(able, key=lambda m: _order(now, m, section, m.peer in busy)).peer, section
     return None
+
+
+def is_to_open(now: Situation) -> bool:
+    """Rule 16 (open): whether this peer gives its copy of a group's sum up: all hold such sums, and nobody can add what is missing."""
+    mine, rules = now.mine, now.rules
+    if mine.phase is not Phase.ACCUMULATING or not mine.group or not missing(now.live, mine.stage, mine.step, rules.num_microbatches):
+        return False
+    members = [mine if m.peer == mine.peer else m for m in now.live.members(mine.stage, mine.step)]
+    if any(not (m.group or m.leaving) for m in members):
+        return False
+    free = [m for m in members if m.phase is Phase.ACCUMULATING and not m.leaving]
+    copies = {m.peer: len(holders) for holders in by_sum(members) for m in holders}
+    order = {peer: rank for rank, peer in enumerate(turns(members))}
+    first = min(free, key=lambda m: (-copies[m.peer], order.get(m.peer, len(order))), default=None)
+    return first is not None and first.peer == mine.peer
 
 
 def _order(now: Situation, donor: PeerRecord, section: int, is_busy: bool) -> tuple[bool, bool, bool, bytes]:

@@ -14,7 +14,7 @@ from peerd.policy.step.norms import norm_of_step
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.tied import WantedSum, other_end, sum_of_step
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
-from peerd.table.view import LiveView
+from peerd.table.view import TTL_PERIODS, LiveView
 
 LATE_SHARE = 0.25
 """The share of a step's time, and of the round's, for which members that lack the average are waited for, where that is longer than the
@@ -44,8 +44,15 @@ class StepRules:
     """The most members of a stage that average in one round; larger stages do in two levels (groups.py). 0: all do in one."""
     num_sections: int = 1
     """The number of sections of an average that is made in two levels."""
+    local_batch: int = 0
+    """Steps are local: a peer updates its own parameters after so many of its microbatches (batches.py); 0: they are not."""
     certifies: bool = False
     """An average counts once more than half of the voters hold it (certificates.py). The stages of such a run have no groups."""
+
+    @property
+    def seal_after_s(self) -> float:
+        """How long a peer's record tells an open batch before it is sealed: two announce periods."""
+        return 2 * self.ttl_s / TTL_PERIODS
 
     def tied_to(self, stage: int) -> int | None:
         """The stage that holds the other copy of this stage's tied weight; None if there is none."""
@@ -77,6 +84,8 @@ class OwnState:
     """The roster of the average that this peer holds, if one of its reducers has signed two slices of it; None: none has."""
     giving_to: frozenset[PeerId] = frozenset()
     """Members of this peer's last round to which it still sends sums that they lack."""
+    open_since_s: tuple[tuple[PeerId, float], ...] = ()
+    """By open batch: the time since which it has been as it is, at every look."""
     propose_after_s: float = 0.0
     """The earliest time of the next proposal, after a round that this peer led has failed."""
     attempt: int = 0

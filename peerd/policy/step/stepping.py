@@ -21,10 +21,10 @@ from peerd.policy.round.proposing import num_in_turn
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
+from peerd.policy.step.batches import batch_to_seal
 from peerd.policy.step.certifying import are_ahead, reload_better, why_give_up, why_uncounted
-from peerd.policy.step.groups import by_sum
 from peerd.policy.step.judging import given_up_after_s
-from peerd.policy.step.ledger import missing, stage_step, why_no_average, why_not_averaged
+from peerd.policy.step.ledger import stage_step, why_no_average, why_not_averaged
 from peerd.policy.step.recovery import (
     checkpoint_to_bring,
     checkpoint_to_return_with,
@@ -34,8 +34,8 @@ from peerd.policy.step.recovery import (
     step_of_stage_left_behind,
     step_to_go_back_to,
 )
-from peerd.policy.step.roster import compose, turns
-from peerd.policy.step.sections import comes_by_sections, section_to_fetch
+from peerd.policy.step.roster import compose
+from peerd.policy.step.sections import comes_by_sections, is_to_open, section_to_fetch
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.tied import better_copy
 from peerd.table.record import PeerRecord, Phase
@@ -215,7 +215,7 @@ def _reset_overlap(now: Situation) -> Act | None:
     if mine.phase is not Phase.ACCUMULATING or not mine.done:
         return None
     for mate in now.live.members(mine.stage, mine.step):
-        names = sums_to_drop(mine, mate) if mate.peer != mine.peer and mate.lineage == mine.lineage else []
+        names = sums_to_drop(mine, mate, now.rules.local_batch > 0) if mate.peer != mine.peer and mate.lineage == mine.lineage else []
         if names:
             return acts.DropSums(f"the ledger shares microbatches with that of {mate.peer}", tuple(names))
     return None
@@ -223,18 +223,8 @@ def _reset_overlap(now: Situation) -> Act | None:
 
 def _open_ledger(now: Situation) -> Act | None:
     """Rule 16 (open): where all hold sums of groups, nobody can add what is missing. One gives its copy of a sum up, and takes it."""
-    mine, rules = now.mine, now.rules
-    if mine.phase is not Phase.ACCUMULATING or not mine.group or not missing(now.live, mine.stage, mine.step, rules.num_microbatches):
-        return None
-    members = [mine if m.peer == mine.peer else m for m in now.live.members(mine.stage, mine.step)]
-    if any(not (m.group or m.leaving) for m in members):
-        return None
-    free = [m for m in members if m.phase is Phase.ACCUMULATING and not m.leaving]
-    copies = {m.peer: len(holders) for holders in by_sum(members) for m in holders}
-    order = {peer: rank for rank, peer in enumerate(turns(members))}
-    first = min(free, key=lambda m: (-copies[m.peer], order.get(m.peer, len(order))), default=None)
-    is_mine = first is not None and first.peer == mine.peer
-    return acts.DropSums("microbatches are missing, and all members hold sums of groups", (mine.peer,)) if is_mine else None
+    reason = "microbatches are missing, and all members hold sums of groups"
+    return acts.DropSums(reason, (now.mine.peer,)) if is_to_open(now) else None
 
 
 def _propose(now: Situation) -> Act | None:
@@ -246,6 +236,12 @@ def _propose(now: Situation) -> Act | None:
     rules, own = now.rules, now.own
     roster = compose(now.mine, now.live, rules.num_microbatches, own.attempt, ranks, own.last_in_turn, rules.group_size, rules.num_sections)
     return acts.Propose("every microbatch is held exactly once", roster) if roster else None
+
+
+def _seal(now: Situation) -> Act | None:
+    """Rule 19 (seal): where steps are local, an open batch that nobody else has computed becomes an update of this peer's own."""
+    name = batch_to_seal(now)
+    return None if name is None else acts.SealBatch("a batch is full, and nobody else shows a microbatch of it", name)
 
 
 def _fetch_section(now: Situation) -> Act | None:
@@ -334,6 +330,7 @@ _RULES: tuple[Callable[[Situation], Act | None], ...] = (
     _reset_overlap,
     _open_ledger,
     _propose,
+    _seal,
     _fetch_section,
     _adopt_smaller,
     _fetch_tied,
