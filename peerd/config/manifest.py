@@ -109,7 +109,7 @@ class SwarmConfig:
     group_size: Annotated[int, Between(0, 1024)] = 32
     """The most peers of a stage that average in one round; those of a larger stage first make the sums of groups. 0: all in one round."""
     trust: Literal["on", "off"] = "off"
-    """ "on": an average counts once more than half of its stage hold the same numbers, and a peer that signs two of one sum is shut out."""
+    """ "on": an average counts once most of its stage hold the same numbers, and a peer that signs two of one sum is shut out."""
 
     def __post_init__(self) -> None:
         check_bounds("swarm.", self)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from tests.pretend import autocast, streams
@@ -137,6 +138,7 @@ def register() -> None:
     library.impl("_copy_from", _copy_from, KEY)
     for name in ("arange", "arange.start", "arange.start_step"):
         library.impl(name, _arange, KEY)
+    _device_constructors()  # `with torch.device(...)` asks once which functions it changes: the one below calls that which it knows
     torch.empty = streams.empty  # type: ignore[assignment]
     torch.Tensor.pin_memory = streams.pin  # type: ignore[method-assign, assignment]  # a build for processors alone has none
     _kept.extend([library, *autocast.register()])

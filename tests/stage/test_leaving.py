@@ -119,3 +119,8 @@ def test_a_large_vector_comes_in_pieces_and_whole(count: int, monkeypatch: pytes
     assert torch.equal(target, source)
     fetch_into(target, -source)
     assert torch.equal(target, -source), "on a processor as well"
+
+
+def test_the_pretend_device_leaves_new_tensors_where_a_context_puts_them() -> None:
+    with torch.device("meta"):
+        assert torch.empty(3).device.type == torch.nn.Linear(2, 2).weight.device.type == "meta"
