@@ -90,7 +90,11 @@ LLAMA_1_3B = {"num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads
 
 
 @pytest.mark.parametrize(
-    ("sizes", "tokens", "card_gb", "most_stages"), [(LLAMA_7B, 2048, 24, 5), (LLAMA_1_3B, 1024, 8, 3)], ids=["7B", "1.3B"]
+    ("sizes", "tokens", "card_gb", "most_stages"),
+    [
+        pytest.param(LLAMA_7B, 2048, 24, 5, id="7B", marks=pytest.mark.slow),  # a minute, for what the other shows as well
+        pytest.param(LLAMA_1_3B, 1024, 8, 3, id="1.3B"),
+    ],
 )
 def test_a_llama_fits_into_few_cards_of_a_home(sizes: dict[str, int], tokens: int, card_gb: int, most_stages: int) -> None:
     """With so many tokens a microbatch, and --device-memory; the estimate names no larger card."""
