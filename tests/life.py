@@ -167,6 +167,14 @@ class Life:
             stores[-1].save(stage, found, lease.end)
         return stores
 
+    def hand_on(self, joiner: Life, resumed: Life, folder: Path) -> None:
+        """Let another one join where this is, and one resume from its checkpoints."""
+        joiner.take_over(self)
+        for stage, store in enumerate(self.keep_checkpoints(folder)):
+            found = store.load(stage, self.states[stage].record.step)
+            assert found is not None
+            resumed.load(stage, found)
+
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.detach().cpu() for state in self.states for name, value in state.holdings.newest.named_parameters()}
 

@@ -16,6 +16,7 @@ from peerd.errors import BadMessageError
 from peerd.policy.step.certificates import SignedSlice
 from peerd.policy.step.roster import Roster, are_whole
 from peerd.table.record import PeerId, RunId
+from peerd.wire.chunks import digest_of
 from peerd.wire.tensors import views_of_flat
 
 
@@ -40,7 +41,8 @@ class Signatures:
         return self.is_of(signed.reducer, self._text_of(roster, signed), signed.signature)
 
     def _text_of(self, roster: Roster, signed: SignedSlice) -> bytes:
-        assert self.certified_run is not None
+        if self.certified_run is None:
+            raise ValueError("nothing is signed in a run that does not certify")
         return signed.statement(self.certified_run, roster.average_id)
 
 
@@ -99,11 +101,4 @@ def why_unsigned(roster: Roster, slices: Sequence[SignedSlice], length: int, sig
 def are_of(roster: Roster, slices: Sequence[SignedSlice], flat: Tensor) -> bool:
     """Whether these are the slices of this sum: what was signed is what is here."""
     bounds = dict(zip(roster.peers, slice_bounds(roster, len(flat)), strict=True))
-    return all(_root_of(flat[slice(*bounds[each.reducer])]) == each.root for each in slices)
-
-
-def _root_of(values: Tensor) -> bytes:
-    hasher = blake3()
-    for view in views_of_flat(values):
-        hasher.update(view)
-    return hasher.digest()
+    return all(digest_of(views_of_flat(flat[slice(*bounds[each.reducer])])) == each.root for each in slices)

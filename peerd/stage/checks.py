@@ -42,10 +42,11 @@ class Checks:
 
         The function that is returned waits for it, on any thread, and returns and raises what `fetch` does.
         """
-        looks, self._looks = self._looks, []
+        looks = self._looks
         if not looks:
             return lambda: False
-        coming = QueuedFetch(torch.stack([peak for peak, _, _ in looks]))
+        coming = QueuedFetch(torch.stack([peak for peak, _, _ in looks]))  # may find no memory: then nothing has changed
+        self._looks = []
         return lambda: _judged(looks, coming.take().unbind())
 
     def fetch(self, *wanted: Tensor) -> tuple[bool, list[Tensor]]:

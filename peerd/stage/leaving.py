@@ -51,18 +51,18 @@ class Leaving:
         self.num_bytes = packed.nbytes
         if not has_copy_streams(packed.device):
             return self._fetch(packed, checks)
-        overflowed = False
-        if self._ahead:
-            self._judge = checks.leave()
-        else:
-            overflowed, _ = checks.fetch()  # first: a device copies one thing after another
+        overflowed = False if self._ahead else checks.fetch()[0]  # first: a device copies one thing after another
+        judge = None
         try:
+            judge = checks.leave() if self._ahead else None
             self._coming = QueuedFetch(packed)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             LOG.debug("no pinned memory for a result")
-            self._fetch(packed, checks)
+            overflowed |= judge is not None and judge()
+            return self._fetch(packed, checks) or overflowed
+        self._judge = judge
         return overflowed
 
     def _fetch(self, packed: Tensor, checks: Checks) -> bool:

@@ -83,8 +83,7 @@ async def test_a_run_gives_the_processors_numbers(life: Callable[..., Life], opt
     manifest = tiny_manifest(2, **OPTIONS[option])
     exact = tiny_manifest(2, **{**OPTIONS[option], "precision": "float32", "loss_scale": 1.0})
     here, there = life(manifest, keep_graph=keep_graph, offloads=offloads), life(exact, CPU, keep_graph=keep_graph)
-    first = there.parameters()
-    first = {name: value.clone() for name, value in first.items()}
+    first = {name: value.clone() for name, value in there.parameters().items()}
     await here.train(STEPS)
     await there.train(STEPS)
     assert_near(here, there, first, option)
@@ -131,11 +130,7 @@ async def test_what_is_given_away_and_taken_over_goes_on(life: Callable[..., Lif
     first = life(manifest)
     await first.train(2)
     joiner, resumed = life(manifest), life(manifest)
-    joiner.take_over(first)
-    for stage, store in enumerate(first.keep_checkpoints(tmp_path)):
-        found = store.load(stage, 2)
-        assert found is not None
-        resumed.load(stage, found)
+    first.hand_on(joiner, resumed, tmp_path)
     for each in (first, joiner, resumed):
         await each.train(1)
     for other in (joiner, resumed):

@@ -127,11 +127,7 @@ async def test_what_is_given_away_and_taken_over_goes_on_to_the_bit(life: Callab
     first = life(manifest)
     await first.train(2)
     joiner, resumed = life(manifest), life(manifest)
-    joiner.take_over(first)
-    for stage, store in enumerate(first.keep_checkpoints(tmp_path)):
-        found = store.load(stage, 2)
-        assert found is not None
-        resumed.load(stage, found)
+    first.hand_on(joiner, resumed, tmp_path)
     given: dict[str, Tensor] = {}
     for stage in range(2):
         given |= first.own(stage).tensors

@@ -11,6 +11,7 @@ import torch
 from peerd import transfers
 from peerd.config.codec import EXAMPLES, NONE, parse_codec
 from peerd.errors import NotFiniteError
+from peerd.stage import checks as checking
 from peerd.stage import leaving as room
 from peerd.stage.checks import Checks
 from peerd.stage.leaving import Leaving
@@ -82,6 +83,28 @@ async def test_where_no_memory_can_be_pinned_the_job_fetches_it(monkeypatch: pyt
     leaving.send(torch.ones(3).to(PRETEND), Checks())
     assert leaving._value is not None
     assert decode(await leaving.value(), CPU).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+async def test_where_no_memory_can_be_pinned_what_is_wrong_with_a_result_is_still_told(
+    refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the thread meant to go on. `refused`: how many fetches there are, of the looks and of the result, until none is made."""
+    made = 0
+
+    def few(tensor: torch.Tensor) -> QueuedFetch:
+        nonlocal made
+        made += 1
+        if made >= refused:
+            raise RuntimeError("CUDA error: out of memory")
+        return QueuedFetch(tensor)
+
+    monkeypatch.setattr(room, "QueuedFetch", few)
+    monkeypatch.setattr(checking, "QueuedFetch", few)
+    tensor, checks = torch.full((3,), torch.inf).to(PRETEND), Checks()
+    checks.usable([tensor], NotFiniteError("too large"))
+    with pytest.raises(NotFiniteError, match="too large"):
+        Leaving(NONE, ahead=True).send(tensor, checks)
 
 
 async def test_on_a_processor_the_job_gives_it() -> None:
