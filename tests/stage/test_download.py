@@ -19,7 +19,7 @@ from safetensors.torch import save
 
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, StageError, WrongStateError
 from peerd.policy.route.admission import MOST_DONORS
-from peerd.policy.route.chunk_shares import MOST_ASKED
+from peerd.policy.route.chunk_shares import LEAST_ASKED, MOST_ASKED
 from peerd.stage.download import Downloader
 from peerd.stage.history import HistoryEntry
 from peerd.stage.snapshots import Downloaded, identity_of
@@ -56,6 +56,8 @@ class Donor:
     """Chunks of which it sends other bytes than the header says."""
     sends: asyncio.Event | None = None
     """It sends chunks while this is set; None: always."""
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is asked for a chunk."""
     up: int = 0
     num_open: int = 0
     """Streams that are open now."""
@@ -84,6 +86,7 @@ class Open:
 
     def ask(self, number: int) -> None:
         self._asked.append(number)
+        self._donor.was_asked.set()
 
     async def take(self, num_bytes: int) -> bytes:
         donor, number = self._donor, self._asked.pop(0)
@@ -158,10 +161,15 @@ async def test_another_donor_of_the_same_snapshot_sends_what_the_first_had_left(
 
 
 async def test_each_of_several_donors_sends_a_part_and_no_chunk_is_sent_twice_before_the_end() -> None:
-    donors = Donors(**{name: Donor(3, state_of(3, num_chunks=60)) for name in ("near", "far", "third")})
-    assert steps_in(await download(donors)) == {3.0}
+    sends = asyncio.Event()
+    donors = Donors(**{name: Donor(3, state_of(3, num_chunks=60), sends=sends) for name in ("near", "far", "third")})
+    downloading = asyncio.create_task(download(donors))
+    for donor in donors.by_peer.values():
+        await donor.was_asked.wait()
+    sends.set()
+    assert steps_in(await downloading) == {3.0}
     gave = [donor.gave for donor in donors.by_peer.values()]
-    assert all(len(numbers) >= 15 for numbers in gave)
+    assert all(len(numbers) >= LEAST_ASKED for numbers in gave)
     assert sum(map(len, gave)) <= 60 + 3 * MOST_ASKED
     assert all(not donor.num_open for donor in donors.by_peer.values())
 
