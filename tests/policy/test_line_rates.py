@@ -44,6 +44,15 @@ def test_a_few_kilobytes_that_travel_alone_tell_the_round_trip_and_not_the_line(
     assert meter.rate == pytest.approx(20 * MBIT, rel=0.1)
 
 
+def test_a_round_trip_that_has_become_long_does_not_make_few_kilobytes_a_burst() -> None:
+    meter = LineMeter()
+    for number in range(30):
+        meter.passed(90e3, number, number + 0.001)
+    for number in range(30, 60):
+        meter.passed(90e3, number, number + 0.2)
+    assert meter.rate is None
+
+
 def test_an_idle_line_tells_nothing() -> None:
     meter, at_s = LineMeter(), 0.0
     for _ in range(20):

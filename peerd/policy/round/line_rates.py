@@ -31,8 +31,8 @@ OTHER_LINE_S = 10.0
 MOST_SAMPLES = 256
 LEAST_S, LEAST_BYTES = 0.25, 1 << 20
 """One of them has to be reached before a rate is known."""
-BURST, RECENT = 6.0, 16
-"""Of the shortest time in which one of the last transfers was acknowledged, which is about a round trip."""
+BURST = 6.0
+"""Of the shortest time in which one of its transfers was acknowledged: that takes a round trip at least."""
 RATE_STEP = 1.05
 """Rates in records are powers of this, so that noise changes no record."""
 ROOM = 0.8
@@ -71,8 +71,7 @@ class LineMeter:
         self._known: float | None = None
         self._is_known = True
         self._burst_began_s = self._burst_ended_s = -math.inf
-        self._burst_bytes = 0.0
-        self._took_s = deque[float](maxlen=RECENT)
+        self._burst_bytes, self._burst_least_s = 0.0, math.inf
 
     def passed(self, num_bytes: float, began_s: float, ended_s: float) -> None:
         """Bytes that were under way from `began_s` to `ended_s`.
@@ -94,10 +93,10 @@ class LineMeter:
         if not self._is_up:
             return True  # it was measured from its first byte on
         if began_s > self._burst_ended_s:
-            self._burst_began_s, self._burst_bytes = began_s, 0.0
+            self._burst_began_s, self._burst_bytes, self._burst_least_s = began_s, 0.0, math.inf
         self._burst_ended_s, self._burst_bytes = max(self._burst_ended_s, ended_s), self._burst_bytes + num_bytes
-        self._took_s.append(ended_s - began_s)
-        return self._burst_bytes >= LEAST_BYTES or self._burst_ended_s - self._burst_began_s >= BURST * min(self._took_s)
+        self._burst_least_s = min(self._burst_least_s, ended_s - began_s)
+        return self._burst_bytes >= LEAST_BYTES or self._burst_ended_s - self._burst_began_s >= BURST * self._burst_least_s
 
     @property
     def rate(self) -> float | None:
