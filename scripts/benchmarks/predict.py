@@ -31,7 +31,7 @@ from peerd.sim.network import Pairs
 from peerd.sim.run import simulate_run
 from peerd.sim.step_run import RunSettings
 from scripts.benchmarks._averaging import observed_in
-from scripts.benchmarks._link import NUM_PEERS, NUM_STAGES, PER_STAGE, SETTLING, SLOW_START, manifest_of, until_step
+from scripts.benchmarks._link import NUM_PEERS, NUM_STAGES, PER_STAGE, SETTLING, UNLIMITED, manifest_of, until_step
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import SCHEMA, progress, run
 from scripts.benchmarks._switch import Links, Rates, Way
@@ -142,11 +142,11 @@ def measured(cell: Cell, manifest: Manifest, num_steps: int) -> tuple[float, flo
     """The same of real daemons; bytes with all that frames them."""
     slow = {ODD: cell.odd_slower} if cell.odd_slower > 1 else {}
     with (
-        Network(NUM_PEERS, SLOW_START) as network,
+        Network(NUM_PEERS, UNLIMITED) as network,
         Peers(manifest, observed=False, per_stage=PER_STAGE, stand_in_ms=cell.stand_in_ms, place=observed_in(network), slow=slow) as team,
     ):
-        team.start()
         network.change(cell.links([network.address(peer) for peer in range(NUM_PEERS)], ODD))
+        team.start()
         first = len(team.steps()) + SETTLING
         until_step(team, first)
         began = sum(map(network.sent_bytes, range(NUM_PEERS)))

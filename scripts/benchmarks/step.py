@@ -1,7 +1,7 @@
 """The cost of a step's end and its parts: the time from the last gradient of a step to the first forward pass of the next.
 
-Two stages of two peers. The times come from the daemons' own timelines, put on one clock. On a distant link every message is delayed
-inside the tunnel (see _distant.py); with delayed updates the next step does not wait for the end of the last one.
+Two stages of two peers, or as many as are asked for. The times come from the daemons' own timelines, put on one clock. On a distant link
+every message is delayed inside the tunnel (see _distant.py); with delayed updates the next step does not wait for the end of the last one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from scripts.benchmarks._distant import ONE_WAY_MS
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._swarms import SILENCE_S, until_done
 
-NUM_STAGES, NUM_PEERS = 2, 4
+MICROBATCHES = 16
+"""Of a step, and at least two for each peer of a stage."""
 WARMUP = 2
 """Steps in which connections are opened and response times learnt."""
 MOST_LOOPBACK_MS, MOST_ROUND_TRIPS = 40.0, 3.0
@@ -52,6 +53,9 @@ class Side:
     name: str
     one_way_ms: float = 0.0
     delayed_updates: bool = False
+    stages: int = 2
+    replicas: int = 2
+    """Peers of a stage."""
     checkout: Checkout = field(default_factory=Checkout)
     gaps: list[Gap] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)
@@ -70,8 +74,8 @@ class Side:
             name="bench",
             model=ModelConfig(num_layers=4, d_model=128, num_heads=4, d_ff=512),
             train=TrainConfig(
-                num_stages=NUM_STAGES,
-                microbatches_per_step=16,
+                num_stages=self.stages,
+                microbatches_per_step=max(MICROBATCHES, 2 * self.replicas),
                 microbatch_size=4,
                 sequence_length=128,
                 steps=WARMUP + steps + 1,
@@ -80,7 +84,7 @@ class Side:
             compute=ComputeConfig(threads=1),
             swarm=SwarmConfig(checkpoint_every_steps=0, rebalance_period_s=0),
         )
-        return DemoPlan(manifest=manifest, num_peers=NUM_PEERS, slow={}, kills=(), chaos=None, stand_in_ms=0.0)
+        return DemoPlan(manifest=manifest, num_peers=self.stages * self.replicas, slow={}, kills=(), chaos=None, stand_in_ms=0.0)
 
 
 def gaps_of(reply: Any, first: int) -> Iterator[Gap]:
@@ -149,10 +153,11 @@ def report(sides: Sequence[Side], others: Sequence[Side], distance_ms: float, as
     if as_json:
         print_json(rows, parts_ms=parts)
     else:
-        print_table("from the last gradient to the next step's first forward pass, 2 stages of 2 peers", "ms", rows)
+        peers = f"{near.stages} {'stage' if near.stages == 1 else 'stages'} of {near.replicas} peers"
+        print_table(f"from the last gradient to the next step's first forward pass, {peers}", "ms", rows)
         for name, of_side in parts.items():
             print(f"{name}: " + ", ".join(f"{part.replace('_', ' ')} {value:.1f} ms" for part, value in of_side.items() if part != "whole"))
-    missed = rows[0].median > MOST_LOOPBACK_MS
+    missed = near.replicas == 2 and rows[0].median > MOST_LOOPBACK_MS
     for side in (side for side in sides if side.one_way_ms):
         trips = (side.median("whole") - side.median("averaging")) / distance_ms
         print(f"{side.name}: {trips:.2f} round trips beside the averaging", file=sys.stderr if as_json else sys.stdout)
@@ -160,11 +165,14 @@ def report(sides: Sequence[Side], others: Sequence[Side], distance_ms: float, as
     return 1 if missed else 0
 
 
-def sides_of(checkout: Checkout, round_trip_ms: float) -> Iterator[Side]:
-    yield Side(LOOPBACK, checkout=checkout)
-    yield Side(DELAYED, delayed_updates=True, checkout=checkout)
+def sides_of(checkout: Checkout, round_trip_ms: float, stages: int, replicas: int) -> Iterator[Side]:
+    yield Side(LOOPBACK, stages=stages, replicas=replicas, checkout=checkout)
+    if replicas > 2:
+        return
+    yield Side(DELAYED, delayed_updates=True, stages=stages, replicas=replicas, checkout=checkout)
     if round_trip_ms:
-        yield Side(f"round trips of {round_trip_ms:g} ms", one_way_ms=round_trip_ms / 2, checkout=checkout)
+        name = f"round trips of {round_trip_ms:g} ms"
+        yield Side(name, one_way_ms=round_trip_ms / 2, stages=stages, replicas=replicas, checkout=checkout)
 
 
 def main() -> int:
@@ -175,11 +183,15 @@ def main() -> int:
     parser.add_argument(
         "--round-trip", type=float, default=50.0, metavar="MS", help="of the distant side's links; 0: without it (default 50)"
     )
+    parser.add_argument("--stages", type=int, default=2, metavar="N", help="stages (default 2)")
+    parser.add_argument(
+        "--replicas", type=int, default=2, metavar="N", help="peers of a stage (default 2); with more only the side on loopback runs"
+    )
     given = parser.parse_args()
-    if min(given.rounds, given.steps) < 1 or given.round_trip < 0:
-        parser.error("--rounds and --steps must be at least 1 and --round-trip not negative")
+    if min(given.rounds, given.steps, given.stages, given.replicas) < 1 or given.round_trip < 0:
+        parser.error("--rounds, --steps, --stages and --replicas must be at least 1 and --round-trip not negative")
     with checkouts(given.against) as found:
-        sides, *others = ([*sides_of(checkout, given.round_trip)] for checkout in found)
+        sides, *others = ([*sides_of(checkout, given.round_trip, given.stages, given.replicas)] for checkout in found)
         in_turn = [side for pair in zip(sides, *others, strict=True) for side in pair]
         for number in range(given.rounds):
             for side in in_turn if number % 2 == 0 else reversed(in_turn):
