@@ -40,6 +40,8 @@ MOST_LATE_S = 0.05
 """Lateness of a daemon's event loop at 99.9 %, above that of an empty loop beside it."""
 LAG = re.compile(r'^peerd_event_loop_lag_quantile_seconds\{.*?share="0\.999".*?\} ([0-9.e+-]+)$', re.MULTILINE)
 HITCHES = ("rounds_failed", "replayed_microbatches", "faults_seen", "internal_errors")
+TELLING = ("round closed", "a round goes on without a member", "error")
+"""Parts of the lines of logs that say what a hitch was."""
 MUST_BE_0 = ("duplicate_microbatches", "lost_microbatches", "inexact_steps", "internal_errors")
 
 
@@ -178,6 +180,8 @@ def live(life: Life) -> None:
         life.until(lambda: life.step_ended(STEPS - 1), f"{STEPS} steps")
     hitches = {name: count for name, count in life.totals(HITCHES).items() if count}
     life.missed += [f"{name} is {count} without a fault" for name, count in hitches.items()]
+    if hitches:
+        life.missed += [line for daemon in swarm.living for line in daemon.whole_log().splitlines() if any(each in line for each in TELLING)]
     with life.moment("loses a peer"):
         victim = swarm.daemons[-1]
         victim.noted = True

@@ -7,8 +7,9 @@ and delays, `rough` with loss and jitter.
 
 `1f1b`: 2 machines at 100 Mbit/s and 50 ms round trip, raw and in 8 bits, beside peerd on loopback and 1F1B of torch.distributed.pipelining
 over gloo on the same link. `mediated`: 4 machines beside a pipeline through its trainer. `codecs`: 20 Mbit/s and 100 ms; `auto` should be
-within 5 % of the best. Sides train in turns; a step's time is that between two ends of steps within a turn. Links are made of network
-namespaces and a switch in user space, which needs root.
+within 5 % of the best. `latency`: 4 machines at 500 Mbit/s, with and without 100 +- 50 ms each way, beside GPipe, which flushes after 4
+microbatches, and 1F1B (SWARM, arXiv 2301.11913, table 2); peerd should keep 0.85 of its speed. Sides train in turns; a step's time is that
+between two ends of steps within a turn. Links are made of network namespaces and a switch in user space, which needs root.
 
 `averaging`: one stage of 2 or 4 peers averages 64 MB of raw gradients each, over 60 ms, up 20 or 5 Mbit/s and down 100, or over unlike
 uplinks. A row has the median time of an exchange (failed rounds included), its bound (the bytes of a butterfly with slices by
@@ -33,10 +34,12 @@ as long as its activations take over a link of 100 Mbit/s. The arithmetic is tin
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -49,7 +52,7 @@ from scripts.benchmarks._joining import joining
 from scripts.benchmarks._link import LINK_SCENARIOS, Turns, over_links
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
-from scripts.benchmarks._switch import Links
+from scripts.benchmarks._switch import Links, Way
 from scripts.benchmarks._turns import Contender, Peers, Workers, place_in, warmed_up
 from scripts.benchmarks._workers import Job, Kind
 
@@ -63,11 +66,16 @@ KEPT = {"none": 0.9, "int8": 0.95}
 """Least share of the loopback throughput that counts as a pass."""
 OVER_1F1B = {"none": 1.6, "int8": 1.75}
 OVER_MEDIATED = 2.5
+RACK, LEAST_LATE_MS, MOST_LATE_MS = Links(mbit_per_s=500, round_trip_ms=0), 50, 150
+OTHERS_FAR: dict[Kind, int] = {"1f1b": 0, "gpipe": 4}
+"""Microbatches of a step; 0: as many as peerd's. GPipe flushes after as many as it has stages, as where memory bounds them."""
+KEPT_FAR, LOST_FAR = 0.85, 0.5
+"""The share of its speed that peerd keeps over 100 +- 50 ms at least, and that the others keep at most."""
 WITHIN = 0.95
 """Least share of the best codec's throughput that `auto` has to reach."""
-MICROBATCHES = {"1f1b": 64, "codecs": 24, "mediated": 24}
+MICROBATCHES = {"1f1b": 64, "codecs": 24, "mediated": 24, "latency": 96}
 """Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
-STAGES = {"1f1b": 2, "codecs": 2, "mediated": 4}
+STAGES = {"1f1b": 2, "codecs": 2, "mediated": 4, "latency": 4}
 STEPS, AVERAGING, LINK, BIG, JOIN = 2, "averaging", "link", "big", "join"
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
@@ -176,6 +184,37 @@ def over_the_link(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
     return [*kept.values(), *over.values(), row(torch), *(row(side) for side in here.values())], missed
 
 
+def under_latency(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
+    with Network(plan.num_stages, RACK) as network:
+        addresses = [network.address(machine) for machine in range(plan.num_stages)]
+        ways = [
+            Way(origin=one, target=other, delay_ms=LEAST_LATE_MS, jitter_ms=MOST_LATE_MS - LEAST_LATE_MS)
+            for one, other in itertools.permutations(addresses, 2)
+        ]
+        late = replace(RACK, ways=ways)
+        sides = [peers(plan, "none", network, "4 machines")]
+        for kind, microbatches in OTHERS_FAR.items():
+            own = folder / kind
+            own.mkdir()
+            sides.append(workers(replace(plan, microbatches=microbatches or plan.microbatches), own, network, kind, f"{kind} over gloo"))
+        near, far = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+        with warmed_up([side.contender for side in sides], 2):
+            for number, (links, found) in itertools.product(range(plan.rounds), ((RACK, near), (late, far))):
+                network.change(links)
+                for side in sides:
+                    side.turn(plan.steps)
+                    found[side.name].append(side.seconds[-1])
+                    where = "100 +- 50 ms" if links is late else "no latency"
+                    progress(f"round {number + 1}  {side.name}, {where}: {side.seconds[-1]:.3f} s a step")
+    rows = [
+        Row(name=name, median=statistics.median(far[name]), ratio=paired_ratio(near[name], far[name]), baseline="itself without latency")
+        for name in near
+    ]
+    missed = [f"{rows[0].name}: {rows[0].ratio:.3f} of its speed, not {KEPT_FAR}"] if (rows[0].ratio or 0) < KEPT_FAR else []
+    missed += [f"{row.name} keeps {row.ratio:.3f}, more than {LOST_FAR}" for row in rows[1:] if (row.ratio or 0) > LOST_FAR]
+    return rows, missed
+
+
 def through_the_trainer(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
     with Network(plan.num_stages + 1, HOME) as network:
         ours = peers(plan, "none", network, "link")
@@ -250,9 +289,9 @@ def main() -> int:
         return over_links(given.links, given.codec, given.microbatches, turns, given.json)
     plan = Plan(part=given.part, rounds=given.rounds, steps=given.steps, microbatches=given.microbatches, as_json=given.json)
     with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
-        measure = {"1f1b": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer}[plan.part]
+        measure = {"1f1b": over_the_link, "codecs": codec_by_codec, "mediated": through_the_trainer, "latency": under_latency}[plan.part]
         rows, missed = measure(plan, Path(folder))
-    links = SLOW if plan.part == "codecs" else HOME
+    links = {"codecs": SLOW, "latency": RACK}.get(plan.part, HOME)
     work = f"{plan.microbatches} microbatches of {plan.stand_in_ms:.0f} ms stand-in"
     title = f"{plan.num_stages} stages, {links.mbit_per_s:g} Mbit/s, {links.round_trip_ms:g} ms round trip, {work}"
     if plan.as_json:
