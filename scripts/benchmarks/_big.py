@@ -181,7 +181,8 @@ def live(life: Life) -> None:
     hitches = {name: count for name, count in life.totals(HITCHES).items() if count}
     life.missed += [f"{name} is {count} without a fault" for name, count in hitches.items()]
     if hitches:
-        life.missed += [line for daemon in swarm.living for line in daemon.whole_log().splitlines() if any(each in line for each in TELLING)]
+        told = (line for daemon in swarm.living for line in daemon.whole_log().splitlines())
+        life.missed += [line for line in told if any(each in line for each in TELLING)]
     with life.moment("loses a peer"):
         victim = swarm.daemons[-1]
         victim.noted = True

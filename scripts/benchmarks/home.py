@@ -69,6 +69,7 @@ OVER_MEDIATED = 2.5
 RACK, LEAST_LATE_MS, MOST_LATE_MS = Links(mbit_per_s=500, round_trip_ms=0), 50, 150
 OTHERS_FAR: dict[Kind, int] = {"1f1b": 0, "gpipe": 4}
 """Microbatches of a step; 0: as many as peerd's. GPipe flushes after as many as it has stages, as where memory bounds them."""
+STAND_IN_FAR_MS = 80.0
 KEPT_FAR, LOST_FAR = 0.85, 0.5
 """The share of its speed that peerd keeps over 100 +- 50 ms at least, and that the others keep at most."""
 WITHIN = 0.95
@@ -89,11 +90,16 @@ class Plan:
     as_json: bool
 
     def manifest(self, codec: str) -> Manifest:
-        """A boundary of 1 MiB and next to no work."""
+        """A boundary of 1 MiB, a quarter of that in `latency`, and next to no work."""
         return Manifest(
             name="bench",
             model=ModelConfig(num_layers=self.num_stages, d_model=64, num_heads=1, d_ff=64),
-            train=TrainConfig(num_stages=self.num_stages, microbatches_per_step=self.microbatches, microbatch_size=128, sequence_length=32),
+            train=TrainConfig(
+                num_stages=self.num_stages,
+                microbatches_per_step=self.microbatches,
+                microbatch_size=self.microbatch_size,
+                sequence_length=32,
+            ),
             compute=ComputeConfig(threads=1, recompute="always" if self.part == "mediated" else "never"),
             wire=WireConfig(activations=codec, activation_gradients=codec),
             swarm=SwarmConfig(announce_period_s=LONG_ENOUGH_S, checkpoint_every_steps=0),
@@ -104,8 +110,14 @@ class Plan:
         return STAGES[self.part]
 
     @property
+    def microbatch_size(self) -> int:
+        return 32 if self.part == "latency" else 128
+
+    @property
     def stand_in_ms(self) -> float:
         """The time that a microbatch's activations take at 100 Mbit/s."""
+        if self.part == "latency":
+            return STAND_IN_FAR_MS
         return 1000 * HOME.wire_s(round(HEADERS * self.manifest("none").boundary_bytes))
 
 
