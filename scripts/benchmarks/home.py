@@ -27,6 +27,8 @@ resumes after all were killed. A row has the largest peak of a daemon over its e
 Its download should take at most 0.4 of what one donor's uplink takes, and the donors keep 0.85 of their speed. The same once more where
 training fills more than half of the donors' uplinks, 5 Mbit/s: there they should keep 0.85, too.
 
+`placement`: the uplinks of one stage of two bind. A joiner that chooses its stage, and movers, make the swarm 1.5 times as fast.
+
 A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, in `join` three, elsewhere
 as long as its activations take over a link of 100 Mbit/s. The arithmetic is tiny and real, and losses are compared.
 """
@@ -51,6 +53,7 @@ from scripts.benchmarks._home_scenarios import SCENARIOS, chosen
 from scripts.benchmarks._joining import joining
 from scripts.benchmarks._link import LINK_SCENARIOS, Turns, over_links
 from scripts.benchmarks._namespaces import Network, require_root
+from scripts.benchmarks._placement import placement
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
 from scripts.benchmarks._switch import Links, Way
 from scripts.benchmarks._turns import Contender, Peers, Workers, place_in, warmed_up
@@ -77,7 +80,7 @@ WITHIN = 0.95
 MICROBATCHES = {"1f1b": 64, "codecs": 24, "mediated": 24, "latency": 96}
 """Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
 STAGES = {"1f1b": 2, "codecs": 2, "mediated": 4, "latency": 4}
-STEPS, AVERAGING, LINK, BIG, JOIN = 2, "averaging", "link", "big", "join"
+STEPS, AVERAGING, LINK, BIG, JOIN, PLACEMENT = 2, "averaging", "link", "big", "join", "placement"
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
 
@@ -259,7 +262,9 @@ def parse() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__, formatter_class=raw)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--part", choices=[LINK, *STAGES, AVERAGING, BIG, JOIN], default=LINK, help="what to measure (default link)")
+    parser.add_argument(
+        "--part", choices=[LINK, *STAGES, AVERAGING, BIG, JOIN, PLACEMENT], default=LINK, help="what to measure (default link)"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
     parser.add_argument("--steps", type=int, metavar="N", help=f"steps that count in a turn (default {STEPS}); of {AVERAGING}: in all (5)")
     parser.add_argument("--microbatches", type=int, metavar="N", help=f"microbatches of a step (default {MICROBATCHES}, {LINK}: enough)")
@@ -296,6 +301,8 @@ def main() -> int:
         return averaging(chosen(given.scenario, given.peers), given.megabytes, given.steps, given.json)
     if given.part == JOIN:
         return joining(given.json)
+    if given.part == PLACEMENT:
+        return placement(given.json)
     if given.part == LINK:
         turns = Turns(rounds=given.rounds, steps=given.steps, stretch=given.stretch)
         return over_links(given.links, given.codec, given.microbatches, turns, given.json)
