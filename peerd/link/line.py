@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from peerd.policy.owner.governor import Limits
@@ -31,7 +32,7 @@ class OwnLine:
         self._before = LineRates(None, None)
         """What is known from a probe, or from peers that are gone."""
         self._was_probed = False
-        self._told: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
+        self._told: defaultdict[PeerId, RateSamples] = defaultdict(partial(RateSamples, follows=True))
         """The rates at which each peer says that this peer's tensors arrive there."""
         self._ups: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
         self._downs: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
@@ -63,10 +64,16 @@ class OwnLine:
     def measured(self) -> LineRates:
         """The rates of this peer's own line, as far as it has seen them.
 
-        While nothing bulky was acknowledged, the uplink is what others tell: the second highest, which one liar among several cannot raise.
+        What was acknowledged and what others tell are lower bounds, since the other end may be the slower one: where the only mate has a
+        slow line, chunks of averages show that line. Of what is told the second highest counts, which one liar among several cannot raise.
+        A lone teller counts only until something bulky was acknowledged.
         """
         told = sorted(rate for meter in self._told.values() if (rate := meter.rate) is not None)
-        up = self._up.rate or max(self._before.up or 0.0, told[-2:][0] if told else 0.0) or None
+        acknowledged = self._up.rate
+        if acknowledged is None:
+            up = max(self._before.up or 0.0, told[-2:][0] if told else 0.0) or None
+        else:
+            up = max(acknowledged, told[-2] if len(told) > 1 else 0.0)
         return LineRates(up, self._down.rate or self._before.down)
 
     @property

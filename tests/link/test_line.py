@@ -77,6 +77,33 @@ def test_of_what_others_tell_the_second_highest_counts_until_chunks_are_acknowle
     assert line.measured.up == pytest.approx(25 * MBIT)
 
 
+def test_a_mate_with_a_slow_line_does_not_make_the_own_one_look_slow() -> None:
+    """Averages go to that mate alone, but activations to two peers beyond, who tell how fast those come."""
+    clock, slow = Clock(), PeerId("slow")
+    line = OwnLine(clock)
+    for peer in (A, B):
+        line.told(peer, 30 * MBIT, 8 << 20)
+    exchange(line, clock, (slow,), 2 * MBIT, 2 * MBIT, 10)
+    assert line.measured.up == pytest.approx(30 * MBIT)
+
+
+def test_one_teller_alone_raises_nothing_beyond_what_was_acknowledged() -> None:
+    clock = Clock()
+    line = OwnLine(clock)
+    exchange(line, clock, (A,), 2 * MBIT, 2 * MBIT, 10)
+    line.told(LIAR, 1000 * MBIT, 8 << 20)
+    assert line.measured.up == pytest.approx(2 * MBIT)
+
+
+def test_a_line_that_became_slower_shows_in_what_others_tell() -> None:
+    line = OwnLine(Clock())
+    for rate in (30 * MBIT, 3 * MBIT):
+        for _ in range(12):
+            for peer in (A, B):
+                line.told(peer, rate, rate)
+    assert line.measured.up == pytest.approx(3 * MBIT)
+
+
 def test_a_probe_counts_until_chunks_of_averages_tell_more() -> None:
     clock = Clock()
     line = OwnLine(clock)

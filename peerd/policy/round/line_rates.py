@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -108,21 +108,18 @@ class LineMeter:
         return self._known
 
     def _forget_another_line(self) -> None:
-        recent, busy_s = dict[int, Sample](), 0.0
-        for number in sorted(self._slots, reverse=True):
-            recent[number] = self._slots[number].sample
-            busy_s += recent[number][1]
-            if busy_s >= OTHER_LINE_S:
-                break
-        now, so_far = _percentile(recent.values()), _percentile([slot.sample for slot in self._slots.values()])
-        if busy_s >= OTHER_LINE_S and now is not None and so_far is not None and now < OTHER_LINE * so_far:
-            self._slots = {number: self._slots[number] for number in recent}
+        numbers = sorted(self._slots)
+        kept = _of_this_line([self._slots[number].sample for number in numbers])
+        if kept < len(numbers):
+            self._slots = {number: self._slots[number] for number in numbers[len(numbers) - kept :]}
 
 
 class RateSamples:
     """Rates of one direction of a line that were measured elsewhere, or of a part of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, follows: bool = False) -> None:
+        """`follows`: forget what was measured before the line became another one, as a peer does of its own uplink."""
+        self._follows = follows
         self._samples: deque[Sample] = deque()
         self._busy_s = 0.0
         self._known: float | None = None
@@ -142,8 +139,23 @@ class RateSamples:
     def rate(self) -> float | None:
         """Bytes per second; None while too little is known."""
         if not self._is_known:
+            for _ in range(len(self._samples) - _of_this_line(self._samples) if self._follows else 0):
+                self._busy_s -= self._samples.popleft()[1]
             self._known, self._is_known = _percentile(self._samples), True
         return self._known
+
+
+def _of_this_line(samples: Sequence[Sample]) -> int:
+    """How many of the samples count, the latest of them: those of the last busy seconds alone if they show another line (`OTHER_LINE`)."""
+    recent, busy_s = list[Sample](), 0.0
+    for sample in reversed(samples):
+        recent.append(sample)
+        busy_s += sample[1]
+        if busy_s >= OTHER_LINE_S:
+            break
+    now, so_far = _percentile(recent), _percentile(samples)
+    is_another = busy_s >= OTHER_LINE_S and now is not None and so_far is not None and now < OTHER_LINE * so_far
+    return len(recent) if is_another else len(samples)
 
 
 def _percentile(samples: Collection[Sample]) -> float | None:
