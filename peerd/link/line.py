@@ -5,6 +5,7 @@ Whoever moves bulk over links calls `received_from` and `delivered_to`; `rates_o
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,6 +15,9 @@ from typing import NamedTuple
 from peerd.policy.owner.governor import Limits
 from peerd.policy.round.line_rates import LineMeter, RateSamples, claims, line_rate
 from peerd.table.record import PeerId, PeerRecord
+
+MOST_BEYOND = 4.0
+"""Where the way is long, a quarter of a megabyte that travels alone comes so many times as slowly as many in a row: TCP begins slowly."""
 
 
 class LineRates(NamedTuple):
@@ -66,15 +70,12 @@ class OwnLine:
 
         What was acknowledged and what others tell are lower bounds, since the other end may be the slower one: where the only mate has a
         slow line, chunks of averages show that line. Of what is told the second highest counts, which one liar among several cannot raise.
-        A lone teller counts only until something bulky was acknowledged.
+        The highest counts up to `MOST_BEYOND` times what else is known: of two honest tellers, one may have got a few tensors alone.
         """
         told = sorted(rate for meter in self._told.values() if (rate := meter.rate) is not None)
-        acknowledged = self._up.rate
-        if acknowledged is None:
-            up = max(self._before.up or 0.0, told[-2:][0] if told else 0.0) or None
-        else:
-            up = max(acknowledged, told[-2] if len(told) > 1 else 0.0)
-        return LineRates(up, self._down.rate or self._before.down)
+        known = max(self._up.rate or self._before.up or 0.0, told[-2] if len(told) > 1 else 0.0)
+        up = max(known, min(told[-1], MOST_BEYOND * known or math.inf) if told else 0.0)
+        return LineRates(up or None, self._down.rate or self._before.down)
 
     @property
     def is_sound(self) -> bool:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from peerd.link.line import LineRates, OwnLine
+from peerd.link.line import MOST_BEYOND, LineRates, OwnLine
 from peerd.link.traffic import Traffic, Way
 from peerd.policy.owner.governor import Limits
 from peerd.table.record import PeerId, PeerRecord
@@ -64,17 +64,25 @@ def test_a_transfer_of_unknown_share_bounds_nobodys_claim() -> None:
     assert line.measured.down == pytest.approx(MBIT)
 
 
-def test_of_what_others_tell_the_second_highest_counts_until_chunks_are_acknowledged() -> None:
+def test_of_what_others_tell_the_second_highest_counts_and_the_highest_up_to_some_times_what_else_is_known() -> None:
     clock = Clock()
     line = OwnLine(clock)
     line.told(A, 20 * MBIT, 8 << 20)
     assert line.measured.up == 20 * MBIT
     line.told(LIAR, 1e12, 1 << 60)
-    assert line.measured.up == 20 * MBIT
+    assert line.measured.up == MOST_BEYOND * 20 * MBIT
     line.told(B, 18 * MBIT, 8 << 20)
-    assert line.measured.up == 20 * MBIT
+    assert line.measured.up == MOST_BEYOND * 20 * MBIT
+    line.forget(LIAR)
     exchange(line, clock, (A, B), 25 * MBIT, 100 * MBIT, 10)
     assert line.measured.up == pytest.approx(25 * MBIT)
+
+
+def test_a_teller_that_got_a_few_tensors_alone_does_not_make_the_line_look_slow() -> None:
+    line = OwnLine()
+    line.told(A, 1.3 * MBIT, 1 << 20)
+    line.told(B, 3.4 * MBIT, 8 << 20)
+    assert line.measured.up == 3.4 * MBIT
 
 
 def test_a_mate_with_a_slow_line_does_not_make_the_own_one_look_slow() -> None:
@@ -87,12 +95,12 @@ def test_a_mate_with_a_slow_line_does_not_make_the_own_one_look_slow() -> None:
     assert line.measured.up == pytest.approx(30 * MBIT)
 
 
-def test_one_teller_alone_raises_nothing_beyond_what_was_acknowledged() -> None:
+def test_one_teller_alone_raises_what_was_acknowledged_by_some_times_at_most() -> None:
     clock = Clock()
     line = OwnLine(clock)
     exchange(line, clock, (A,), 2 * MBIT, 2 * MBIT, 10)
     line.told(LIAR, 1000 * MBIT, 8 << 20)
-    assert line.measured.up == pytest.approx(2 * MBIT)
+    assert line.measured.up == pytest.approx(MOST_BEYOND * 2 * MBIT)
 
 
 def test_a_line_that_became_slower_shows_in_what_others_tell() -> None:
