@@ -112,7 +112,11 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
         text += f", loss scale {update['loss_scale']:g}"
     if update.get("drift") is not None:
         text += f", parameters {update['drift']:.1e} off the mates' mean when last averaged"
-    return [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
+    rows = [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
+    if local_batch := update.get("local_batch", 0):
+        made = reply["counters"].get("own_updates", 0)
+        rows.append(("local steps", f"{made} updates of its own, after {local_batch} microbatches each; a step averages them"))
+    return rows
 
 
 def _line_row(peer: PeerInfo) -> list[tuple[str, str]]:

@@ -122,6 +122,7 @@ class Counters(TypedDict):
     reloads: int
     rounds_failed: int
     group_sums: int  # sums of groups that this daemon has made with others of its stage
+    own_updates: int  # of its own parameters, within steps, where steps are local
     average_sections: int  # sections of averages that it has made with holders of other sums
     faults_seen: int  # times this daemon suspected a peer
     boundary_crossings: int  # activations or gradients this daemon sent over a stage boundary
@@ -191,6 +192,7 @@ class UpdateInfo(TypedDict):
     gradient_norm: float | None  # of the whole model at the last finished step; None: not shared in this run, or it overflowed
     max_gradient_norm: float  # 0: no clipping
     loss_scale: float | None  # of float16
+    local_batch: NotRequired[int]  # microbatches behind each of its own updates within a step; 0: steps are not local
     optimizer_bits: NotRequired[int]  # of each number of the optimizer's state; absent from older daemons
     drift: NotRequired[float | None]  # share by which this peer's parameters were off the mates' mean when last averaged; None: never
 

@@ -175,6 +175,7 @@ class Answers:
             "gradient_norm": norm if math.isfinite(norm) else None,
             "max_gradient_norm": train.max_gradient_norm,
             "loss_scale": state.holdings.passes.loss_scale,
+            "local_batch": train.local_batch,
             "optimizer_bits": train.optimizer_bits,
             "drift": state.holdings.drift,
         }

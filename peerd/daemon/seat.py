@@ -185,6 +185,7 @@ class Seat:
             reloads=stepper.reloads,
             rounds_failed=self.rounds.failed,
             group_sums=self.rounds.sums.num_of_groups,
+            own_updates=self.state.num_own_updates,
             average_sections=self.rounds.sums.num_of_sections,
         )
 

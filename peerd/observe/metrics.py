@@ -63,6 +63,7 @@ METRICS = (
         ("activity",),
     ),
     MetricSpec("peerd_averages_total", "counter", "Averages this daemon applied"),
+    MetricSpec("peerd_own_updates_total", "counter", "Updates of this daemon's own parameters within steps, where steps are local"),
     MetricSpec("peerd_rounds_failed_total", "counter", "Averaging rounds that did not come together"),
     MetricSpec("peerd_group_sums_total", "counter", "Sums of groups made in rounds, where the stage is larger than a group"),
     MetricSpec("peerd_average_sections_total", "counter", "Sections of averages made in rounds of one holder of each group's sum"),

@@ -2,7 +2,8 @@
 
 Bytes a parameter with AdamW and sums in float32, on one memory: 4 each for the value, the previous value, two moments and the sum of
 gradients are there all the time, and 4 more either for the gradient of a pass or for a round's copy of the sum: 24. With sums in float64 it
-is 32: the sum takes 8 and so does the copy, without which a round that fails would lose the sum.
+is 32: the sum takes 8 and so does the copy, without which a round that fails would lose the sum. With local steps it is 44 and 60: two
+values, two sums and the outer momentum come on top.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.planner.load import FLOAT32_BYTES, Load
+from peerd.policy.step.batches import MOST_EARLIER, MOST_OPEN
 
 EASY_SHARE = 0.5
 """Share of free memory that "auto" fills with what is faster and not needed: other processes may count on the same free memory."""
@@ -118,14 +120,17 @@ def _lasting(manifest: Manifest, load: Load) -> tuple[int, int]:
 
     Computed with: the values, the sum of gradients, with overlapping steps that of the next step; with delayed updates the values before
     and after, which take turns. Set aside: the optimizer's state, the previous values unless they take turns, and with evaluation those
-    of the evaluated step. With local steps also the moments of this peer's own updates, and the values that the step began with.
+    of the evaluated step. With local steps also the moments of this peer's own updates; it computes with values of its own, of which it
+    keeps earlier ones, and has open batches beside the sum.
     """
     train = manifest.train
     values = FLOAT32_BYTES * load.num_parameters
-    used = (3 if train.delayed_updates else 1) * values + (1 + train.overlaps_steps) * sum_bytes(train) * load.num_parameters
-    num_aside = (not train.delayed_updates) + (train.evaluate_every_steps > 0)
-    own = optimizer_bytes(train.inner) * load.num_parameters + values if train.local_batch else 0
-    return used, optimizer_bytes(train) * load.num_parameters + num_aside * values + own
+    num_values, num_sums = 3 if train.delayed_updates else 1, 1 + train.overlaps_steps
+    num_aside, moments = (not train.delayed_updates) + (train.evaluate_every_steps > 0), optimizer_bytes(train)
+    if train.local_batch:
+        num_values, num_sums, moments = num_values + 1 + MOST_EARLIER, num_sums + MOST_OPEN, moments + optimizer_bytes(train.inner)
+    used = num_values * values + num_sums * sum_bytes(train) * load.num_parameters
+    return used, moments * load.num_parameters + num_aside * values
 
 
 def _in_pass(manifest: Manifest, load: Load, slots: int, placing: Placing) -> int:

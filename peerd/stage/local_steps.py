@@ -71,7 +71,9 @@ class LocalSteps:
 
     def contribution(self) -> dict[str, Tensor]:
         """The change of each parameter since the step began, downhill, times the sealed microbatches: this peer's share of the sum."""
-        return {
-            name: (self._begin[name].to(self._precision) - value.to(self._precision)).mul_(self.num_sealed)
-            for name, value in self._parameters.items()
-        }
+        return {name: change_of(self._begin[name], value, self.num_sealed, self._precision) for name, value in self._parameters.items()}
+
+
+def change_of(begun: Tensor, now: Tensor, num_microbatches: int, precision: torch.dtype) -> Tensor:
+    """What a peer gives to the average: how far its updates have moved a parameter, downhill, times the microbatches behind them."""
+    return (begun.to(precision) - now.to(precision)).mul_(num_microbatches)

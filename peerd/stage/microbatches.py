@@ -26,6 +26,8 @@ def forward(state: StageState, batch: HeldMicrobatch, leaving: Leaving | None = 
     """
     module = state.module_at(batch.ticket.step)
     batch.generation = state.holdings.generation
+    if state.own is not None and batch.ticket.backward and batch.ticket.step == state.record.step:
+        state.own.version().hold_for(batch)
     if not (state.keep_graph and batch.ticket.backward):
         with torch.no_grad():
             return _looked_at(state, batch, _compute(state, module, batch), leaving)
@@ -41,7 +43,7 @@ def backward(
     """Run the backward pass from the gradient of this stage's output, `rest`, and add the gradients if the ledger allows it."""
     if batch.generation != state.holdings.generation:  # the next stage has computed with those of the forward pass
         raise WrongStateError("the parameters have changed since the forward pass")
-    output, module = batch.output, state.module_at(batch.ticket.step)
+    output, module = batch.output, state.module_of(batch)
     batch.passes = ()
     if output is None or batch.module is not module:
         output = _recompute(state, batch)
@@ -83,7 +85,7 @@ def _send(batch: HeldMicrobatch, result: Tensor | None, leaving: Leaving | None)
 
 
 def _recompute(state: StageState, batch: HeldMicrobatch) -> Tensor:
-    module = state.module_at(batch.ticket.step)
+    module = state.module_of(batch)
     if not module.is_first:
         batch.inputs = batch.inputs.detach().requires_grad_()
     return _compute(state, module, batch)
@@ -106,11 +108,13 @@ def _finish(
     """
     (gradient, loss), (rest, leaving) = ends, after
     step = batch.ticket.step
-    module, refused = state.module_at(step), state.why_not_accumulate(batch.ticket)
+    module, refused = state.module_of(batch), state.why_not_accumulate(batch.ticket)
     parameters = [] if refused else list(module.parameters())
     wanted = parameters if module.is_first else [batch.inputs, *parameters]
     gradients = state.holdings.passes.backward(output, wanted, gradient, late=step < state.record.step) if wanted else []
-    batch.output = batch.module = None
+    batch.output = batch.module = batch.version = None
+    if state.own is not None:
+        state.own.look()
     is_error = _look(state, batch, "gradients", gradients)
     input_gradient = None if module.is_first else gradients.pop(0)
     if not is_error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,6 +14,9 @@ from peerd.stage.checks import Checks
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
 from peerd.timeline.spans import SpanKind
 from peerd.transfers import DeviceTime
+
+if TYPE_CHECKING:
+    from peerd.stage.own_updates import Version
 
 
 @dataclass(slots=True)
@@ -56,6 +60,8 @@ class HeldMicrobatch:
     """The output with its graph, if graphs are kept."""
     module: StageModule | None = None
     """The module with whose parameters the graph was built."""
+    version: Version | None = None
+    """Where steps are local, the parameters of the forward pass, which the backward pass needs (own_updates.py)."""
     generation: int = -1
     """The holdings' generation at the forward pass. It rises when a state is loaded."""
     passes: tuple[tuple[SpanKind, float], ...] = ()

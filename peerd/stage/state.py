@@ -1,15 +1,14 @@
 """One peer's state in the step protocol: its record with the ledger, the accumulated gradients, the average, and its holdings.
 
 Every method is a job for the executor's thread, which makes it the critical section of the step protocol. The record's
-step fields (phase, done, ledger number, average id, lineage) change here and nowhere else; other threads read the
-frozen record.
+step fields (phase, done, ledger number, average id, lineage) change here and in ledgers.py and nowhere else; other
+threads read the frozen record.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -20,24 +19,25 @@ from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest
 from peerd.errors import WrongStateError
 from peerd.models.stages import StageModule
-from peerd.policy.step.asides import all_merged, dropped, merged, other_holder, to_merge
+from peerd.policy.step.asides import all_merged
 from peerd.policy.step.certificates import Slices
-from peerd.policy.step.ledger import at_next_step, both_dropped, full, ledger_dropped, marked, may_accumulate, with_overlap, with_sum
+from peerd.policy.step.ledger import at_next_step, full, with_overlap, with_sum
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import Roster, group_within, lineage_after, lineage_skipped, union_of, why_refuse
 from peerd.policy.step.tied import history_after, lineage_replaced
 from peerd.stage.accumulator import accumulators_of
-from peerd.stage.averages import StageAverages
 from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
+from peerd.stage.ledgers import StageLedgers
+from peerd.stage.own_updates import OwnUpdates
 from peerd.stage.phase_spans import PhaseSpans
-from peerd.stage.results import HeldAverage, Ticket, TiedGradients
+from peerd.stage.results import HeldAverage, HeldMicrobatch, TiedGradients
 from peerd.stage.sections import HeldSections
 from peerd.stage.spool import Spools
 from peerd.stage.sums import Sums
 from peerd.stage.update import apply_sums
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import SpanKind, SpanRing
 
@@ -45,7 +45,7 @@ LOG = structlog.get_logger()
 MAX_HISTORY = 100_000
 
 
-class StageState(StageAverages):
+class StageState(StageLedgers):
     """See the module's promise. `live` returns the current view of the swarm and is safe from any thread.
 
     With `keep_graph` a microbatch's graph is kept from forward to backward; without it the forward pass is repeated. `spools`: for asides.
@@ -67,6 +67,7 @@ class StageState(StageAverages):
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device, offloads)
         self.spools = spools or Spools()
+        self.own = OwnUpdates(manifest, self.holdings) if manifest.train.local_batch else None
         self._sums = [Sums(accumulator, self.spools) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
         """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
@@ -86,54 +87,19 @@ class StageState(StageAverages):
         self.spans = spans or SpanRing(0)
         self._phases = PhaseSpans(self.spans, record.step)
 
-    # Microbatches
-
-    def accumulate(self, ticket: Ticket, gradients: Sequence[Tensor], loss: float | None, overflowed: bool = False) -> str:
-        """Rule W3 (accumulate): add, then set the bit (hole 9). Returns the reason for a refusal, or an empty string."""
-        if reason := self.why_not_accumulate(ticket):
-            return reason
-        other = other_holder(self.record, self._live(), step=ticket.step, index=ticket.index, again=ticket.again)
-        with self._whole_or_dropped(ticket.step) as sums:
-            other = None if other is None else self._begin_aside(sums, ticket.step, other)
-            grown = marked(self.record, ticket.step, ticket.index, other)
-            sums.of(other).add(gradients, loss, overflowed)
-        self.record = grown
-        return ""
-
-    def why_not_accumulate(self, ticket: Ticket) -> str:
-        """Why the gradients of a microbatch are not added now; empty if they are."""
-        if not ticket.accumulate or ticket.cancelled:
-            return "the caller gave the call up" if ticket.accumulate else "not asked to"
-        return may_accumulate(self.record, self._live(), step=ticket.step, index=ticket.index, accept_mark=ticket.accept_mark) or ""
-
-    @contextlib.contextmanager
-    def _whole_or_dropped(self, step: int) -> Iterator[Sums]:
-        """The sums of a step's ledger. The ledger is dropped if the block fails in the middle of an addition."""
-        sums = self._sums[step - self.record.step]
-        sums.make_whole()
-        try:
-            yield sums
-        except BaseException as error:
-            if sums.is_void:
-                held = (self.record.done if step == self.record.step else self.record.next_done).bit_count()
-                LOG.error("ledger dropped: an addition to it failed half way", step=step, microbatches=held, error=repr(error))
-                self.record = ledger_dropped(self.record, step)
-                sums.void()
-            raise
-
-    def _begin_aside(self, sums: Sums, step: int, other: PeerId) -> PeerId | None:
-        """Make room to sum apart what this peer may hold as well; None if there is no memory for it."""
-        if (spare := to_merge(self.record, step, other)) is not None:
-            sums.merge(spare)
-            self.record = merged(self.record, step, spare)
-        return other if sums.begin(other) else None
-
     def module_at(self, step: int) -> StageModule:
+        """The module to compute with now. Raises WrongStateError if the parameters of that step are not here."""
         steps_ahead = step - self.record.step
+        if self.own is not None and not steps_ahead:
+            return self.holdings.places.to_compute(self.own.version().module)
         module = self.holdings.of_step(steps_ahead) if steps_ahead < len(self._sums) else None
         if module is None:
             raise WrongStateError(f"this peer is at step {self.record.step}")
         return module
+
+    def module_of(self, batch: HeldMicrobatch) -> StageModule:
+        """The module to compute a microbatch with: that of its forward pass, if it is under way. Raises WrongStateError if that is gone."""
+        return self.module_at(batch.ticket.step) if batch.version is None else batch.version.module
 
     def evaluate(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
         """Run forward only, with the parameters of an evaluated step. Returns activations; the last stage returns the loss."""
@@ -149,8 +115,7 @@ class StageState(StageAverages):
         if (reason := why_refuse(self.record, roster, *self.averages_by) or self.why_not_averaged(roster)) is not None:
             return reason, None
         for ahead in range(len(self._sums)):
-            with self._whole_or_dropped(roster.step + ahead) as sums:
-                sums.merge_all()
+            self._make_one(roster.step + ahead)
         self.record = all_merged(self.record)
         self.holdings.fetch_drift()
         share = self.contribution(roster)
@@ -311,31 +276,12 @@ class StageState(StageAverages):
         self.record = replace(mine, lineage=lineage_replaced(mine.lineage, history), tied=history, tied_sums=())
         self._drop_ledgers()
 
-    def drop_sums(self, names: Sequence[PeerId]) -> None:
-        """Rule 6 (reset): drop these sums of this step's ledger; what they held is missing again."""
-        if self.record.phase is not Phase.ACCUMULATING:
-            return
-        self.record = dropped(self.record, names)
-        self._sums[0].drop(names)
-        if self.record.peer in names:
-            self.accumulator.is_void = True
-            self.accumulator.zero()
-
-    def _drop_ledgers(self) -> None:
-        """Empty the ledger of this step and, where steps overlap, of the next."""
-        self.sections = None
-        for sums in self._sums:
-            sums.void()
-        self.record = both_dropped(self.record)
-        for sums in self._sums:
-            sums.make_whole()
-
     def fence(self, incarnation: int) -> None:
         """T3 (fence): begin a new incarnation. A finished average is a fact and stays; the ledger is a claim and goes."""
         if self.round is not None:
             self._move(Phase.ACCUMULATING)
         self.record = replace(self.record, incarnation=incarnation)
-        self._drop_ledgers()
+        self._drop_for_fence()
 
     def begin_joining(self) -> None:
         """Take no part in the step until the state is downloaded."""
@@ -368,6 +314,8 @@ class StageState(StageAverages):
         """Begin the next step, with the part of it that is already computed."""
         self.sections = None
         self._sums[0].zero()
+        if self.own is not None:
+            self.own.begin()
         self._sums = [*self._sums[1:], self._sums[0]]  # at once: other threads read it
         self.record = replace(at_next_step(self.record), lineage=lineage, tied=tied, voids=())
 
@@ -387,6 +335,7 @@ class StageState(StageAverages):
         self.holdings.release()
         self.evaluated.forget()
         self._sums.clear()
+        self.own = None
         self.average = self.applied = self.sections = None
 
     def load(self, tensors: Mapping[str, Tensor], step: int, lineage: Lineage, history: Sequence[HistoryEntry]) -> None:
@@ -397,4 +346,6 @@ class StageState(StageAverages):
         self.gradient_norms |= {known.step: known.norm for known in norms}
         self.evaluated.forget()
         self._drop_ledgers()
+        if self.own is not None:
+            self.own.forget()
         self.record = replace(self.record, step=step, lineage=lineage, tied=tied, voids=())

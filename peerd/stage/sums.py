@@ -34,6 +34,17 @@ class Sums:
                 return False
         return True
 
+    def begin_in_memory(self, name: PeerId) -> None:
+        """Make room for an open batch (policy/step/batches.py), of which an update is made. Raises what a lack of memory raises."""
+        if name not in self._asides:
+            self._asides[name] = self.main.another()
+
+    def batch(self, name: PeerId) -> Accumulator:
+        """An open batch that lies in memory."""
+        found = self._asides[name]
+        assert isinstance(found, Accumulator)
+        return found
+
     def of(self, other: PeerId | None) -> Accumulator | StoredSum:
         return self.main if other is None else self._asides[other]
 

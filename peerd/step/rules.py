@@ -40,6 +40,7 @@ def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: 
         ties_stages=manifest.ties_stages,
         group_size=manifest.swarm.group_size,
         num_sections=num_sections_of(manifest.swarm.group_size),
+        local_batch=train.local_batch,
         certifies=manifest.swarm.trust == "on",
         averages_in_state=(FLOAT32_BYTES + optimizer_bytes(train)) // sum_bytes(train),
     )

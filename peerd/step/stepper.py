@@ -180,6 +180,7 @@ class Stepper:
             attempt=self._attempt,
             last_in_turn=self._rounds.absences.sidelining.last_in_turn(record.step),
             lost_since_s=self._lost_since_s,
+            keeps_versions=self._state.keeps_versions,
             fetching=self._fetching.sections,
             refused=self._fetching.refused(),
             unanswered=self._fetching.unanswered(),
@@ -316,6 +317,8 @@ class Stepper:
             case acts.DropSums(names=names):
                 self.resets += 1
                 await self._executor.run(Priority.LEDGER, lambda: self._state.drop_sums(names))
+            case acts.SealBatch(name=name):
+                await self._executor.run(Priority.LEDGER, lambda: self._state.seal_batch(name))
             case acts.SkipStep():
                 self._lost_since_s = None  # the next step must look lost for the whole time again
                 await self._trials.update(self._state.skip_step)

@@ -213,6 +213,7 @@ class Client:
 def make_member(group: Group, peer: PeerId, folder: Path, manifest: Manifest, averaging_s: float = AVERAGING_S) -> Member:
     record = PeerRecord(peer=peer, incarnation=1)
     state = StageState(manifest, record, torch.device("cpu"), lambda: group.view(peer))
+    state.own = None  # the sums are made up, and no updates of the parameters
     state.serve()
     executor, log = Executor(), AverageLog(folder, torch.float64)
     loop, host = asyncio.get_running_loop(), PaperHost(group.changed, key=peer.encode())

@@ -73,6 +73,14 @@ def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str])
     assert "parameters 2.0e-07 off the mates' mean when last averaged, moments in 8 bits" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("local_batch", [0, 8])
+def test_status_tells_a_peers_own_updates_from_steps(local_batch: int, capsys: pytest.CaptureFixture[str]) -> None:
+    update = UpdateInfo(learning_rate=0.003, gradient_norm=None, max_gradient_norm=0.0, loss_scale=None, local_batch=local_batch)
+    print_status(status_reply(update=update, counters=counters(own_updates=31)))
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("local steps 31 updates of its own, after 8 microbatches each; a step averages them" in told) == bool(local_batch)
+
+
 @pytest.mark.parametrize("offloads", [False, True])
 def test_status_says_whether_a_device_leaves_the_optimizer_to_its_machine(offloads: bool, capsys: pytest.CaptureFixture[str]) -> None:
     memory = {**status_reply()["memory"], "offloads": offloads}

@@ -39,6 +39,8 @@ def bytes_of(manifest: Manifest, placing: Placing) -> tuple[float, float]:
         ({"optimizer": "sgd", "momentum": 0.0}, 16, (16, 4), (12, 8)),
         ({"delayed_updates": True}, 36, (32, 4), (24, 12)),
         ({"average_parameters": "always"}, 24, (24, 4), (12, 16)),
+        ({"local_batch": 1}, 44, (44, 4), (28, 20)),
+        ({"local_batch": 1, "accumulate": "float64"}, 60, (56, 8), (40, 24)),
     ],
 )
 def test_bytes_of_a_parameter(train: dict[str, Any], together: int, device: tuple[int, int], offloaded: tuple[int, int]) -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import merged, sums, sums_to_drop
-from peerd.policy.step.batches import batch_for, batch_to_seal, open_dropped
+from peerd.policy.step.batches import MOST_OPEN, batch_for, batch_to_seal, open_dropped
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.ledger import marked
 from peerd.policy.step.situation import OwnState, Situation
 from peerd.policy.step.stepping import decide
-from peerd.table.record import MAX_ASIDES, PeerId, PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase
 from tests.policy.test_stepping import RULES
 from tests.strategies import NUM_MICROBATCHES, member, view_of
 
@@ -49,12 +49,12 @@ def decided(mine: PeerRecord, *mates: PeerRecord, told_s: float = 1000.0) -> Act
 
 def test_gradients_fill_one_batch_after_another_and_the_last_one_takes_the_rest() -> None:
     record = with_added(member("me"), list(range(8)))
-    assert [aside.done.bit_count() for aside in record.asides] == [2, 2, 4]
-    assert len({aside.other for aside in record.asides}) == MAX_ASIDES
+    assert [aside.done.bit_count() for aside in record.asides] == [2, 6]
+    assert len({aside.other for aside in record.asides}) == MOST_OPEN
     assert record.done == 0xFF
     sealed = merged(record, record.step, record.asides[0].other)
     assert sums(sealed)[PeerId("me")] == 0b11
-    assert [aside.done.bit_count() for aside in with_added(sealed, [8]).asides] == [2, 4, 1]
+    assert [aside.done.bit_count() for aside in with_added(sealed, [8]).asides] == [6, 1]
 
 
 def test_a_full_batch_is_sealed_once_it_has_been_told_for_two_announce_periods() -> None:
@@ -75,6 +75,14 @@ def test_a_batch_that_is_not_full_or_that_a_mate_has_computed_too_is_not_sealed(
     mates_act = decided(mate, mine)
     assert isinstance(mates_act, acts.DropSums), "the smaller batch goes"
     assert isinstance(decided(mine, open_dropped(mate)), acts.SealBatch)
+
+
+def test_nothing_is_sealed_while_microbatches_on_their_way_need_all_versions_that_are_kept() -> None:
+    mine = with_added(member("me"), [0, 1])
+    own = OwnState(record=mine, open_since_s=((mine.asides[0].other, 0.0),))
+    waits, seals = (decide(Situation(each, view_of(mine), 1e3, LOCAL)) for each in (replace(own, keeps_versions=True), own))
+    assert isinstance(waits, acts.Wait)
+    assert isinstance(seals, acts.SealBatch)
 
 
 @pytest.mark.parametrize("phase", [Phase.AVERAGING, Phase.AVERAGED, Phase.JOINING])

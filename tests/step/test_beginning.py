@@ -20,7 +20,7 @@ from tests.strategies import view_of
 async def test_a_run_that_is_begun_anew_is_told_of_once_with_what_to_do() -> None:
     mine = PeerRecord(peer=PeerId("me"))
     membership: Any = SimpleNamespace(live=lambda: view_of(mine), view=SimpleNamespace(sightings={}), me=mine.peer, bans=Bans())
-    state: Any = SimpleNamespace(record=mine, round=None, microbatch_size=1)
+    state: Any = SimpleNamespace(record=mine, round=None, microbatch_size=1, keeps_versions=False)
     rounds: Any = PaperRounds()
     unused: Any = None
     rules = StepRules(num_stages=1, num_microbatches=4, ttl_s=3.0, averaging_s=2.0)

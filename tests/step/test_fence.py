@@ -32,7 +32,7 @@ async def test_hole_14_a_fence_starts_the_wait_for_a_lost_step_anew() -> None:
     """Rule T3 (fence): a peer that slept has not looked for its mates all the while."""
     zombie, elsewhere = member("p3", step=4), member("p0", stage=1, step=6)
     membership: Any = SimpleNamespace(live=lambda: view_of(zombie, elsewhere), wake=lambda: None, bans=Bans())
-    state: Any = SimpleNamespace(record=zombie, round=None, microbatch_size=1, fence=lambda _incarnation: None)
+    state: Any = SimpleNamespace(record=zombie, round=None, microbatch_size=1, keeps_versions=False, fence=lambda _inc: None)
     rounds: Any = PaperRounds()
     unused: Any = None
     executor = Executor()
@@ -68,7 +68,7 @@ class Sleeper:
         self.membership = Membership(me, RUN, self.ttl_s, self.row)
         self.membership.publish()
         self.hear(1)
-        state: Any = SimpleNamespace(record=record, round=None, microbatch_size=1, fence=lambda _incarnation: None)
+        state: Any = SimpleNamespace(record=record, round=None, microbatch_size=1, keeps_versions=False, fence=lambda _inc: None)
         state.skip_step, state.serve = partial(self.done.append, "skip"), partial(self.done.append, "serve")
         rounds: Any = PaperRounds()
         unused: Any = None

@@ -12,14 +12,19 @@ import itertools
 
 from peerd.policy.step.asides import dropped
 from peerd.policy.step.situation import Situation
-from peerd.table.record import MAX_ASIDES, PeerId, PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase
+
+MOST_OPEN = 2
+"""Open batches of a peer: one that fills, and one that is told. Each takes as much memory as the sum of the stage's gradients."""
+MOST_EARLIER = 1
+"""Versions of a peer's own parameters before the present one that it keeps for microbatches on their way. A seal that needs more waits."""
 
 
 def batch_for(mine: PeerRecord, local_batch: int) -> PeerId:
     """The name of the open batch for the next gradient: the newest one, or another where that is full and one more may be there."""
     if mine.asides:
         newest = mine.asides[-1]
-        if newest.done.bit_count() < local_batch or len(mine.asides) >= MAX_ASIDES:
+        if newest.done.bit_count() < local_batch or len(mine.asides) >= MOST_OPEN:
             return newest.other
     names = {aside.other for aside in mine.asides}
     return next(name for number in itertools.count() if (name := PeerId(str(number))) not in names)
@@ -31,9 +36,12 @@ def open_dropped(mine: PeerRecord) -> PeerRecord:
 
 
 def batch_to_seal(now: Situation) -> PeerId | None:
-    """The oldest open batch that is full, has been told for two announce periods as it is, and shares nothing with a member's ledger."""
+    """The oldest open batch that is full, has been told for two announce periods as it is, and shares nothing with a member's ledger.
+
+    None while microbatches on their way need as many versions of the parameters as this peer keeps.
+    """
     mine, rules = now.mine, now.rules
-    if not rules.local_batch or mine.phase is not Phase.ACCUMULATING:
+    if not rules.local_batch or mine.phase is not Phase.ACCUMULATING or now.own.keeps_versions:
         return None
     since_s, others = dict(now.own.open_since_s), 0
     for member in now.live.members(mine.stage, mine.step):

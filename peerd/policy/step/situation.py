@@ -86,6 +86,8 @@ class OwnState:
     """Members of this peer's last round to which it still sends sums that they lack."""
     open_since_s: tuple[tuple[PeerId, float], ...] = ()
     """By open batch: the time since which it has been as it is, at every look."""
+    keeps_versions: bool = False
+    """With local steps: an update must wait, because microbatches on their way need as many versions of the parameters as are kept."""
     propose_after_s: float = 0.0
     """The earliest time of the next proposal, after a round that this peer led has failed."""
     attempt: int = 0
