@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from peerd.config import manifest as manifest_files
 from peerd.config.atomic import draft
-from peerd.config.codec import parse_allowed
+from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.manifest import Manifest, TrainConfig, WireConfig
 from peerd.config.paths import cache_folder
 from peerd.data.progress import TerminalBar, silent
@@ -31,6 +32,7 @@ from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.norms import combine
+from peerd.replay import Move, Replay, read_log
 from peerd.replicas import Backpropagate, Replicas
 from peerd.stage.accumulator import gradient_norm, usable
 from peerd.stage.export import write_evaluations, write_export
@@ -61,6 +63,8 @@ class ReferenceRequest:
     """Text file or folder that replaces the run's data.source."""
     replicas: int = 1
     """Copies of each stage, where steps are local."""
+    replay: str = ""
+    """Folder with the logs of what peers have done in local steps, to play that."""
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -94,9 +98,7 @@ def train_reference(
     Training begins with first weights, or with `start`. Sets torch's thread count for the whole process if compute.threads says one.
     Where steps are local, each stage is trained in so many copies.
     """
-    if manifest.compute.threads:
-        torch.set_num_threads(manifest.compute.threads)
-    set_products(manifest.train)
+    _set_up(manifest)
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     ahead = copy.deepcopy(stages) if manifest.train.delayed_updates else stages
     optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in ahead]
@@ -114,7 +116,7 @@ def train_reference(
             evaluations.append(evaluate(manifest, corpus, stages, step))
         try:
             if copies is not None:
-                loss, gradients = copies.mean_changes(step, _backward_of(manifest, corpus, step))
+                loss, gradients = copies.mean_changes(step, backward_of(manifest, corpus, step))
             else:
                 loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)
         except NotFiniteError as error:
@@ -136,6 +138,43 @@ def train_reference(
     parameters = {name: parameter.detach() for stage in ahead for name, parameter in stage.named_parameters()}
     state = {name: tensor for optimizer in optimizers for name, tensor in optimizer.tensors().items()}
     return ReferenceResult(parameters=parameters, optimizer_state=state, history=history, norms=norms, evaluations=evaluations)
+
+
+def replay_reference(
+    manifest: Manifest,
+    corpus: Microbatches,
+    steps: int,
+    logs: Sequence[Sequence[Move]],
+    report: Callable[[HistoryEntry], None] | None = None,
+    start: StartState | None = None,
+) -> ReferenceResult:
+    """Compute again what peers have done in local steps up to step `steps`, from the logs of their moves. Raises UsageError."""
+    if not manifest.train.local_batch:
+        raise UsageError("--replay is given, and the run has no local steps", "leave it out: without them a run is the same on all paths")
+    if parse_averaged(manifest.wire.weight_gradients).is_lossy:
+        raise UsageError("--replay cannot play lossy averages", 'it needs a run with wire.weight_gradients "none"')
+    _set_up(manifest)
+    replay, evaluations = Replay(manifest, logs, partial(backward_of, manifest, corpus)), list[Evaluation]()
+    if start is not None:
+        for stage, optimizer in zip(replay.stages, replay.outer, strict=True):
+            replay.history = _load(stage, optimizer, start.of_stage(manifest, stage.stage))
+    for step in range(replay.step, steps):
+        if manifest.train.evaluates_at(step):
+            evaluations.append(evaluate(manifest, corpus, replay.stages, step))
+        replay.play_step()
+        if report is not None:
+            report(replay.history[-1])
+    if manifest.train.evaluates_at(steps):
+        evaluations.append(evaluate(manifest, corpus, replay.stages, steps))
+    parameters = {name: parameter.detach() for stage in replay.stages for name, parameter in stage.named_parameters()}
+    state = {name: tensor for optimizer in replay.outer for name, tensor in optimizer.tensors().items()}
+    return ReferenceResult(parameters=parameters, optimizer_state=state, history=replay.history, norms=[], evaluations=evaluations)
+
+
+def _set_up(manifest: Manifest) -> None:
+    if manifest.compute.threads:
+        torch.set_num_threads(manifest.compute.threads)
+    set_products(manifest.train)
 
 
 def evaluate(manifest: Manifest, corpus: Microbatches, stages: Sequence[StageModule], step: int) -> Evaluation:
@@ -175,7 +214,7 @@ def mean_gradients(
     num_microbatches = manifest.train.microbatches_per_step
     precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
     sums = [{name: torch.zeros_like(value, dtype=precision) for name, value in stage.named_parameters()} for stage in stages]
-    loss_sum, with_loss, work = 0.0, 0, _backward_of(manifest, corpus, step, scale)
+    loss_sum, with_loss, work = 0.0, 0, backward_of(manifest, corpus, step, scale)
     for index in range(num_microbatches):
         loss = work(stages, index)
         if math.isfinite(loss):
@@ -191,7 +230,7 @@ def mean_gradients(
     return loss_sum / with_loss if with_loss else math.nan, sums
 
 
-def _backward_of(manifest: Manifest, corpus: Microbatches, step: int, scale: float = 1.0) -> Backpropagate:
+def backward_of(manifest: Manifest, corpus: Microbatches, step: int, scale: float = 1.0) -> Backpropagate:
     """What computes a microbatch of this step, with the run's dropout."""
 
     def work(stages: Sequence[StageModule], index: int) -> float:
@@ -263,10 +302,16 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
     manifest, corpus, start = _open_run(request)
     if request.replicas > 1 and not manifest.train.local_batch:
         raise UsageError(f"--replicas is {request.replicas}, and the run has no local steps", "set train.local_batch, or leave it out")
+    logs = [read_log(path) for path in sorted(Path(request.replay).glob("*.jsonl"))] if request.replay else None
+    if logs == []:
+        raise UsageError(f"no log of a peer's moves lies in {request.replay}", "give the folder of `--moves`")
     with draft(Path(request.out)) as path:
         path.touch()  # find out before the training if the output folder cannot be written
     began = time.monotonic()
-    result = train_reference(manifest, corpus, request.steps, _print_progress, start, request.replicas)
+    if logs is not None:
+        result = replay_reference(manifest, corpus, request.steps, logs, _print_progress, start)
+    else:
+        result = train_reference(manifest, corpus, request.steps, _print_progress, start, request.replicas)
     elapsed_s = time.monotonic() - began
     write_export(Path(request.out), manifest, result.parameters, result.optimizer_state, result.history)
     write_evaluations(Path(request.out), result.evaluations)

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,9 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
     plan = plan_of(DemoFlags(**flags))
     if out is not None:
         create_folder(out)
+        if plan.manifest.train.local_batch:
+            plan = replace(plan, moves=str((out / "moves").absolute()))
+            create_folder(Path(plan.moves))
     with _signals_interrupt():
         with view_of(as_json=as_json) as view, DemoSwarm(plan, view.say) as swarm:
             _say_what_comes(plan, view)

@@ -184,7 +184,7 @@ class DemoSwarm:
             observe=self.plan.observed,
             follow_parent=True,
             ephemeral=True,
-            **purpose,
+            **purpose | {"moves": self.plan.moves},
         )
         log = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115 - closed when the demo ends
         process = subprocess.Popen(

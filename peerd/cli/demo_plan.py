@@ -37,6 +37,8 @@ class DemoPlan:
     stand_in_ms: float
     observed: bool = True
     """The daemons keep a history, and the first has a dashboard."""
+    moves: str = ""
+    """Folder for what the daemons do in local steps; empty: none."""
 
     @property
     def num_stages(self) -> int:

@@ -129,6 +129,7 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         click.option("--otel", is_flag=True, help="Export OpenTelemetry traces of some microbatches (OTEL_* variables)."),
         click.option("--tensorboard", metavar="DIR", default="", help="Write scalars for TensorBoard there."),
         click.option("--wandb", metavar="PROJECT", default="", help="Log scalars to Weights & Biases."),
+        click.option("--moves", metavar="DIR", default="", help="Note local steps there, for `peerd reference --replay`."),
         home_option,
         json_option,
     )
@@ -142,17 +143,17 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
 
 
 def told_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """The daemon's settings from --otel, --tensorboard and --wandb. UsageError where a library is missing."""
+    """The daemon's settings from --otel, --tensorboard, --wandb and --moves. UsageError where a library is missing."""
     from importlib.util import find_spec
 
     wanted = (("otel", "opentelemetry", "otel"), ("tensorboard", "tensorboardX", "tensorboard"), ("wandb", "wandb", "wandb"))
     for flag, module, extra in wanted:
         if flags[flag] and find_spec(module) is None:
             raise UsageError(f"--{flag} needs a library that is not installed", f"pip install 'peerd[{extra}]'")
-    folder = Path(flags["tensorboard"]).expanduser().absolute() if flags["tensorboard"] else None
-    if folder is not None:
-        create_folder(folder)
-    return {"otel": flags["otel"], "tensorboard": str(folder or ""), "wandb": flags["wandb"]}
+    folders = {flag: str(Path(flags[flag]).expanduser().absolute()) if flags[flag] else "" for flag in ("tensorboard", "moves")}
+    for folder in filter(None, folders.values()):
+        create_folder(Path(folder))
+    return {"otel": flags["otel"], "wandb": flags["wandb"], **folders}
 
 
 def relay_settings(flags: dict[str, Any]) -> dict[str, Any]:

@@ -261,11 +261,13 @@ def export(context: click.Context, folder: Path, file_format: str, timeout_s: fl
 @click.option("--out", type=OUTPUT_FOLDER, required=True, metavar="DIR", help="Folder for the result.")
 @click.option("--data", metavar="SOURCE", help="The text, where it lies elsewhere: a file, a folder or an address.")
 @click.option("--replicas", type=click.IntRange(1), default=1, show_default=True, help="Copies of each stage, where steps are local.")
+@click.option("--replay", metavar="DIR", help="Play what peers have done in local steps, from what they noted with --moves.")
 @reply_options
-def reference(run_file: str, steps: int, out: Path, data: str | None, replicas: int, as_json: bool) -> None:
+def reference(run_file: str, out: Path, data: str | None, replay: str | None, as_json: bool, **numbers: int) -> None:
     """Train the same run in one process: what the swarm must equal.
 
-    Where the run has local steps (train.local_batch), it is what as many peers of each stage as --replicas might make of it.
+    Where the run has local steps (train.local_batch), it is what as many peers of each stage as --replicas might make of it, or with
+    --replay what a swarm has made of it.
 
     \b
     Example:
@@ -279,7 +281,8 @@ def reference(run_file: str, steps: int, out: Path, data: str | None, replicas: 
     manifest.load(path)
     source = existing_source(data, "--data") if data else ""
     create_folder(out)
-    request = {"run_file": str(path), "steps": steps, "out": str(out), "data": source, "replicas": replicas}
+    moves = str(Path(replay).expanduser().absolute()) if replay else ""
+    request = {"run_file": str(path), "out": str(out), "data": source, "replay": moves, **numbers}
     reply = run_child("peerd.reference", request, what="the reference run")
     if is_printed(reply, as_json):
         return

@@ -70,6 +70,8 @@ class Settings:
     """Export OpenTelemetry traces of a sample of microbatches, configured by the OTEL_* environment variables."""
     tensorboard: str = ""
     """Folder for TensorBoard scalars; empty: none."""
+    moves: str = ""
+    """Folder for what this daemon does to its own parameters, where steps are local (`peerd reference --replay`); empty: none."""
     wandb: str = ""
     """Project at Weights & Biases for scalars; empty: none."""
     allow_faults: bool = False

@@ -6,6 +6,7 @@ import asyncio
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 import torch
@@ -101,7 +102,10 @@ def _build_state(peer: Peer, record: PeerRecord, room: Room, spools: Spools) -> 
     keep_graph = keeps_graphs(manifest, record.stage, manifest.slots + 1, room.device, placing)
     LOG.info("graphs kept" if keep_graph else "graphs recomputed", recompute=manifest.compute.recompute)
     _tell_placing(peer, record.stage, placing)
-    return StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans, placing is Placing.OFFLOADED, spools)
+    state = StageState(manifest, record, device, peer.membership.live, keep_graph, peer.spans, placing is Placing.OFFLOADED, spools)
+    if peer.settings.moves:
+        state.keep_moves(Path(peer.settings.moves))
+    return state
 
 
 def _tell_placing(peer: Peer, stage: int, placing: Placing) -> None:

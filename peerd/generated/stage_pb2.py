@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from peerd.generated import swarm_pb2 as peerd_dot_generated_dot_swarm__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/stage.proto\x12\x05peerd\x1a\x1bpeerd/generated/swarm.proto\"N\n\x0cTensorHeader\x12\r\n\x05shape\x18\x01 \x03(\x04\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\"\"\n\x03Hop\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\"\xea\x02\n\nCallHeader\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\nmicrobatch\x18\x05 \x01(\r\x12\x12\n\naccumulate\x18\x06 \x03(\r\x12\x18\n\x04path\x18\x07 \x03(\x0b\x32\n.peerd.Hop\x12#\n\x06inputs\x18\x08 \x01(\x0b\x32\x13.peerd.TensorHeader\x12#\n\x06labels\x18\t \x01(\x0b\x32\x13.peerd.TensorHeader\x12$\n\x07records\x18\n \x03(\x0b\x32\x13.peerd.SignedRecord\x12\r\n\x05trace\x18\x0b \x01(\x0c\x12\x12\n\nevaluation\x18\x0c \x01(\x08\x12\x16\n\x0egradient_codec\x18\r \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x0e \x01(\r\x12\r\n\x05\x61gain\x18\x0f \x01(\x08\x12\x14\n\x0creceive_rate\x18\x10 \x01(\x01\"?\n\x0b\x43\x61llMessage\x12!\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.CallHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\n\n\x08\x41\x63\x63\x65pted\"\t\n\x07Working\"(\n\tForwarded\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\"\xc0\x01\n\x04\x44one\x12%\n\x08gradient\x18\x01 \x01(\x0b\x32\x13.peerd.TensorHeader\x12\x14\n\x0c\x64ownstream_s\x18\x02 \x01(\x01\x12$\n\x07records\x18\x03 \x03(\x0b\x32\x13.peerd.SignedRecord\x12\x11\n\x04loss\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0creceive_rate\x18\x06 \x01(\x01\x12\x0e\n\x06held_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\rB\x07\n\x05_lossJ\x04\x08\x04\x10\x05\"\xb3\x01\n\x0cReplyMessage\x12#\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x0f.peerd.AcceptedH\x00\x12!\n\x07working\x18\x02 \x01(\x0b\x32\x0e.peerd.WorkingH\x00\x12%\n\tforwarded\x18\x03 \x01(\x0b\x32\x10.peerd.ForwardedH\x00\x12\x1b\n\x04\x64one\x18\x04 \x01(\x0b\x32\x0b.peerd.DoneH\x00\x12\x0f\n\x05\x63hunk\x18\x05 \x01(\x0cH\x00\x42\x06\n\x04kind\" \n\rCancelRequest\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x0c\"\r\n\x0b\x43\x61ncelReply2y\n\x05Stage\x12<\n\rBackpropagate\x12\x12.peerd.CallMessage\x1a\x13.peerd.ReplyMessage(\x01\x30\x01\x12\x32\n\x06\x43\x61ncel\x12\x14.peerd.CancelRequest\x1a\x12.peerd.CancelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/stage.proto\x12\x05peerd\x1a\x1bpeerd/generated/swarm.proto\"N\n\x0cTensorHeader\x12\r\n\x05shape\x18\x01 \x03(\x04\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\"\"\n\x03Hop\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\"\xfc\x02\n\nCallHeader\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05stage\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\nmicrobatch\x18\x05 \x01(\r\x12\x12\n\naccumulate\x18\x06 \x03(\r\x12\x18\n\x04path\x18\x07 \x03(\x0b\x32\n.peerd.Hop\x12#\n\x06inputs\x18\x08 \x01(\x0b\x32\x13.peerd.TensorHeader\x12#\n\x06labels\x18\t \x01(\x0b\x32\x13.peerd.TensorHeader\x12$\n\x07records\x18\n \x03(\x0b\x32\x13.peerd.SignedRecord\x12\r\n\x05trace\x18\x0b \x01(\x0c\x12\x12\n\nevaluation\x18\x0c \x01(\x08\x12\x16\n\x0egradient_codec\x18\r \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x0e \x01(\r\x12\r\n\x05\x61gain\x18\x0f \x01(\x08\x12\x14\n\x0creceive_rate\x18\x10 \x01(\x01\x12\x10\n\x08versions\x18\x11 \x03(\x0c\"?\n\x0b\x43\x61llMessage\x12!\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.CallHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\n\n\x08\x41\x63\x63\x65pted\"\t\n\x07Working\"(\n\tForwarded\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\"\xd2\x01\n\x04\x44one\x12%\n\x08gradient\x18\x01 \x01(\x0b\x32\x13.peerd.TensorHeader\x12\x14\n\x0c\x64ownstream_s\x18\x02 \x01(\x01\x12$\n\x07records\x18\x03 \x03(\x0b\x32\x13.peerd.SignedRecord\x12\x11\n\x04loss\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0creceive_rate\x18\x06 \x01(\x01\x12\x0e\n\x06held_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x10\n\x08versions\x18\t \x03(\x0c\x42\x07\n\x05_lossJ\x04\x08\x04\x10\x05\"\xb3\x01\n\x0cReplyMessage\x12#\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x0f.peerd.AcceptedH\x00\x12!\n\x07working\x18\x02 \x01(\x0b\x32\x0e.peerd.WorkingH\x00\x12%\n\tforwarded\x18\x03 \x01(\x0b\x32\x10.peerd.ForwardedH\x00\x12\x1b\n\x04\x64one\x18\x04 \x01(\x0b\x32\x0b.peerd.DoneH\x00\x12\x0f\n\x05\x63hunk\x18\x05 \x01(\x0cH\x00\x42\x06\n\x04kind\" \n\rCancelRequest\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x0c\"\r\n\x0b\x43\x61ncelReply2y\n\x05Stage\x12<\n\rBackpropagate\x12\x12.peerd.CallMessage\x1a\x13.peerd.ReplyMessage(\x01\x30\x01\x12\x32\n\x06\x43\x61ncel\x12\x14.peerd.CancelRequest\x1a\x12.peerd.CancelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HOP']._serialized_start=147
   _globals['_HOP']._serialized_end=181
   _globals['_CALLHEADER']._serialized_start=184
-  _globals['_CALLHEADER']._serialized_end=546
-  _globals['_CALLMESSAGE']._serialized_start=548
-  _globals['_CALLMESSAGE']._serialized_end=611
-  _globals['_ACCEPTED']._serialized_start=613
-  _globals['_ACCEPTED']._serialized_end=623
-  _globals['_WORKING']._serialized_start=625
-  _globals['_WORKING']._serialized_end=634
-  _globals['_FORWARDED']._serialized_start=636
-  _globals['_FORWARDED']._serialized_end=676
-  _globals['_DONE']._serialized_start=679
-  _globals['_DONE']._serialized_end=871
-  _globals['_REPLYMESSAGE']._serialized_start=874
-  _globals['_REPLYMESSAGE']._serialized_end=1053
-  _globals['_CANCELREQUEST']._serialized_start=1055
-  _globals['_CANCELREQUEST']._serialized_end=1087
-  _globals['_CANCELREPLY']._serialized_start=1089
-  _globals['_CANCELREPLY']._serialized_end=1102
-  _globals['_STAGE']._serialized_start=1104
-  _globals['_STAGE']._serialized_end=1225
+  _globals['_CALLHEADER']._serialized_end=564
+  _globals['_CALLMESSAGE']._serialized_start=566
+  _globals['_CALLMESSAGE']._serialized_end=629
+  _globals['_ACCEPTED']._serialized_start=631
+  _globals['_ACCEPTED']._serialized_end=641
+  _globals['_WORKING']._serialized_start=643
+  _globals['_WORKING']._serialized_end=652
+  _globals['_FORWARDED']._serialized_start=654
+  _globals['_FORWARDED']._serialized_end=694
+  _globals['_DONE']._serialized_start=697
+  _globals['_DONE']._serialized_end=907
+  _globals['_REPLYMESSAGE']._serialized_start=910
+  _globals['_REPLYMESSAGE']._serialized_end=1089
+  _globals['_CANCELREQUEST']._serialized_start=1091
+  _globals['_CANCELREQUEST']._serialized_end=1123
+  _globals['_CANCELREPLY']._serialized_start=1125
+  _globals['_CANCELREPLY']._serialized_end=1138
+  _globals['_STAGE']._serialized_start=1140
+  _globals['_STAGE']._serialized_end=1261
 # @@protoc_insertion_point(module_scope)

@@ -95,6 +95,7 @@ class CallHeader(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AGAIN_FIELD_NUMBER: _builtins.int
     RECEIVE_RATE_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
     run: _builtins.str
@@ -128,6 +129,10 @@ class CallHeader(_message.Message):
     def labels(self) -> Global___TensorHeader: ...
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_swarm_pb2.SignedRecord]: ...
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """where steps are local: by earlier stage, the version of its parameters, 16 bytes; empty: as the step began"""
+
     def __init__(
         self,
         *,
@@ -147,10 +152,11 @@ class CallHeader(_message.Message):
         attempt: _builtins.int = ...,
         again: _builtins.bool = ...,
         receive_rate: _builtins.float = ...,
+        versions: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "receive_rate", b"receive_rate", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "receive_rate", b"receive_rate", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -244,6 +250,7 @@ class Done(_message.Message):
     RECEIVE_RATE_FIELD_NUMBER: _builtins.int
     HELD_S_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
+    VERSIONS_FIELD_NUMBER: _builtins.int
     downstream_s: _builtins.float
     """time the callee spent waiting for later stages"""
     loss: _builtins.float
@@ -262,6 +269,10 @@ class Done(_message.Message):
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_swarm_pb2.SignedRecord]:
         """of every peer on the path, their ledgers up to date"""
 
+    @_builtins.property
+    def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """where steps are local: of the callee and each later stage, as in the call"""
+
     def __init__(
         self,
         *,
@@ -272,10 +283,11 @@ class Done(_message.Message):
         receive_rate: _builtins.float = ...,
         held_s: _builtins.float = ...,
         slots: _builtins.int = ...,
+        versions: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "gradient", b"gradient", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "held_s", b"held_s", "loss", b"loss", "receive_rate", b"receive_rate", "records", b"records", "slots", b"slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "held_s", b"held_s", "loss", b"loss", "receive_rate", b"receive_rate", "records", b"records", "slots", b"slots", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015

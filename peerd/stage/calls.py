@@ -156,7 +156,9 @@ class StageService:
             raise BusyError("this call is under way already")
         record = self._state.record
         accumulate = record.stage in call.accumulate
-        ticket = Ticket(call.step, call.index, self._mark(call.step), accumulate, call.needs_backward, again=call.again)
+        ticket = Ticket(
+            call.step, call.index, self._mark(call.step), accumulate, call.needs_backward, again=call.again, above=call.versions
+        )
         is_early = ledger_of(record) < call.step
         self._held[key] = ticket
         try:
@@ -204,6 +206,8 @@ class StageService:
         most, whole = train.microbatches_per_step, "a step"
         if call.evaluation:
             most, whole = train.evaluation_microbatches, "an evaluation"
+        elif self._state.own is not None and len(call.versions) != record.stage:
+            raise BadMessageError("the call does not say with which versions its inputs were computed")
         if call.index >= most or (call.evaluation and not train.evaluates_at(call.step)):
             raise BadMessageError(f"microbatch {call.index} of {whole} of {most}")
         length = train.sequence_length if call.evaluation else self._manifest.sequence_length_at(call.step)
@@ -228,7 +232,8 @@ class StageService:
         if finished := self._jobs.finished(call):
             if finished.inputs == await asyncio.to_thread(digest_of, chunks):
                 self.counters.suppressed += 1
-                return CallResult(gradient=await finished.gradient.value(), downstream_s=0.0, records=tuple(self._host.own_records()))
+                value, records = await finished.gradient.value(), tuple(self._host.own_records())
+                return CallResult(gradient=value, downstream_s=0.0, records=records, versions=finished.versions)
             self._check_slots(call, len(self._held) - 1)
         holdings = self._state.holdings
         if holdings.delayed is not None and call.step > self._state.record.step:
@@ -238,7 +243,7 @@ class StageService:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, partial(self._jobs.last_stage, *given))
             return self._result(ticket, outcome, await _value_of(gradient), 0.0, None)
         batch, activations, labels = await self._run(Priority.FORWARD, ticket, partial(self._jobs.forward, *given))
-        onward = _onward(call, await activations.value(), labels)
+        onward = _onward(call, await activations.value(), labels, (*ticket.above, ticket.version) if self._state.own else ())
         if made_s := activations.made_s:
             took_s = self.computing.ended_late(ticket) or ticket.computed_s
             self._state.spans.put(Span(SpanKind.FORWARD, made_s - took_s, made_s, ticket.step, ticket.index))
@@ -257,6 +262,7 @@ class StageService:
             if below.gradient is None or not call.needs_backward:  # only stages after this one still need the microbatch
                 return self._result(ticket, BackwardResult(None, "not asked to"), None, downstream_s, below)
             try:
+                ticket.below = self._versions_of(below)
                 job = partial(self._jobs.backward, call, batch, await self._jobs.gradient_arriving(below.gradient), self.pace)
                 outcome, gradient = await self._run(Priority.BACKWARD, ticket, job)
             except BadMessageError:
@@ -264,6 +270,12 @@ class StageService:
                 continue
             return self._result(ticket, outcome, await _value_of(gradient), downstream_s, below)
         raise PeerGoneError("the next stage's gradients are not finite")
+
+    def _versions_of(self, below: CallResult) -> tuple[bytes, ...]:
+        """The versions of the later stages, where steps are local. Raises BadMessageError unless there is one for each."""
+        if self._state.own is not None and len(below.versions) != self._manifest.train.num_stages - 1 - self._state.record.stage:
+            raise BadMessageError("the result does not say with which versions it was computed")
+        return below.versions
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         """Run forward here, call the next stage, and return the last stage's loss; nothing is kept or counted."""
@@ -340,6 +352,7 @@ class StageService:
             records=(*self._host.own_records(), *(below.records if below else ())),
             held_s=ticket.queued_s + ticket.computed_s + (below.held_s if below else 0.0),
             slots=min(slots),
+            versions=(ticket.version, *ticket.below) if self._state.own and gradient is not None else (),
         )
 
 
@@ -347,6 +360,6 @@ async def _value_of(gradient: Leaving | None) -> TensorBytes | None:
     return None if gradient is None else await gradient.value()
 
 
-def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes) -> Call:
+def _onward(call: Call, inputs: TensorBytes, labels: TensorBytes, versions: tuple[bytes, ...] = ()) -> Call:
     """The call for the next stage. The link to that stage chooses the codec of the gradient."""
-    return replace(call, stage=call.stage + 1, inputs=inputs, labels=labels, gradient_codec=None)
+    return replace(call, stage=call.stage + 1, inputs=inputs, labels=labels, gradient_codec=None, versions=versions)

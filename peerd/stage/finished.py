@@ -24,6 +24,8 @@ class Finished:
     """Digest of the inputs that it was computed from."""
     generation: int
     """Generation of the parameters that it was computed with."""
+    versions: tuple[bytes, ...] = ()
+    """With local steps, those of this and the later stages with which it was computed."""
 
 
 class FinishedGradients:

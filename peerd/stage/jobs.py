@@ -149,7 +149,8 @@ class StageJobs:
         """Keep the gradient, for a caller that repeats the call."""
         if gradient is None or not gradient.is_begun:
             return None
-        finished = Finished(gradient, batch.digest, self._state.holdings.generation)
+        ticket = batch.ticket
+        finished = Finished(gradient, batch.digest, self._state.holdings.generation, (ticket.version, *ticket.below))
         self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
         return gradient
 

@@ -13,7 +13,7 @@ from peerd.policy.step.batches import batch_for, open_dropped
 from peerd.policy.step.ledger import both_dropped, ledger_dropped, marked, may_accumulate
 from peerd.stage.averages import StageAverages
 from peerd.stage.own_updates import OwnUpdates
-from peerd.stage.results import Ticket
+from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.sections import HeldSections
 from peerd.stage.sums import Sums
 from peerd.table.record import NO_AVERAGE, PeerId, Phase
@@ -38,6 +38,8 @@ class StageLedgers(StageAverages):
             other = self._begin_aside(held, ticket) if self.own is None else self._begin_batch(held)
             grown = marked(self.record, ticket.step, ticket.index, other)
             held.of(other).add(gradients, loss, overflowed)
+        if self.own is not None and other is not None:
+            self.own.moves.add(ticket.step, ticket.index, other, ticket.versions)
         self.record = grown
         return ""
 
@@ -58,10 +60,11 @@ class StageLedgers(StageAverages):
             if held.is_void:
                 lost = (self.record.done if step == self.record.step else self.record.next_done).bit_count()
                 LOG.error("ledger dropped: an addition to it failed half way", step=step, microbatches=lost, error=repr(error))
+                if self.own is not None:
+                    self.own.moves.drop([aside.other for aside in self.record.asides])
+                    self.own.take_back()
                 self.record = ledger_dropped(self.record, step)
                 held.void()
-                if self.own is not None:
-                    self.own.take_back()
             raise
 
     def _begin_aside(self, held: Sums, ticket: Ticket) -> PeerId | None:
@@ -81,6 +84,14 @@ class StageLedgers(StageAverages):
         """Whether an update of this peer's own has to wait (`OwnUpdates`). Any thread may ask."""
         own = self.own
         return own is not None and own.keeps_versions
+
+    def note_version(self, batch: HeldMicrobatch) -> None:
+        """Note with which version a microbatch is computed forward, and keep that for its backward pass."""
+        if self.own is not None and batch.ticket.step == self.record.step:
+            version = self.own.version()
+            batch.ticket.version = version.name
+            if batch.ticket.backward:
+                version.hold_for(batch)
 
     def _begin_batch(self, held: Sums) -> PeerId:
         """Make room in memory for the open batch of the next gradient."""
@@ -102,7 +113,7 @@ class StageLedgers(StageAverages):
         with self._whole_or_dropped(step) as held:
             batch = held.batch(name)
             with held.main.changing():
-                own.update(step, batch.sums(batch.flat), num_microbatches)
+                own.update(step, name, batch.sums(batch.flat), num_microbatches)
                 held.main.flat[-batch.num_exact :] += batch.flat[-batch.num_exact :]
             held.drop([name])
         self.num_own_updates += 1
@@ -120,6 +131,7 @@ class StageLedgers(StageAverages):
         if self.record.group == NO_AVERAGE:  # else it is the sum of a group already
             with self._whole_or_dropped(step) as held, held.main.changing():
                 self.own.put_change(held.main, self.record.done.bit_count())
+                self.own.moves.give(step, self.record.done)
 
     # What is dropped
 
@@ -128,7 +140,7 @@ class StageLedgers(StageAverages):
         if self.record.phase is not Phase.ACCUMULATING:
             return
         self.record = dropped(self.record, names)
-        self._sums[0].drop(names)
+        self._drop_apart(names)
         if self.record.peer in names:
             self.accumulator.is_void = True
             self.accumulator.zero()
@@ -142,7 +154,13 @@ class StageLedgers(StageAverages):
         else:
             names = [aside.other for aside in self.record.asides]
             self.record = open_dropped(self.record)
-            self._sums[0].drop(names)
+            self._drop_apart(names)
+
+    def _drop_apart(self, names: Sequence[PeerId]) -> None:
+        """Drop asides, or open batches."""
+        self._sums[0].drop(names)
+        if self.own is not None:
+            self.own.moves.drop(names)
 
     def _drop_ledgers(self) -> None:
         """Empty the ledger of this step and, where steps overlap, of the next."""

@@ -26,8 +26,7 @@ def forward(state: StageState, batch: HeldMicrobatch, leaving: Leaving | None = 
     """
     module = state.module_at(batch.ticket.step)
     batch.generation = state.holdings.generation
-    if state.own is not None and batch.ticket.backward and batch.ticket.step == state.record.step:
-        state.own.version().hold_for(batch)
+    state.note_version(batch)
     if not (state.keep_graph and batch.ticket.backward):
         with torch.no_grad():
             return _looked_at(state, batch, _compute(state, module, batch), leaving)
@@ -55,6 +54,7 @@ def forward_backward(
     state: StageState, batch: HeldMicrobatch, rest: Callable[[], None] = lambda: None, leaving: Leaving | None = None
 ) -> BackwardResult:
     """Run the last stage's forward pass, loss and backward pass, `rest`, and add the gradients."""
+    state.note_version(batch)
     output = _recompute(state, batch)
     _look(state, batch, "loss", [output.detach()])
     _, (loss,) = batch.checks.fetch(output)

@@ -22,14 +22,17 @@ from peerd.policy.step.batches import MOST_EARLIER
 from peerd.stage.accumulator import Accumulator
 from peerd.stage.holdings import Holdings
 from peerd.stage.local_steps import change_of
+from peerd.stage.moves import BEGUN, MoveLog, VersionId
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldMicrobatch
+from peerd.table.record import PeerId
 
 
 class Version:
     """The parameters of one stage as they are between two of a peer's own updates."""
 
-    def __init__(self, module: StageModule) -> None:
+    def __init__(self, module: StageModule, name: VersionId = BEGUN) -> None:
+        self.name = name
         self._module: StageModule | None = module
         """None once a round has opened, or the step is over."""
         self._users: list[weakref.ref[HeldMicrobatch]] = []
@@ -63,7 +66,8 @@ class Version:
 class OwnUpdates:
     """Every method is a job for the executor's thread; other threads may read `keeps_versions`."""
 
-    def __init__(self, manifest: Manifest, holdings: Holdings) -> None:
+    def __init__(self, manifest: Manifest, holdings: Holdings, moves: MoveLog) -> None:
+        self.moves = moves
         self._manifest = manifest
         self._holdings = holdings
         self._inner = self._fresh()
@@ -90,13 +94,14 @@ class OwnUpdates:
             self._present.let_go()
         self._present = None
         self._let_go_of_earlier()
+        self.moves.restart(anew=False)
 
     def end(self) -> None:
         """A round opens, so that all microbatches are added somewhere: those that are still on their way here go back to their callers."""
         if self._present is not None and self._present.is_used:
             module = self._present.module
             self._present.let_go()
-            self._present = Version(module)
+            self._present = Version(module, self._present.name)
         self._let_go_of_earlier()
 
     def _let_go_of_earlier(self) -> None:
@@ -108,14 +113,16 @@ class OwnUpdates:
         """Go back to the parameters that the step began with. Microbatches on their way keep the versions that they need."""
         self._put_aside()
         self._present = None
+        self.moves.take_back()
 
     def forget(self) -> None:
         """Another state was loaded: moments of updates that led elsewhere count no more."""
         self.begin()
         self._inner = self._fresh()
+        self.moves.restart(anew=True)
 
-    def update(self, step: int, sums: Mapping[str, Tensor], num_microbatches: int) -> None:
-        """Make an update of the mean of these summed gradients. After an error the parameters are those of the step's beginning again."""
+    def update(self, step: int, batch: PeerId, sums: Mapping[str, Tensor], num_microbatches: int) -> None:
+        """Make an update of the mean of a batch's summed gradients. After an error the parameters are as the step began."""
         before = self.version()
         try:
             module = copy.deepcopy(before.module) if before.is_used else before.module
@@ -125,7 +132,7 @@ class OwnUpdates:
             self.forget()
             raise
         self._put_aside()
-        self._present = Version(module)
+        self._present = Version(module, self.moves.seal(step, batch))
 
     def put_change(self, into: Accumulator, num_microbatches: int) -> None:
         """Write this peer's change of the parameters since the step began, downhill, times so many microbatches, in place of gradients."""

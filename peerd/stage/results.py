@@ -45,6 +45,17 @@ class Ticket:
     """Whether the thread that computes may go on before the device has finished its forward pass."""
     ahead: DeviceTime | None = None
     """The forward pass that the device had not finished when its job ended."""
+    above: tuple[bytes, ...] = ()
+    """With local steps, the names of the versions with which the stages before this one have computed it (moves.py)."""
+    version: bytes = b""
+    """That of this stage's own; empty: what the step began with."""
+    below: tuple[bytes, ...] = ()
+    """Those of the stages after this one, once their gradient is here."""
+
+    @property
+    def versions(self) -> tuple[bytes, ...]:
+        """Those of all stages, in order."""
+        return *self.above, self.version, *self.below
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

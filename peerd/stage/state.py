@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 import torch
@@ -30,6 +31,7 @@ from peerd.stage.evaluated import EvaluatedStep
 from peerd.stage.history import HistoryEntry, entry_after
 from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.ledgers import StageLedgers
+from peerd.stage.moves import MoveLog
 from peerd.stage.own_updates import OwnUpdates
 from peerd.stage.phase_spans import PhaseSpans
 from peerd.stage.results import HeldAverage, HeldMicrobatch, TiedGradients
@@ -67,7 +69,7 @@ class StageState(StageLedgers):
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device, offloads)
         self.spools = spools or Spools()
-        self.own = OwnUpdates(manifest, self.holdings) if manifest.train.local_batch else None
+        self.own = OwnUpdates(manifest, self.holdings, MoveLog(record)) if manifest.train.local_batch else None
         self._sums = [Sums(accumulator, self.spools) for accumulator in accumulators_of(manifest, self.holdings.module, device)]
         """Those of this step's ledger and, where steps overlap, of the next step's."""
         self.average: HeldAverage | None = None
@@ -100,6 +102,11 @@ class StageState(StageLedgers):
     def module_of(self, batch: HeldMicrobatch) -> StageModule:
         """The module to compute a microbatch with: that of its forward pass, if it is under way. Raises WrongStateError if that is gone."""
         return self.module_at(batch.ticket.step) if batch.version is None else batch.version.module
+
+    def keep_moves(self, folder: Path) -> None:
+        """Write from now on what this peer does to its own parameters into a file in this folder, where steps are local."""
+        if self.own is not None:
+            self.own.moves = MoveLog(self.record, folder)
 
     def evaluate(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
         """Run forward only, with the parameters of an evaluated step. Returns activations; the last stage returns the loss."""
@@ -248,6 +255,8 @@ class StageState(StageLedgers):
             self.gradient_norms.pop(roster.step - MAX_HISTORY, None)
         if tied is not None:
             self.record = replace(self.record, tied_sums=(*self.record.tied_sums, TiedSum(roster.step, tied.id))[-TOLD_STEPS:])
+        if self.own is not None:
+            self.own.moves.apply(roster.step, roster.computed)
         self.spans.add(SpanKind.OPTIMIZER, began_s, roster.step)
 
     def skip_step(self) -> None:

@@ -116,6 +116,7 @@ def call_to(call: Call, run: str, records: Iterable[RawRecord], receive_rate: fl
         records=records_to(records),
         gradient_codec=str(call.gradient_codec) if call.gradient_codec else "",
         receive_rate=receive_rate or 0.0,
+        versions=call.versions,
     )
 
 
@@ -137,7 +138,14 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         labels=tensor_from(header.labels),
         path={hop.stage: PeerId(hop.peer) for hop in header.path},
         gradient_codec=known_codec(header.gradient_codec),
+        versions=_versions_from(header.versions),
     )
+
+
+def _versions_from(names: Sequence[bytes]) -> tuple[bytes, ...]:
+    if len(names) > MAX_STAGES or any(len(name) not in (0, ID_BYTES) for name in names):
+        raise BadMessageError(f"the name of a version has {ID_BYTES} bytes or none, and there is one for each stage")
+    return tuple(names)
 
 
 def call_messages(header: stage_pb2.CallHeader, call: Call) -> Iterator[stage_pb2.CallMessage | Headed | Pieces]:
@@ -168,7 +176,7 @@ def grouped(pieces: Iterable[Bytes]) -> Iterator[Pieces]:
 
 def result_to(result: CallResult, receive_rate: float | None) -> tuple[stage_pb2.ReplyMessage, tuple[Bytes, ...]]:
     """Return the last messages of a call: the result, then the gradient's chunks. `receive_rate`: bytes per second from this caller."""
-    done = _copied(stage_pb2.Done, result, _TIMES, records=records_to(result.records))
+    done = _copied(stage_pb2.Done, result, _TIMES, records=records_to(result.records), versions=result.versions)
     if receive_rate is not None:
         done.receive_rate = receive_rate
     if result.loss is not None:
@@ -181,7 +189,8 @@ def result_to(result: CallResult, receive_rate: float | None) -> tuple[stage_pb2
 
 def result_from(done: stage_pb2.Done, gradient: TensorBytes | None) -> CallResult:
     loss = done.loss if done.HasField("loss") else None
-    return _copied(CallResult, done, _TIMES, gradient=gradient, records=records_from(done.records, MAX_STAGES), loss=loss)
+    records, versions = records_from(done.records, MAX_STAGES), _versions_from(done.versions)
+    return _copied(CallResult, done, _TIMES, gradient=gradient, records=records, loss=loss, versions=versions)
 
 
 def id_from(average_id: bytes) -> AverageId:

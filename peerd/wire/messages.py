@@ -71,6 +71,8 @@ class Call:
     """A call for this microbatch was or may have been made before, so another peer may have added it too."""
     gradient_codec: Codec | None = None
     """The codec for the gradient in the reply, where the run chooses codecs for each link."""
+    versions: tuple[bytes, ...] = ()
+    """Where steps are local, by earlier stage, the name of the version of its parameters that made the inputs."""
     trace: bytes = b""
     """OpenTelemetry's trace id and the id of the caller's span; empty except for a sample of the calls."""
 
@@ -103,6 +105,8 @@ class CallResult:
     """Time for which the microbatch was computed or queued, at the callee and in all later stages: all but the time in transit."""
     slots: int = 0
     """The smallest number of slots of a peer on the path; 0 where unknown."""
+    versions: tuple[bytes, ...] = ()
+    """Where steps are local, of the callee and each later stage, the name of the version that the gradient was computed with."""
 
 
 class ProposalAnswer(NamedTuple):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peerd.config.manifest import WireConfig
 from peerd.stage.executor import Priority
+from peerd.stage.moves import MoveLog
 from peerd.stage.own_updates import OwnUpdates
 from peerd.stage.results import Ticket
 from peerd.table.record import PeerId, Phase
@@ -28,7 +29,7 @@ def with_updates(group: Group, held: dict[PeerId, list[int]]) -> None:
     for peer, indices in held.items():
         state = group.members[peer].state
         if state.own is None:
-            state.own = OwnUpdates(state._manifest, state.holdings)
+            state.own = OwnUpdates(state._manifest, state.holdings, MoveLog(state.record))
         with torch.no_grad():
             state.accumulator.flat.zero_()
         state.record = replace(state.record, done=0)
@@ -56,7 +57,7 @@ def own(member: Member) -> Tensor:
     return torch.cat([value.detach().flatten() for value in member.state.module_at(member.state.record.step).parameters()])
 
 
-@pytest.mark.parametrize("codec", ["none", "sparse:64", "int8"])
+@pytest.mark.parametrize("codec", ["none", "sparse:64", "int8", "powersgd:2", "auto"])
 async def test_three_members_average_their_changes_and_go_on_alike(make_group: MakeGroup, codec: str) -> None:
     group = make_group(3, replace(LOCAL, wire=WireConfig(weight_gradients=codec)))
     members = list(group.members.values())
@@ -95,9 +96,9 @@ def own_after(member: Member) -> Tensor:
     """What a member's parameters are once its only batch, of one microbatch, is sealed."""
     before = own(member)
     state = member.state
-    other = OwnUpdates(state._manifest, state.holdings)
+    other = OwnUpdates(state._manifest, state.holdings, MoveLog(state.record))
     batch = state._sums[0].batch(state.record.asides[0].other)
-    other.update(0, batch.sums(batch.flat), 1)
+    other.update(0, PeerId("0"), batch.sums(batch.flat), 1)
     assert torch.equal(own(member), before)
     return torch.cat([value.detach().flatten() for value in other.version().module.parameters()]).double()
 

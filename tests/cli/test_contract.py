@@ -17,7 +17,17 @@ from tests.control.fake_daemon import answering, line
 
 _DAEMON_FLAGS = {
     *("--stage", "--stay", "--device", "--data", "--host", "--port", "--detach", "--compute-stand-in", "--slow", "--home", "--json"),
-    *("--dashboard-port", "--dashboard-host", "--dashboard-public", "--public", "--no-dashboard", "--otel", "--tensorboard", "--wandb"),
+    *(
+        "--dashboard-port",
+        "--dashboard-host",
+        "--dashboard-public",
+        "--public",
+        "--no-dashboard",
+        "--otel",
+        "--tensorboard",
+        "--wandb",
+        "--moves",
+    ),
     *("--no-port-mapping", "--direct-port", "--no-direct", "--no-local", "--relay", "--relay-rate", "--relay-daily"),
 }
 
@@ -72,7 +82,7 @@ VERBS = {
     "data": {"--data", "--home", "--json"},
     "export": {"--format", "--timeout", "--home", "--json"},
     "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--home", "--json"},
-    "reference": {"--steps", "--out", "--data", "--replicas", "--home", "--json"},
+    "reference": {"--steps", "--out", "--data", "--replicas", "--replay", "--home", "--json"},
     "help": {"--home"},
     "simulate": set(),
     "simulate run": {

@@ -42,6 +42,7 @@ def calls(draw: st.DrawFn) -> Call:
         path=draw(st.dictionaries(st.integers(0, 4095), peers, max_size=4)),
         attempt=draw(st.integers(0, (1 << 32) - 1)),
         again=draw(st.booleans()),
+        versions=draw(st.lists(st.sampled_from([b"", bytes(range(16))]), max_size=4).map(tuple)),
         gradient_codec=draw(st.none() | st.sampled_from(EXAMPLES).map(parse_codec)),
     )
 

@@ -1,0 +1,346 @@
+"""What several peers of each stage have made of a run with local steps is computed again in one process, from the logs of their moves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from peerd.child import main
+from peerd.config.manifest import Manifest, WireConfig
+from peerd.errors import ExitCode, RemoteError, UsageError
+from peerd.link.links import Bytes
+from peerd.policy.step.asides import sums
+from peerd.policy.step.ledger import indices
+from peerd.policy.step.roster import Roster, entry_of
+from peerd.reference import backward_of, replay_reference
+from peerd.replay import Move, Replay, read_log, without_what_was_given_up
+from peerd.stage.calls import StageService
+from peerd.stage.executor import Executor, Pace, Priority
+from peerd.stage.moves import MoveLog
+from peerd.stage.state import StageState
+from peerd.table.record import PeerId, PeerRecord
+from peerd.table.view import LiveView
+from peerd.wire.messages import Call, CallResult
+from peerd.wire.tensors import encode
+from tests.paper_host import PaperHost
+from tests.strategies import view_of
+from tests.test_reference import request, write_run
+from tests.tiny_run import real_text, replace_train, tiny_manifest
+
+LOCAL = tiny_manifest(2, microbatches_per_step=12, local_batch=2, learning_rate=0.01, accumulate="float64", outer_momentum=0.5)
+UNDER_WAY = 4
+
+
+class Text:
+    """Microbatches that depend on their numbers alone."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        chance, train = torch.Generator().manual_seed(1000 * step + index), self._manifest.train
+        rows = 2, train.microbatch_size, train.sequence_length
+        inputs, labels = torch.randint(0, self._manifest.model.vocab_size, rows, generator=chance).unbind(0)
+        return inputs, labels
+
+    def evaluation_microbatch(self, index: int) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+@dataclass
+class Hand:
+    """One peer, with what a daemon would have around its stage."""
+
+    swarm: Several
+    state: StageState
+    executor: Executor
+    service: StageService = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.service = StageService(self.swarm.manifest, self.state, self.executor, self, Pace(), PaperHost())
+
+    @property
+    def peer(self) -> PeerId:
+        return self.state.record.peer
+
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        return await self.swarm.call(call, on_forwarded)
+
+    def distrust(self, call: Call, peer: PeerId) -> None:
+        raise AssertionError(f"a gradient of {peer} was refused")
+
+    async def do(self, work: Callable[[], Any]) -> Any:
+        return await self.executor.run(Priority.CONTROL, work)
+
+
+@dataclass
+class Several:
+    """A few peers of each stage, without a network, and somebody who launches what is missing."""
+
+    manifest: Manifest
+    folder: Path
+    chance: random.Random
+    hands: list[Hand] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        for stage in range(self.manifest.train.num_stages):
+            for name in "ab":
+                self.join(PeerId(f"{name}{stage}"), stage)
+
+    def join(self, peer: PeerId, stage: int, incarnation: int = 1) -> Hand:
+        record = PeerRecord(peer=peer, incarnation=incarnation, stage=stage)
+        state = StageState(self.manifest, record, torch.device("cpu"), lambda: self.view(state))
+        state.keep_moves(self.folder)
+        state.serve()
+        self.hands.append(Hand(self, state, Executor()))
+        return self.hands[-1]
+
+    def view(self, state: StageState) -> LiveView:
+        return view_of(state.record, *(hand.state.record for hand in self.of_stage(state.record.stage) if hand.state is not state))
+
+    def of_stage(self, stage: int) -> list[Hand]:
+        return [hand for hand in self.hands if hand.state.record.stage == stage]
+
+    @property
+    def stages(self) -> range:
+        return range(self.manifest.train.num_stages)
+
+    async def call(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        hand = self.chance.choice(self.of_stage(call.stage))
+        on_forwarded(call.stage, hand.peer)
+        self.number += 1
+
+        async def receive() -> tuple[Bytes, ...]:
+            return (*call.inputs.chunks, *call.labels.chunks)
+
+        bare = replace(call, inputs=call.inputs.with_chunks(()), labels=call.labels.with_chunks(()))
+        bare = replace(bare, call_id=self.number.to_bytes(16, "little"))
+        result = await hand.service.backpropagate(PeerId("caller"), bare, receive, lambda _stage, _peer: None)
+        if hand not in self.hands:
+            raise RemoteError("it was killed")
+        return result
+
+    def missing(self, stage: int) -> int:
+        held = 0
+        for hand in self.of_stage(stage):
+            held |= hand.state.record.done
+        return (1 << self.manifest.train.microbatches_per_step) - 1 & ~held
+
+    async def launch(self, step: int, index: int) -> None:
+        inputs, labels = (encode(value.to(torch.int32)) for value in Text(self.manifest).microbatch(step, index))
+        accumulate = frozenset(stage for stage in self.stages if self.missing(stage) >> index & 1)
+        call = Call(call_id=bytes(16), stage=0, step=step, index=index, accumulate=accumulate, inputs=inputs, labels=labels)
+        try:
+            await self.call(call, lambda _stage, _peer: None)
+        except RemoteError:
+            return
+
+    async def step(self, *, mishaps: Sequence[Callable[[Hand], Any]] = (), victim: PeerId | None = None) -> None:
+        """Compute a step. The moment of each mishap, and of the victim's death, is drawn."""
+        step, under_way = self.hands[0].state.record.step, set[asyncio.Task[None]]()
+        at = sorted(self.chance.sample(range(self.manifest.train.microbatches_per_step), len(mishaps) + (victim is not None)))
+        todo = [*mishaps, *([None] if victim else [])]
+        self.chance.shuffle(todo)
+        launched = 0
+        while under_way or any(self.missing(stage) for stage in self.stages):
+            lacking = sorted({index for stage in self.stages for index in indices(self.missing(stage))})
+            busy = {task.get_name() for task in under_way}
+            for index in [each for each in lacking if str(each) not in busy][: UNDER_WAY - len(under_way)]:
+                under_way.add(asyncio.create_task(self.launch(step, index), name=str(index)))
+                launched += 1
+                if at and launched > at[0]:
+                    at.pop(0)
+                    await self.hit(todo.pop(), victim)
+            await self.seal_some()
+            if under_way:
+                _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        await self.average()
+
+    async def hit(self, mishap: Callable[[Hand], Any] | None, victim: PeerId | None) -> None:
+        if mishap is None:
+            self.hands = [hand for hand in self.hands if hand.peer != victim]
+        else:
+            hand = self.chance.choice(self.hands)
+            await hand.do(lambda: mishap(hand))
+
+    async def seal_some(self) -> None:
+        for hand in self.hands:
+            full = [aside for aside in hand.state.record.asides if aside.done.bit_count() >= self.manifest.train.local_batch]
+            if full and self.chance.random() < 0.7:
+                await hand.do(partial(hand.state.seal_batch, full[0].other))
+
+    async def average(self) -> None:
+        for stage in self.stages:
+            hands = sorted(self.of_stage(stage), key=lambda hand: hand.peer)
+            entries = tuple(entry_of(hand.state.record) for hand in hands)
+            roster = Roster(stage, hands[0].state.record.step, 0, hands[0].peer, entries)
+            shares = [await hand.do(partial(hand.state.open_round, roster)) for hand in hands]
+            assert [reason for reason, _ in shares] == [""] * len(hands)
+            total = sum((share for _, share in shares[1:]), shares[0][1])
+            for hand in hands:
+                await hand.do(partial(hand.state.take_average, roster, total.clone()))
+        for hand in self.hands:
+            await hand.do(hand.state.commit)
+
+    def logs(self) -> list[list[Move]]:
+        return [read_log(path) for path in sorted(self.folder.iterdir())]
+
+    def replay(self) -> Replay:
+        found = Replay(self.manifest, self.logs(), lambda step: backward_of(self.manifest, Text(self.manifest), step))
+        for _ in range(self.hands[0].state.record.step):
+            found.play_step()
+        return found
+
+    def assert_equal(self, replay: Replay) -> None:
+        for hand in self.hands:
+            mine, stage = hand.state.holdings, hand.state.record.stage
+            for name, value in replay.stages[stage].named_parameters():
+                assert torch.equal(mine.module.get_parameter(name), value), (hand.peer, name)
+            state = replay.outer[stage].tensors()
+            assert all(torch.equal(value, state[name]) for name, value in mine.optimizer.tensors().items())
+        mine_told = [entry.loss for entry in self.of_stage(self.stages[-1])[0].state.history]
+        assert mine_told == pytest.approx([entry.loss for entry in replay.history], abs=1e-12)
+
+
+@asynccontextmanager
+async def several(folder: Path, seed: int, **train: Any) -> AsyncIterator[Several]:
+    found = Several(replace_train(LOCAL, **train), folder, random.Random(seed))
+    everybody = [*found.hands]
+    try:
+        yield found
+    finally:
+        for hand in {id(hand): hand for hand in (*everybody, *found.hands)}.values():
+            hand.executor.close()
+            await hand.executor.ended()
+
+
+def drop_a_batch(hand: Hand) -> None:
+    hand.state.drop_sums([aside.other for aside in hand.state.record.asides][:1])
+
+
+def drop_the_sealed(hand: Hand) -> None:
+    if hand.peer in sums(hand.state.record):
+        hand.state.drop_sums([hand.peer])
+
+
+def fence(hand: Hand) -> None:
+    hand.state.fence(hand.state.record.incarnation + 10)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+async def test_a_run_is_computed_again_to_the_bit(tmp_path: Path, stages: int) -> None:
+    async with several(tmp_path, stages, num_stages=stages) as swarm:
+        for _ in range(3):
+            await swarm.step()
+        assert sum(hand.state.num_own_updates for hand in swarm.hands) > 3 * len(swarm.hands), "peers update more than once a step"
+        versions = [move["versions"] for log in swarm.logs() for move in log if move["move"] == "add"]
+        assert all(len(each) == stages for each in versions)
+        assert any(all(each) for each in versions), "some were computed with updated parameters in all stages"
+        swarm.assert_equal(swarm.replay())
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_so_is_one_in_which_batches_and_ledgers_are_dropped_and_peers_are_fenced(tmp_path: Path, seed: int) -> None:
+    async with several(tmp_path, seed) as swarm:
+        for _ in range(3):
+            await swarm.step(mishaps=[drop_a_batch, drop_the_sealed, fence, drop_a_batch])
+        swarm.assert_equal(swarm.replay())
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_so_is_one_in_which_a_peer_is_killed_and_another_joins(tmp_path: Path, seed: int) -> None:
+    async with several(tmp_path, seed, dropout=0.1 * (seed % 2)) as swarm:
+        await swarm.step()
+        await swarm.step(victim=swarm.hands[seed % 4].peer, mishaps=[drop_the_sealed])
+        await swarm.step()
+        stage = seed % 4 // 2
+        donor, joiner = swarm.of_stage(stage)[0], swarm.join(PeerId("c"), stage)
+        state = donor.state.holdings.tensors(donor.state.record)
+        await joiner.do(joiner.state.begin_joining)
+        await joiner.do(lambda: joiner.state.load(state, donor.state.record.step, donor.state.record.lineage, donor.state.history))
+        await joiner.do(joiner.state.serve)
+        await swarm.step()
+        swarm.assert_equal(swarm.replay())
+
+
+async def test_without_the_log_of_one_peer_the_run_cannot_be_computed_again(tmp_path: Path) -> None:
+    async with several(tmp_path, 0) as swarm:
+        await swarm.step()
+        next(tmp_path.glob("a0-*")).unlink()
+        with pytest.raises(UsageError, match="no log says"):
+            swarm.replay()
+
+
+def test_what_a_kill_has_cut_off_is_left_out_and_another_file_is_refused(tmp_path: Path) -> None:
+    log = MoveLog(PeerRecord(peer=PeerId("me"), stage=1), tmp_path)
+    name = log.seal(3, PeerId("0"))
+    (path,) = tmp_path.iterdir()
+    with path.open("a") as file:
+        file.write('{"move": "se')
+    moves = read_log(path)
+    assert [move["move"] for move in moves] == ["serve", "begin", "seal"]
+    assert bytes.fromhex(moves[-1]["id"]) == name
+    path.write_text("anything\n")
+    with pytest.raises(UsageError, match="no log of a peer's moves"):
+        read_log(path)
+    with pytest.raises(UsageError, match="no log of a peer's moves"):
+        read_log(tmp_path / "nothing")
+
+
+def test_steps_that_a_run_gave_up_when_it_went_back_are_left_out() -> None:
+    moves = [json.loads(f'{{"move": "begin", "step": {step}}}') for step in (3, 4, 5, 4, 4, 5)]
+    assert [move["step"] for move in without_what_was_given_up(moves)] == [3, 4, 4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (tiny_manifest(2), "the run has no local steps"),
+        (replace(LOCAL, wire=WireConfig(weight_gradients="sparse:64")), "cannot play lossy averages"),
+        (LOCAL, "no log says which average stage 0 applied at step 0"),
+    ],
+)
+def test_what_cannot_be_computed_again_is_refused_in_one_sentence(manifest: Manifest, words: str) -> None:
+    logs: list[list[Move]] = [[{"move": "serve", "peer": "a", "stage": 0}]]
+    with pytest.raises(UsageError, match=words):
+        replay_reference(manifest, Text(manifest), 1, logs)
+
+
+def test_the_command_plays_what_peers_have_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "text.txt").write_bytes(real_text().read_bytes())
+    run_file = write_run(tmp_path, LOCAL, "text.txt")
+    assert main(["peerd.reference", request(run_file, tmp_path / "a", replay=str(tmp_path / "moves"))]) == ExitCode.USAGE
+    assert "no log of a peer's moves lies in" in capsys.readouterr().err
+    (tmp_path / "moves").mkdir()
+    for stage in range(2):
+        log = MoveLog(PeerRecord(peer=PeerId(f"p{stage}"), stage=stage), tmp_path / "moves")
+        for step in range(2):
+            for index in range(12):
+                log.add(step, index, PeerId("0"), [b"", b""])
+            log.seal(step, PeerId("0"))
+            log.give(step, 0xFFF)
+            log.apply(step, {PeerId(f"p{stage}"): 0xFFF})
+            log.restart(anew=False)
+    assert main(["peerd.reference", request(run_file, tmp_path / "a", replay=str(tmp_path / "moves"))]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["steps"] == 2
+    whole = write_run(tmp_path, replace_train(LOCAL, local_batch=12), "text.txt")
+    assert main(["peerd.reference", request(whole, tmp_path / "b")]) == ExitCode.OK
+    found, expected = (load_file(tmp_path / folder / "model.safetensors") for folder in "ab")
+    assert all(torch.equal(found[name], value) for name, value in expected.items()), "one update of a whole step"
