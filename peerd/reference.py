@@ -154,7 +154,7 @@ def replay_reference(
     if parse_averaged(manifest.wire.weight_gradients).is_lossy:
         raise UsageError("--replay cannot play lossy averages", 'it needs a run with wire.weight_gradients "none"')
     _set_up(manifest)
-    replay, evaluations = Replay(manifest, logs, partial(backward_of, manifest, corpus)), list[Evaluation]()
+    replay, evaluations = Replay(manifest, logs, partial(backward_of, manifest, corpus), steps), list[Evaluation]()
     if start is not None:
         for stage, optimizer in zip(replay.stages, replay.outer, strict=True):
             replay.history = _load(stage, optimizer, start.of_stage(manifest, stage.stage))

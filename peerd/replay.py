@@ -6,6 +6,7 @@ computed. So every version of every peer can be made again, and from these what 
 
 from __future__ import annotations
 
+import bisect
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +46,8 @@ class PeerLog:
     moves: Sequence[Move]
     module: StageModule
     inner: Optimizer
+    begins: dict[tuple[int, str], list[int]] = field(init=False)
+    """The places of moves that begin a step, by the step and the lineage of its parameters."""
     at: int = 0
     step: int = -1
     batches: dict[str, list[tuple[int, Versions]]] = field(default_factory=dict)
@@ -52,6 +55,12 @@ class PeerLog:
     loss_sum: float = 0.0
     given: dict[tuple[int, int], tuple[Tensor, float]] = field(default_factory=dict)
     """What it gave to rounds, by step and ledger: its change of the parameters, flat, and the sum of its losses."""
+
+    def __post_init__(self) -> None:
+        self.begins = {}
+        for place, move in enumerate(self.moves):
+            if move["move"] == "begin":
+                self.begins.setdefault((move["step"], move["lineage"]), []).append(place)
 
 
 def read_log(path: Path) -> list[Move]:
@@ -66,22 +75,43 @@ def read_log(path: Path) -> list[Move]:
     return moves
 
 
-def without_what_was_given_up(moves: Sequence[Move]) -> list[Move]:
-    """The moves without those of steps that came before the run went back to an earlier one, as after a loss of a whole stage."""
-    kept: list[list[Move]] = [[]]
-    for move in moves:
-        if move["move"] == "begin":
-            while len(kept) > 1 and kept[-1][0]["step"] > move["step"]:
-                kept.pop()
-            kept.append([])
-        kept[-1].append(move)
-    return [move for part in kept for move in part]
+@dataclass(frozen=True)
+class Applied:
+    """What a stage applied at a step: the lineages before and after it, and by peer the ledger behind its change."""
+
+    before: str
+    after: str
+    computed: Mapping[str, int]
+
+
+def path_of(logs: Sequence[Sequence[Move]], stage: int, steps: range) -> list[Applied]:
+    """What a stage applied in each of these steps. A run may go back and repeat a step: what leads to the last one counts.
+
+    Raises UsageError if the logs do not say it.
+    """
+    found: dict[int, dict[tuple[str, str], Applied]] = {step: {} for step in steps}
+    for moves in logs:
+        for move in moves if moves[0]["stage"] == stage else ():
+            if move["move"] == "apply" and move["step"] in found:
+                computed = {peer: int(bits, 16) for peer, bits in move["computed"].items()}
+                found[move["step"]][move["lineage"], move["after"]] = Applied(move["lineage"], move["after"], computed)
+    viable: set[str] | None = None
+    for step in reversed(steps):
+        found[step] = {key: each for key, each in found[step].items() if viable is None or each.after in viable}
+        viable = {each.before for each in found[step].values()}
+        if not viable:
+            raise UsageError(f"no log says which average stage {stage} applied at step {step}", REMEDY)
+    path: list[Applied] = []
+    for step in steps:
+        path.append([each for each in found[step].values() if not path or each.before == path[-1].after][-1])
+    return path
 
 
 class Replay:
     """Plays all logs of a run, step by step."""
 
-    def __init__(self, manifest: Manifest, logs: Sequence[Sequence[Move]], backward_of: BackwardOf) -> None:
+    def __init__(self, manifest: Manifest, logs: Sequence[Sequence[Move]], backward_of: BackwardOf, steps: int) -> None:
+        """Plays the steps up to `steps`. Raises UsageError, as `play_step` does, if the logs lack what it takes."""
         self._manifest = manifest
         self._precision = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
         self._backward_of = backward_of
@@ -89,7 +119,8 @@ class Replay:
         """The parameters that the present step begins with."""
         self.outer = [Optimizer(manifest, dict(stage.named_parameters())) for stage in self.stages]
         self.history: list[HistoryEntry] = []
-        self.step = manifest.start.step
+        self.step = self._first = manifest.start.step
+        self._paths = [path_of(logs, stage.stage, range(self.step, steps)) for stage in self.stages]
         self._peers = [self._peer(moves) for moves in logs]
         self._makers = {bytes.fromhex(move["id"]): peer for peer in self._peers for move in peer.moves if move["move"] == "seal"}
         self._versions: dict[VersionId, StageModule] = {}
@@ -97,7 +128,7 @@ class Replay:
 
     def _peer(self, moves: Sequence[Move]) -> PeerLog:
         stage = copy.deepcopy(self.stages[moves[0]["stage"]])
-        return PeerLog(moves[0]["peer"], stage.stage, without_what_was_given_up(moves), stage, self._fresh(stage))
+        return PeerLog(moves[0]["peer"], stage.stage, moves, stage, self._fresh(stage))
 
     def _fresh(self, module: StageModule) -> Optimizer:
         return Optimizer(self._manifest.inner, dict(module.named_parameters()))
@@ -105,10 +136,12 @@ class Replay:
     def play_step(self) -> None:
         """Compute a step again. Raises UsageError if the logs lack what it takes."""
         self._play_all()
-        applied = [self._applied(stage) for stage in range(len(self.stages))]
-        sums = [self._sum_of(stage, computed) for stage, computed in enumerate(applied)]
         train = self._manifest.train
-        for stage, optimizer, (total, loss_sum) in zip(self.stages, self.outer, sums, strict=True):
+        for stage, optimizer in zip(self.stages, self.outer, strict=True):
+            computed = self._applied(stage.stage).computed
+            if not computed:  # the step was given up
+                continue
+            total, loss_sum = self._sum_of(stage.stage, computed)
             shapes = {name: parameter.shape for name, parameter in stage.named_parameters()}
             apply_sums(train, optimizer, self.step, views_of(total, shapes), train.microbatches_per_step, None)
             if stage.is_last:
@@ -128,17 +161,8 @@ class Replay:
             for peer in self._peers:
                 goes_on |= self._plays(peer)
 
-    def _applied(self, stage: int) -> dict[str, int]:
-        """By peer, the ledger behind its change in the average that a stage applied last at this step: a run may go back and repeat it."""
-        found = [
-            move["computed"]
-            for peer in self._peers
-            for move in peer.moves
-            if peer.stage == stage and move["move"] == "apply" and move["step"] == self.step
-        ]
-        if not found:
-            raise UsageError(f"no log says which average stage {stage} applied at step {self.step}", REMEDY)
-        return {peer: int(bits, 16) for peer, bits in found[-1].items()}
+    def _applied(self, stage: int) -> Applied:
+        return self._paths[stage][self.step - self._first]
 
     def _sum_of(self, stage: int, computed: Mapping[str, int]) -> tuple[Tensor, float]:
         shares = [self._share(stage, peer, done) for peer, done in sorted(computed.items())]
@@ -181,8 +205,8 @@ class Replay:
         if peer.at >= len(peer.moves):
             return False
         move = peer.moves[peer.at]
-        if move["move"] == "begin" and move["step"] > self.step:
-            return False
+        if move["move"] == "begin" and not self._is_present(peer, move):
+            return self._skips(peer)
         peer.at += 1
         match move["move"]:
             case "begin":
@@ -206,14 +230,25 @@ class Replay:
                 peer.given[peer.step, int(move["done"], 16)] = self._change(peer), peer.loss_sum
         return True
 
+    def _is_present(self, peer: PeerLog, begin: Move) -> bool:
+        """Whether this is the beginning of the present step, with the parameters that the stage began it with."""
+        return (begin["step"], begin["lineage"]) == (self.step, self._applied(peer.stage).before)
+
+    def _skips(self, peer: PeerLog) -> bool:
+        """Go on at the next moves of the present step, if there are any: the run gave up what comes before. Returns whether there are."""
+        places = peer.begins.get((self.step, self._applied(peer.stage).before), [])
+        number = bisect.bisect_left(places, peer.at)
+        if number == len(places):
+            return False
+        if any(move["move"] == "forget" for move in peer.moves[peer.at : places[number]]):
+            peer.inner = self._fresh(peer.module)
+        peer.at = places[number]
+        return True
+
     def _take_back(self, peer: PeerLog) -> None:
-        """Only what belongs to the present step can count: the parameters that an earlier one began with are gone."""
-        if peer.step == self.step:
-            copy_parameters(self.stages[peer.stage], peer.module)
+        copy_parameters(self.stages[peer.stage], peer.module)
 
     def _seal(self, peer: PeerLog, batch: Sequence[tuple[int, Versions]], name: VersionId) -> None:
-        if peer.step != self.step:
-            raise UsageError(f"the log of {peer.name} is of another run, or a step of it was repeated", REMEDY)
         totals = {each: torch.zeros_like(value, dtype=self._precision) for each, value in peer.module.named_parameters()}
         loss_sum = 0.0
         for index, path in batch:

@@ -43,13 +43,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.1},
     "delayed updates": {"delayed_updates": True},
     "parameter averaging": {"average_parameters": "always", "average_parameters_every_steps": 2},
+    "local steps": {"local_batch": 3},
     "evaluation": {"evaluate_every_steps": 1, "evaluation_fraction": 0.1},
 }
 HALVES = ("bfloat16", "float16")
 RUNS = [
     *((option, False, False) for option in OPTIONS),
     *((option, True, False) for option in ("float32", *HALVES, "delayed updates")),
-    *((option, False, True) for option in ("float32", "8 bits", "delayed updates", "evaluation")),
+    *((option, False, True) for option in ("float32", "8 bits", "delayed updates", "local steps", "evaluation")),
 ]
 """The options of a run, whether graphs are kept, and whether what is not computed with lies in the machine's memory."""
 

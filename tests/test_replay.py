@@ -19,18 +19,18 @@ from torch import Tensor
 
 from peerd.child import main
 from peerd.config.manifest import Manifest, WireConfig
-from peerd.errors import ExitCode, RemoteError, UsageError
+from peerd.errors import BadMessageError, ExitCode, RemoteError, UsageError
 from peerd.link.links import Bytes
 from peerd.policy.step.asides import sums
 from peerd.policy.step.ledger import indices
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.reference import backward_of, replay_reference
-from peerd.replay import Move, Replay, read_log, without_what_was_given_up
+from peerd.replay import Move, Replay, path_of, read_log
 from peerd.stage.calls import StageService
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.moves import MoveLog
 from peerd.stage.state import StageState
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import Lineage, PeerId, PeerRecord
 from peerd.table.view import LiveView
 from peerd.wire.messages import Call, CallResult
 from peerd.wire.tensors import encode
@@ -200,8 +200,9 @@ class Several:
         return [read_log(path) for path in sorted(self.folder.iterdir())]
 
     def replay(self) -> Replay:
-        found = Replay(self.manifest, self.logs(), lambda step: backward_of(self.manifest, Text(self.manifest), step))
-        for _ in range(self.hands[0].state.record.step):
+        steps = self.hands[0].state.record.step
+        found = Replay(self.manifest, self.logs(), partial(backward_of, self.manifest, Text(self.manifest)), steps)
+        for _ in range(steps):
             found.play_step()
         return found
 
@@ -277,6 +278,22 @@ async def test_so_is_one_in_which_a_peer_is_killed_and_another_joins(tmp_path: P
         swarm.assert_equal(swarm.replay())
 
 
+@pytest.mark.parametrize("seed", range(2))
+async def test_so_is_one_that_went_back_to_a_checkpoint_and_repeated_two_steps(tmp_path: Path, seed: int) -> None:
+    async with several(tmp_path, seed) as swarm:
+        await swarm.step()
+        kept = [(hand.state.holdings.tensors(hand.state.record), hand.state.record.lineage, [*hand.state.history]) for hand in swarm.hands]
+        await swarm.step(mishaps=[drop_the_sealed])
+        await swarm.step()
+        for hand, (tensors, lineage, history) in zip(swarm.hands, kept, strict=True):
+            await hand.do(hand.state.begin_joining)
+            await hand.do(partial(hand.state.load, tensors, 1, lineage, history))
+            await hand.do(hand.state.serve)
+        for _ in range(3):
+            await swarm.step()
+        swarm.assert_equal(swarm.replay())
+
+
 async def test_without_the_log_of_one_peer_the_run_cannot_be_computed_again(tmp_path: Path) -> None:
     async with several(tmp_path, 0) as swarm:
         await swarm.step()
@@ -285,9 +302,27 @@ async def test_without_the_log_of_one_peer_the_run_cannot_be_computed_again(tmp_
             swarm.replay()
 
 
+async def test_a_call_or_a_result_that_does_not_say_with_which_versions_it_was_computed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with several(tmp_path, 0) as swarm:
+        calls, call = list[Call](), swarm.call
+
+        async def silent(made: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+            calls.append(made)
+            return replace(await call(made, on_forwarded), versions=())
+
+        monkeypatch.setattr(swarm, "call", silent)
+        with pytest.raises(AssertionError, match="was refused"):
+            await swarm.launch(0, 0)
+        assert [len(made.versions) for made in calls] == [0, 1]
+        with pytest.raises(BadMessageError, match="does not say with which versions"):
+            await call(replace(calls[1], versions=()), lambda _stage, _peer: None)
+
+
 def test_what_a_kill_has_cut_off_is_left_out_and_another_file_is_refused(tmp_path: Path) -> None:
     log = MoveLog(PeerRecord(peer=PeerId("me"), stage=1), tmp_path)
-    name = log.seal(3, PeerId("0"))
+    name = log.seal(PeerRecord(peer=PeerId("me"), stage=1, step=3), PeerId("0"))
     (path,) = tmp_path.iterdir()
     with path.open("a") as file:
         file.write('{"move": "se')
@@ -301,9 +336,20 @@ def test_what_a_kill_has_cut_off_is_left_out_and_another_file_is_refused(tmp_pat
         read_log(tmp_path / "nothing")
 
 
-def test_steps_that_a_run_gave_up_when_it_went_back_are_left_out() -> None:
-    moves = [json.loads(f'{{"move": "begin", "step": {step}}}') for step in (3, 4, 5, 4, 4, 5)]
-    assert [move["step"] for move in without_what_was_given_up(moves)] == [3, 4, 4, 4, 5]
+def applied(step: int, before: str, after: str) -> Move:
+    return {"move": "apply", "step": step, "lineage": before, "after": after, "computed": {"a": "0x1"}}
+
+
+def test_of_steps_that_a_run_repeated_after_it_went_back_those_count_that_lead_on() -> None:
+    logs = [
+        [{"move": "serve", "peer": "a", "stage": 0}, applied(0, "", "a"), applied(1, "a", "b"), applied(0, "", "c"), applied(1, "c", "d")],
+        [{"move": "serve", "peer": "b", "stage": 0}, applied(0, "", "a"), applied(2, "d", "e")],
+        [{"move": "serve", "peer": "c", "stage": 1}, applied(2, "b", "x")],
+    ]
+    assert [each.after for each in path_of(logs, 0, range(3))] == ["c", "d", "e"]
+    assert [each.after for each in path_of(logs[:1], 0, range(1, 2))] == ["d"]
+    with pytest.raises(UsageError, match="no log says which average stage 1 applied at step 1"):
+        path_of(logs, 1, range(3))
 
 
 @pytest.mark.parametrize(
@@ -330,14 +376,16 @@ def test_the_command_plays_what_peers_have_noted(
     assert "no log of a peer's moves lies in" in capsys.readouterr().err
     (tmp_path / "moves").mkdir()
     for stage in range(2):
-        log = MoveLog(PeerRecord(peer=PeerId(f"p{stage}"), stage=stage), tmp_path / "moves")
-        for step in range(2):
+        mine = PeerRecord(peer=PeerId(f"p{stage}"), stage=stage, done=0xFFF)
+        log = MoveLog(mine, tmp_path / "moves")
+        for _ in range(2):
             for index in range(12):
-                log.add(step, index, PeerId("0"), [b"", b""])
-            log.seal(step, PeerId("0"))
-            log.give(step, 0xFFF)
-            log.apply(step, {PeerId(f"p{stage}"): 0xFFF})
-            log.restart(anew=False)
+                log.add(mine, index, PeerId("0"), [b"", b""])
+            log.seal(mine, PeerId("0"))
+            log.give(mine)
+            after = Lineage(0, mine.lineage.chain + b"x")
+            log.apply(mine, after, {mine.peer: mine.done})
+            mine = replace(mine, step=mine.step + 1, lineage=after)
     assert main(["peerd.reference", request(run_file, tmp_path / "a", replay=str(tmp_path / "moves"))]) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["steps"] == 2
     whole = write_run(tmp_path, replace_train(LOCAL, local_batch=12), "text.txt")

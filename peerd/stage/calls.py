@@ -109,6 +109,7 @@ class StageService:
         self._executor = executor
         self._next_hop = next_hop
         self.pace = pace
+        self._is_local = manifest.train.local_batch > 0
         self._jobs = StageJobs(manifest, state)
         self._held: dict[bytes, Ticket] = {}
         self.slots = manifest.slots
@@ -206,7 +207,7 @@ class StageService:
         most, whole = train.microbatches_per_step, "a step"
         if call.evaluation:
             most, whole = train.evaluation_microbatches, "an evaluation"
-        elif self._state.own is not None and len(call.versions) != record.stage:
+        elif self._is_local and len(call.versions) != record.stage:
             raise BadMessageError("the call does not say with which versions its inputs were computed")
         if call.index >= most or (call.evaluation and not train.evaluates_at(call.step)):
             raise BadMessageError(f"microbatch {call.index} of {whole} of {most}")
@@ -243,7 +244,7 @@ class StageService:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, partial(self._jobs.last_stage, *given))
             return self._result(ticket, outcome, await _value_of(gradient), 0.0, None)
         batch, activations, labels = await self._run(Priority.FORWARD, ticket, partial(self._jobs.forward, *given))
-        onward = _onward(call, await activations.value(), labels, (*ticket.above, ticket.version) if self._state.own else ())
+        onward = _onward(call, await activations.value(), labels, (*ticket.above, ticket.version) if self._is_local else ())
         if made_s := activations.made_s:
             took_s = self.computing.ended_late(ticket) or ticket.computed_s
             self._state.spans.put(Span(SpanKind.FORWARD, made_s - took_s, made_s, ticket.step, ticket.index))
@@ -273,7 +274,7 @@ class StageService:
 
     def _versions_of(self, below: CallResult) -> tuple[bytes, ...]:
         """The versions of the later stages, where steps are local. Raises BadMessageError unless there is one for each."""
-        if self._state.own is not None and len(below.versions) != self._manifest.train.num_stages - 1 - self._state.record.stage:
+        if self._is_local and len(below.versions) != self._manifest.train.num_stages - 1 - self._state.record.stage:
             raise BadMessageError("the result does not say with which versions it was computed")
         return below.versions
 
@@ -352,7 +353,7 @@ class StageService:
             records=(*self._host.own_records(), *(below.records if below else ())),
             held_s=ticket.queued_s + ticket.computed_s + (below.held_s if below else 0.0),
             slots=min(slots),
-            versions=(ticket.version, *ticket.below) if self._state.own and gradient is not None else (),
+            versions=(ticket.version, *ticket.below) if self._is_local and gradient is not None else (),
         )
 
 

@@ -39,7 +39,7 @@ class StageLedgers(StageAverages):
             grown = marked(self.record, ticket.step, ticket.index, other)
             held.of(other).add(gradients, loss, overflowed)
         if self.own is not None and other is not None:
-            self.own.moves.add(ticket.step, ticket.index, other, ticket.versions)
+            self.own.moves.add(self.record, ticket.index, other, ticket.versions)
         self.record = grown
         return ""
 
@@ -113,7 +113,7 @@ class StageLedgers(StageAverages):
         with self._whole_or_dropped(step) as held:
             batch = held.batch(name)
             with held.main.changing():
-                own.update(step, name, batch.sums(batch.flat), num_microbatches)
+                own.update(self.record, name, batch.sums(batch.flat), num_microbatches)
                 held.main.flat[-batch.num_exact :] += batch.flat[-batch.num_exact :]
             held.drop([name])
         self.num_own_updates += 1
@@ -131,7 +131,7 @@ class StageLedgers(StageAverages):
         if self.record.group == NO_AVERAGE:  # else it is the sum of a group already
             with self._whole_or_dropped(step) as held, held.main.changing():
                 self.own.put_change(held.main, self.record.done.bit_count())
-                self.own.moves.give(step, self.record.done)
+                self.own.moves.give(self.record)
 
     # What is dropped
 

@@ -25,7 +25,7 @@ from peerd.stage.local_steps import change_of
 from peerd.stage.moves import BEGUN, MoveLog, VersionId
 from peerd.stage.optimizer import Optimizer
 from peerd.stage.results import HeldMicrobatch
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, PeerRecord
 
 
 class Version:
@@ -121,18 +121,18 @@ class OwnUpdates:
         self._inner = self._fresh()
         self.moves.restart(anew=True)
 
-    def update(self, step: int, batch: PeerId, sums: Mapping[str, Tensor], num_microbatches: int) -> None:
+    def update(self, mine: PeerRecord, batch: PeerId, sums: Mapping[str, Tensor], num_microbatches: int) -> None:
         """Make an update of the mean of a batch's summed gradients. After an error the parameters are as the step began."""
         before = self.version()
         try:
             module = copy.deepcopy(before.module) if before.is_used else before.module
             self._inner.move_to(dict(module.named_parameters()))
-            self._inner.update(step, sums, lambda total: total / num_microbatches)
+            self._inner.update(mine.step, sums, lambda total: total / num_microbatches)
         except BaseException:
             self.forget()
             raise
         self._put_aside()
-        self._present = Version(module, self.moves.seal(step, batch))
+        self._present = Version(module, self.moves.seal(mine, batch))
 
     def put_change(self, into: Accumulator, num_microbatches: int) -> None:
         """Write this peer's change of the parameters since the step began, downhill, times so many microbatches, in place of gradients."""

@@ -255,14 +255,14 @@ class StageState(StageLedgers):
             self.gradient_norms.pop(roster.step - MAX_HISTORY, None)
         if tied is not None:
             self.record = replace(self.record, tied_sums=(*self.record.tied_sums, TiedSum(roster.step, tied.id))[-TOLD_STEPS:])
-        if self.own is not None:
-            self.own.moves.apply(roster.step, roster.computed)
         self.spans.add(SpanKind.OPTIMIZER, began_s, roster.step)
 
     def skip_step(self) -> None:
         """Rule 11 (skip): give the step up as inexact; the parameters do not change."""
         self.evaluated.set_aside(self.record.step, self.holdings.module)
         lineage = lineage_skipped(self.record.lineage, self.record.step)
+        if self.own is not None:
+            self.own.moves.apply(self.record, lineage, {})
         self.holdings.advance(lambda: None)
         self.holdings.passes.finish_step(None)
         self._begin_next(lineage, lineage_skipped(self.record.tied, self.record.step) if self.holdings.tied_names else self.record.tied)
@@ -317,6 +317,8 @@ class StageState(StageLedgers):
         """Begin the step after the one that this average finished."""
         mine, tied_sum = self.record, held.tied.id if held.tied else None
         lineage = lineage_after(mine.lineage, held.id, held.norm, tied_sum)
+        if self.own is not None:
+            self.own.moves.apply(mine, lineage, held.roster.computed)
         self._begin_next(lineage, history_after(mine.tied, tied_sum, held.norm) if tied_sum is not None else mine.tied)
 
     def _begin_next(self, lineage: Lineage, tied: Lineage) -> None:

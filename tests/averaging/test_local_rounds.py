@@ -98,7 +98,7 @@ def own_after(member: Member) -> Tensor:
     state = member.state
     other = OwnUpdates(state._manifest, state.holdings, MoveLog(state.record))
     batch = state._sums[0].batch(state.record.asides[0].other)
-    other.update(0, PeerId("0"), batch.sums(batch.flat), 1)
+    other.update(state.record, PeerId("0"), batch.sums(batch.flat), 1)
     assert torch.equal(own(member), before)
     return torch.cat([value.detach().flatten() for value in other.version().module.parameters()]).double()
 

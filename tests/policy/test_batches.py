@@ -128,6 +128,7 @@ def test_the_time_of_a_batch_begins_anew_when_it_grows() -> None:
     first = with_added(member("me"), [0])
     (name,) = noted(first, 1.0)
     assert noted(first, 2.0) == {name: 1.0}
+    assert not clocks.run, "it is not full"
     assert noted(with_added(first, [1]), 3.0) == {name: 3.0}
     assert clocks.run, "time alone may seal it"
     assert noted(with_added(first, [1, 2]), 4.0)[name] == 3.0

@@ -36,6 +36,13 @@ def test_a_run_with_local_steps_survives_all_kinds_of_faults_at_once_exactly(see
     assert outcome.counts["inexact"] == 0
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_so_does_one_whose_averages_are_certified(seed: int) -> None:
+    outcome = run(replace(local(1200 + seed, HONEST, local_batch=1 + seed), certifies=True))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
 def test_open_batches_are_lost_and_hardly_ever_a_ledger() -> None:
     counts: Counter[str] = Counter()
     for seed in range(3):

@@ -33,6 +33,8 @@ class StepClocks:
         self._resumable, self._going_back, self._outlived, self._later = Steady(), Steady(), Steady(), Steady()
         self._lacking = Steady()
         self._open: dict[Aside, float] = {}
+        self._is_full = False
+        """Whether an open batch is full."""
         self._committed_s: float | None = None
         self._durations_s: tuple[float, ...] = ()
 
@@ -50,7 +52,7 @@ class StepClocks:
     @property
     def run(self) -> bool:
         """Whether time alone may change what a peer does that accumulates."""
-        return self._going_back.holds or self._outlived.holds or self._complete.holds or bool(self._open)
+        return self._going_back.holds or self._outlived.holds or self._complete.holds or self._is_full
 
     def noted(self, own: OwnState, live: LiveView, rules: StepRules, now_s: float) -> OwnState:
         """Look once. Returns the state with the times of the rules 7 (propose), 10 (commit), 14, 15, 19 (seal) and J1 (join)."""
@@ -58,6 +60,7 @@ class StepClocks:
         complete = mine.step if is_complete(mine, live, rules.num_microbatches, rules.group_size, rules.num_sections) else None
         if rules.local_batch:
             self._open = {batch: self._open.get(batch, now_s) for batch in mine.asides}
+            self._is_full = any(batch.done.bit_count() >= rules.local_batch for batch in mine.asides)
         averaged = mine.step if mine.phase is Phase.AVERAGED and _is_averaged(live, rules, mine.step) else None
         exchanging_since_s = self._exchanging.since_s(mine.step if mine.phase is Phase.AVERAGING else None, now_s)
         if exchanging_since_s is not None:
