@@ -35,6 +35,7 @@ from peerd.policy.swarm.spreading import DirectoryReading, News
 from peerd.table.record import MAX_STAGES, NO_RECORD, AverageId, PeerRecord, Phase, RawRecord, RunId
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
+from tests.policy import fuzz_audits
 from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
 
 
@@ -234,6 +235,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Roster: _roster,
     SignedSlice: lambda w: SignedSlice(w.some_peer(), w.raw(32), w.raw(64)),
     Sidelining: _sidelining,
+    **fuzz_audits.MAKERS,
     QueueReadings: lambda _w: QueueReadings(),
     StepClocks: lambda _w: StepClocks(),
 }
@@ -370,6 +372,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     **dict.fromkeys(("joined", "refuted"), lambda w: frozenset(w.many(lambda: AverageId(w.raw(16))))),
     **dict.fromkeys(("is_signed", "is_counted", "is_late"), lambda w: w.random.random() < 0.5),
     ("one", "PeerRecord"): lambda w: w.random.choice(w.records),
+    **fuzz_audits.ARGUMENTS,
     "limits": lambda _w: Limits(),
     **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
     **dict.fromkeys(("in_group", "in_groups"), lambda w: w.random.random() < 0.5),

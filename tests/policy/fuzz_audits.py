@@ -1,0 +1,48 @@
+"""How accusations, words and items of audits are drawn, whatever peers say in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from peerd.policy.step.auditing import AuditWord, Item
+from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
+from tests.policy.fuzz_records import World
+
+
+def _item(world: World) -> Item:
+    index = world.random.choice((None, 0, world.count()))
+    return Item(world.some_peer(), world.some_stage(), world.some_step(), index, world.raw(32))
+
+
+def _word(world: World) -> AuditWord:
+    told = (0.0, -1.0, 5e-324, 1e-4, 1.0, 1e300, math.inf, math.nan)
+    return AuditWord(world.random.choice(told), world.random.choice(told))
+
+
+def _case(world: World) -> Case:
+    words = {world.some_peer(): _word(world) for _ in range(world.random.randrange(40))}
+    return Case(_item(world), world.some_peer(), words, world.random.random() < 0.5)
+
+
+MAKERS: Mapping[type, Callable[[World], Any]] = {Item: _item, AuditWord: _word, Case: _case, Standing: lambda _w: Standing()}
+
+ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
+    "item": _item,
+    "items": lambda w: [(_item(w), w.random.choice((0.0, 5e-324, 0.01, 1.0))) for _ in range(w.random.choice((0, 1, 300)))],
+    "word": _word,
+    ("other", "AuditWord"): _word,
+    "case": _case,
+    "words": lambda w: _case(w).words,
+    "standing": lambda w: w.names[:64],
+    "open_cases": lambda w: [_case(w) for _ in range(w.random.randrange(4))],
+    "verdict": lambda w: CaseVerdict(w.random.choice(list(Ruling)), frozenset({w.peer()})),
+    "num_voters": lambda w: w.random.randrange(64),
+    "num_silent": lambda w: w.random.randrange(9),
+    **dict.fromkeys(("secret", "commitment"), lambda w: w.raw(32)),
+    "its_chance": lambda w: w.random.choice((0.0, 0.01, 1.0)),
+    "accuser": World.some_peer,
+    "peers": lambda w: w.names[:64],
+    **dict.fromkeys(("is_due", "is_paused", "is_odd"), lambda w: w.random.random() < 0.5),
+}

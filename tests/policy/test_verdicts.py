@@ -1,0 +1,181 @@
+"""Rule 20 (audit): what comes of an accusation, whoever lies, and which peers stand."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from peerd.policy.step.auditing import NEWCOMER_STEPS, AuditWord, Item
+from peerd.policy.step.verdicts import (
+    PAUSE_STEPS,
+    Case,
+    CaseVerdict,
+    Ruling,
+    Standing,
+    asked,
+    judges_in_turn,
+    verdict_on,
+    why_unheard,
+)
+from peerd.table.record import PeerId
+
+WRONG, RIGHT = AuditWord(2.0, 1e-4), AuditWord(1e-7, 1e-4)
+TOLERANCES = (1e-4, 1e-4, 5e-2)
+
+
+def peers(number: int) -> list[PeerId]:
+    return [PeerId(f"p{each}") for each in range(number)]
+
+
+def case(words: dict[str, AuditWord], accuser: str = "p1", audited: str = "p0", insists: bool = False) -> Case:
+    item = Item(PeerId(audited), 0, 3, 5, b"signed")
+    return Case(item, PeerId(accuser), {PeerId(name): word for name, word in words.items()}, insists)
+
+
+def test_a_second_auditor_that_agrees_sets_the_ledger_aside_and_more_than_half_convict() -> None:
+    standing = peers(4)
+    opened = case({"p1": WRONG})
+    assert verdict_on(opened, standing) == CaseVerdict(Ruling.OPEN)
+    second = opened.with_word(PeerId("p2"), WRONG)
+    assert verdict_on(second, standing) == CaseVerdict(Ruling.OPEN, sets_aside=True)
+    assert verdict_on(second.with_word(PeerId("p3"), WRONG), standing) == CaseVerdict(Ruling.CONVICTED, frozenset({PeerId("p0")}), True)
+
+
+def test_one_mate_is_asked_first_and_all_once_it_agrees_or_the_accuser_insists() -> None:
+    standing = peers(6)
+    opened = case({"p1": WRONG})
+    [second] = asked(opened, standing)
+    assert second not in ("p0", "p1")
+    assert asked(opened, standing, num_silent=1) == judges_in_turn(opened, standing)[:2]
+    denied = opened.with_word(second, RIGHT)
+    assert asked(denied, standing) == []
+    rest = set(standing) - {PeerId("p0"), PeerId("p1"), second}
+    assert set(asked(replace(denied, insists=True), standing)) == rest
+    assert set(asked(opened.with_word(second, WRONG), standing)) == rest
+
+
+def test_who_is_asked_first_depends_on_the_item_so_no_accuser_chooses_it() -> None:
+    firsts = {judges_in_turn(Case(Item(PeerId("p0"), 0, 3, index, b""), PeerId("p1"), {}), peers(9))[0] for index in range(100)}
+    assert firsts == set(peers(9)[2:])
+
+
+def test_a_false_accuser_loses_its_standing_and_its_victim_nothing() -> None:
+    found = verdict_on(case({"p1": WRONG, "p2": RIGHT, "p3": RIGHT}), peers(4))
+    assert found == CaseVerdict(Ruling.CLEARED, frozenset({PeerId("p1")}))
+
+
+def test_a_judge_says_one_word_and_the_audited_peer_none() -> None:
+    opened = case({"p1": WRONG}).with_word(PeerId("p2"), RIGHT)
+    assert opened.with_word(PeerId("p2"), WRONG) == opened
+    assert opened.with_word(PeerId("p0"), RIGHT) == opened
+
+
+def test_words_of_peers_that_do_not_stand_count_for_nothing() -> None:
+    crowd = {f"x{number}": WRONG for number in range(50)}
+    assert verdict_on(case({"p1": WRONG, **crowd}), peers(4)).ruling is Ruling.OPEN
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_where_nobody_else_can_judge_it_is_disputed_and_nobody_loses(number: int) -> None:
+    assert verdict_on(case({"p1": WRONG}), peers(number)) == CaseVerdict(Ruling.DISPUTED)
+
+
+def test_silence_convicts_nobody() -> None:
+    few = case({"p1": WRONG, "p2": WRONG})
+    assert verdict_on(few, peers(9), is_late=True) == CaseVerdict(Ruling.DISPUTED, sets_aside=True)
+
+
+def test_a_lie_that_only_exact_devices_see_costs_no_honest_peer_its_standing() -> None:
+    """The accuser's device is exact, and most of the judges' are not."""
+    exact, coarse = AuditWord(1e-3, 1e-4), AuditWord(1.5e-2, 5e-2)
+    assert verdict_on(case({"p1": exact, "p2": coarse, "p3": coarse}), peers(4)) == CaseVerdict(Ruling.CLEARED)
+    assert verdict_on(case({"p1": exact, "p2": exact, "p3": exact, "p4": coarse}), peers(5)).losers == {PeerId("p0")}
+
+
+def test_fewer_than_half_convict_no_honest_peer_and_up_to_a_third_save_no_liar() -> None:
+    """Honest judges measure the right deviation as exactly as their devices do. Liars say what they like, and some peers say nothing."""
+    rng = random.Random(0)
+    rulings = dict.fromkeys(Ruling, 0)
+    for _ in range(20_000):
+        number = rng.randint(3, 15)
+        standing = peers(number)
+        liars = set(rng.sample(standing, rng.randint(0, (number - 1) // 2)))
+        audited, accuser = rng.sample(standing, 2)
+        deviation = rng.choice((1e-3, 1e-2, 0.1, 0.5, 2.0, 1e9)) if audited in liars and rng.random() < 0.8 else 0.0
+        words = {}
+        is_silent = rng.random() < 0.3
+        for peer in standing:
+            if peer in liars:
+                words[peer] = AuditWord(rng.choice((0.0, 1e-3, 0.05, 0.45, 2.0, 1e9)), rng.choice((0.0, *TOLERANCES, 1e9)))
+            else:
+                bound = rng.choice(TOLERANCES)
+                words[peer] = AuditWord(abs(deviation + rng.uniform(-1, 1) * bound), bound)
+        if not words[accuser].accuses:
+            continue
+        mute = {peer for peer in standing if is_silent and peer != accuser and rng.random() < 0.3}
+        told = {peer: word for peer, word in words.items() if peer not in mute and peer != audited}
+        found = verdict_on(Case(Item(audited, 0, 0, 0, b""), accuser, told), standing, is_late=True)
+        rulings[found.ruling] += 1
+        assert found.losers <= liars
+        if is_silent or 3 * len(liars) > number:
+            continue
+        if deviation > 0.5:
+            assert audited in found.losers
+        if accuser in liars and not deviation and all(words[peer].bound <= 1e-4 for peer in standing if peer not in liars):
+            assert accuser in found.losers
+    assert min(rulings[each] for each in (Ruling.CONVICTED, Ruling.CLEARED, Ruling.DISPUTED)) > 100
+
+
+@pytest.mark.parametrize(
+    ("opened", "is_due", "is_paused", "reason"),
+    [
+        (case({"p1": WRONG}), True, False, ""),
+        (case({"x": WRONG}, accuser="x"), True, False, "does not stand"),
+        (case({"p1": RIGHT}), True, False, "accuses nobody"),
+        (case({"p2": WRONG}), True, False, "accuses nobody"),
+        (case({"p0": WRONG}, accuser="p0"), True, False, "accuses nobody"),
+        (case({"p1": WRONG}), False, False, "did not draw"),
+        (case({"p1": WRONG}), True, True, "came to no end"),
+        (case({"p3": WRONG}, accuser="p3"), True, False, "is open"),
+    ],
+)
+def test_a_case_is_heard_only_of_peers_that_stand_for_what_their_coins_drew_and_one_at_a_time(
+    opened: Case, is_due: bool, is_paused: bool, reason: str
+) -> None:
+    other = case({"p3": WRONG}, accuser="p3", audited="p2")
+    found = why_unheard(opened, peers(4), [other], is_due, is_paused)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_founders_stand_and_newcomers_once_their_work_was_clean_for_some_steps() -> None:
+    standing, (old, new, lost) = Standing(), peers(3)
+    standing.found([old, lost])
+    for step in range(NEWCOMER_STEPS):
+        assert standing.standing([old, new]) == {old}
+        assert standing.rate_of(new, step) == 0.25
+        standing.finished([old, new], step)
+    assert standing.standing([old, new]) == {old, new}
+    assert standing.rate_of(new, NEWCOMER_STEPS) == 0.02
+    standing.closed(case({"p1": WRONG}, audited=lost), CaseVerdict(Ruling.CONVICTED, frozenset({lost})), 12)
+    assert standing.has_lost(lost)
+    assert not standing.stands(lost)
+
+
+def test_who_accuses_in_vain_pauses_for_longer_each_time_and_both_are_watched_for_a_while() -> None:
+    standing, disputed = Standing(), case({"p1": WRONG})
+    for _ in range(NEWCOMER_STEPS):
+        standing.finished(peers(2), 0)
+    standing.closed(disputed, CaseVerdict(Ruling.DISPUTED), 10)
+    assert standing.is_paused(PeerId("p1"), 10 + PAUSE_STEPS)
+    assert not standing.is_paused(PeerId("p1"), 11 + PAUSE_STEPS)
+    assert not standing.is_paused(PeerId("p0"), 11)
+    assert [standing.rate_of(peer, 10 + PAUSE_STEPS) for peer in peers(2)] == [0.25, 0.25]
+    assert standing.rate_of(PeerId("p0"), 11 + PAUSE_STEPS) == 0.02
+    standing.closed(disputed, CaseVerdict(Ruling.DISPUTED), 30)
+    assert standing.is_paused(PeerId("p1"), 30 + 2 * PAUSE_STEPS)
+    standing.closed(disputed, CaseVerdict(Ruling.CONVICTED, frozenset({PeerId("p0")})), 60)
+    standing.closed(disputed, CaseVerdict(Ruling.CLEARED), 70)
+    assert not standing.is_paused(PeerId("p1"), 71 + PAUSE_STEPS)
