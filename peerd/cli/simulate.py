@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MAX_STAGES = 512
 PLACINGS = ("random", "joining", "greedy", "search")
+LIES = ("part x -1", "part x -10", "part x 1000", "noise as activations", "gradients x 100", "free riding", "framing")
+SHARE = FiniteRange(0.001, 1)
 
 
 class StageCounts(click.ParamType[tuple[int, ...]]):
@@ -138,3 +140,33 @@ def run(run_file: str, network_file: Path | None, num_peers: int | None, methods
         raise UsageError("a simulation is of one network", "give either --network FILE or --peers N")
     out = fields.pop("out")
     simulate_run.run(run_file, network, methods, simulate_run.Wanted(**fields), as_json, out)
+
+
+@simulate.command()
+@click.option("--lie", "lies", multiple=True, type=click.Choice(LIES), metavar="LIE", help="May be repeated.  [default: all]")
+@click.option("--peers", "num_peers", type=click.IntRange(2, 256), metavar="N", help="Of the stage, the liars included.")
+@click.option("--liars", "num_liars", type=click.IntRange(1, 255), metavar="K", help="[default: 1 of 4 peers, and 3 of 9]")
+@click.option("--share", "shares", multiple=True, type=SHARE, metavar="F", help="Of its work that a liar falsifies.  [default: 1 and 0.1]")
+@click.option("--microbatches", type=click.IntRange(1, 4096), default=16, show_default=True, help="That a peer does in a step.")
+@click.option("--begins", type=click.IntRange(0, 10_000), default=10, show_default=True, help="Steps that liars are honest before.")
+@click.option("--rate", type=SHARE, default=0.025, show_default=True, help="Share of all work that is computed again.")
+@click.option("--settled", type=SHARE, help="The same after 100 clean steps.  [default: as --rate]")
+@click.option("--protect", "protects", is_flag=True, help="Liars call one another's work right.")
+@click.option("--runs", "num_runs", type=click.IntRange(1, 10_000), default=100, show_default=True, help="Simulate so many runs.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of everything that is chance.")
+@reply_options
+def liars(as_json: bool, **fields: Any) -> None:
+    """Show how much liars in a stage falsify before audits find them.
+
+    Peers compute some work of their mates again, by the rules that a daemon is to use. A liar is out once most of its stage have
+    convicted it. No daemon audits yet.
+
+    \b
+    Examples:
+      peerd simulate liars
+      peerd simulate liars --lie "part x -1" --peers 9 --liars 3 --runs 1000
+      peerd simulate liars --rate 0.02 --settled 0.01 --begins 100 --json
+    """
+    from peerd.cli import simulate_liars
+
+    simulate_liars.run(simulate_liars.WantedLiars(**fields), as_json)

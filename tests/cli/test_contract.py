@@ -93,6 +93,10 @@ VERBS = {
         *("--trace", "--stages", "--peers", "--download", "--unlike", "--view-delay", "--noise", "--seed", "--runs", "--plot"),
         *("--home", "--json"),
     },
+    "simulate liars": {
+        *("--lie", "--peers", "--liars", "--share", "--microbatches", "--begins", "--rate", "--settled", "--protect", "--runs", "--seed"),
+        *("--home", "--json"),
+    },
 }
 
 DEMO_FIELDS = {

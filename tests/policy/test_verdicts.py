@@ -111,7 +111,7 @@ def test_fewer_than_half_convict_no_honest_peer_and_up_to_a_third_save_no_liar()
                 words[peer] = AuditWord(rng.choice((0.0, 1e-3, 0.05, 0.45, 2.0, 1e9)), rng.choice((0.0, *TOLERANCES, 1e9)))
             else:
                 bound = rng.choice(TOLERANCES)
-                words[peer] = AuditWord(abs(deviation + rng.uniform(-1, 1) * bound), bound)
+                words[peer] = AuditWord(abs(deviation + rng.uniform(-1, 1) * bound * max(1.0, deviation)), bound)
         if not words[accuser].accuses:
             continue
         mute = {peer for peer in standing if is_silent and peer != accuser and rng.random() < 0.3}
@@ -158,7 +158,7 @@ def test_founders_stand_and_newcomers_once_their_work_was_clean_for_some_steps()
         assert standing.rate_of(new, step) == 0.25
         standing.finished([old, new], step)
     assert standing.standing([old, new]) == {old, new}
-    assert standing.rate_of(new, NEWCOMER_STEPS) == 0.02
+    assert standing.rate_of(new, NEWCOMER_STEPS) == 0.025
     standing.closed(case({"p1": WRONG}, audited=lost), CaseVerdict(Ruling.CONVICTED, frozenset({lost})), 12)
     assert standing.has_lost(lost)
     assert not standing.stands(lost)
@@ -173,7 +173,7 @@ def test_who_accuses_in_vain_pauses_for_longer_each_time_and_both_are_watched_fo
     assert not standing.is_paused(PeerId("p1"), 11 + PAUSE_STEPS)
     assert not standing.is_paused(PeerId("p0"), 11)
     assert [standing.rate_of(peer, 10 + PAUSE_STEPS) for peer in peers(2)] == [0.25, 0.25]
-    assert standing.rate_of(PeerId("p0"), 11 + PAUSE_STEPS) == 0.02
+    assert standing.rate_of(PeerId("p0"), 11 + PAUSE_STEPS) == 0.025
     standing.closed(disputed, CaseVerdict(Ruling.DISPUTED), 30)
     assert standing.is_paused(PeerId("p1"), 30 + 2 * PAUSE_STEPS)
     standing.closed(disputed, CaseVerdict(Ruling.CONVICTED, frozenset({PeerId("p0")})), 60)
