@@ -210,6 +210,8 @@ class Calls:
         spare = to_merge(peer.record, launch.step, other) if other is not None and not peer.local.is_on else None
         if spare is not None:
             peer.record = merged(peer.record, launch.step, spare)
+        if peer.lies.falsifies:
+            peer.world.falsified.add((peer.name, launch.step, launch.index))
         early = launch.step == peer.record.step + 1
         (peer.next_accumulator if early else peer.accumulator).append(Gradient(launch.step, launch.index, whole))
         peer.world.counts["added early"] += early

@@ -76,6 +76,14 @@ class Kind(enum.Enum):
     """For a while the averages that a peer gives show other hashes of its mates' slices than those have signed."""
     MISNAME = "misname"
     """For a while a peer's record tells another average than it holds."""
+    FALSIFY = "falsify"
+    """For a while the gradients that a peer adds are wrong."""
+    DENOUNCE = "denounce"
+    """For a while a peer says of each work that it computes again that it is wrong."""
+    SHIELD = "shield"
+    """For a while a peer says of each work that it computes again that it is right."""
+    EQUIVOCATE = "equivocate"
+    """For a while a peer says to one half of its mates that work is wrong, and to the other half that it is right."""
     WITHHOLD = "withhold"
     """For a while a trainer launches nothing of what it owns."""
     GHOSTS = "ghosts"
@@ -93,7 +101,8 @@ TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP,
 _LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}
 LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME})
-LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS)
+LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE})
+LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS | LIES_OF_WORK)
 HONEST = tuple(kind for kind in Kind if kind not in LIES)
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 
@@ -146,6 +155,8 @@ class Scenario:
     """Steps are local: peers update their own parameters after so many microbatches; 0: they do not."""
     certifies: bool = False
     """Averages count once more than half of the voters hold them."""
+    audits: float = 0.0
+    """The share of each peer's work that all its mates together compute again."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0

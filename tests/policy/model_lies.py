@@ -11,7 +11,7 @@ from peerd.policy.step.roster import Roster, entry_of, why_inexact
 from peerd.table.forms import MAX_COUNT
 from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, PeerId, PeerRecord, Phase, Suspicion
 from tests.policy.model_exchange import Plan
-from tests.policy.model_faults import Kind
+from tests.policy.model_faults import LIES_OF_WORK, Kind
 from tests.policy.model_theta import Average
 from tests.policy.model_trust import SIGNED, Claim, falsified, root_of
 
@@ -79,6 +79,22 @@ class Lies:
         return self._tells(Kind.MISJUDGE)
 
     @property
+    def falsifies(self) -> bool:
+        return self._tells(Kind.FALSIFY)
+
+    @property
+    def denounces(self) -> bool:
+        return self._tells(Kind.DENOUNCE)
+
+    @property
+    def equivocates(self) -> bool:
+        return self._tells(Kind.EQUIVOCATE)
+
+    @property
+    def shields(self) -> bool:
+        return self._tells(Kind.SHIELD)
+
+    @property
     def rules(self) -> StepRules:
         """A peer that makes averages up goes on with them though nobody else does."""
         return replace(self._peer.world.rules, certifies=False) if self._tells(Kind.FABRICATE) else self._peer.world.rules
@@ -89,8 +105,8 @@ class Lies:
 
     @property
     def are_of_numbers(self) -> bool:
-        """Whether it has lied so that what it holds itself may be wrong."""
-        return not self._until_s.keys().isdisjoint({Kind.FORK, Kind.FABRICATE})
+        """Whether it has lied so that what it holds itself may be wrong, or that others shut it out for good."""
+        return not self._until_s.keys().isdisjoint({Kind.FORK, Kind.FABRICATE, *LIES_OF_WORK})
 
     def sum_for(self, member: int, roster: Roster, total: Average) -> Average:
         """The sum of this peer's slice as it sends it to one member."""

@@ -138,6 +138,7 @@ class Rounds:
         return given.lacking if given is not None and not given.is_over else frozenset()
 
     def look(self, members: Sequence[PeerRecord]) -> None:
+        self._peer.trust.audits.look()
         if "sideline" not in self._peer.world.scenario.off:
             rules = self._peer.world.rules
             self.sidelining.banned(self._peer.trust.bans, self._peer.now)

@@ -9,6 +9,7 @@ from peerd.policy.hashing import digest
 from peerd.policy.step.certificates import SignedSlice, average_id_of, is_upheld, told_twice, why_distrust, words_on
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, Phase
+from tests.policy.model_audits import Audits
 from tests.policy.model_theta import Average, Gradient, ThetaId
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ class Trust:
         self.refuted: set[AverageId] = set()
         self._copies: dict[AverageId, tuple[SignedSlice, ...]] = {}
         self._banned_until_s: dict[PeerId, float] = {}
+        self.audits = Audits(peer)
 
     def begin_step(self) -> None:
+        self.audits.begin_step()
         self.joined.clear()
         self._copies.clear()
 

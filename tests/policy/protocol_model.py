@@ -15,6 +15,7 @@ Checked, by the invariants of docs/protocol.md:
       are the same, and no difference persists
   I7  where averages are certified, no honest peer applies numbers that a peer made up (I1), and no honest peer is blamed for them
   I8  where steps are local, those that live know all that it takes to compute an applied average again
+  I9  where peers audit, no honest peer loses its standing (I7), and a liar is out of every honest view within some steps
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class World:
         """By round: what its members know of local steps."""
         self.signed: set[tuple[PeerId, AverageId, bytes]] = set()
         """Which hashes of slices of which round a peer has signed: nobody else can."""
+        self.falsified: set[tuple[PeerId, int, int]] = set()
+        """Microbatches (peer, step, index) whose gradients a liar made up."""
         self.checkpoints: dict[PeerId, list[Snapshot]] = {}
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []

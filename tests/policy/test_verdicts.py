@@ -68,8 +68,18 @@ def test_a_false_accuser_loses_its_standing_and_its_victim_nothing() -> None:
 
 def test_a_judge_says_one_word_and_the_audited_peer_none() -> None:
     opened = case({"p1": WRONG}).with_word(PeerId("p2"), RIGHT)
-    assert opened.with_word(PeerId("p2"), WRONG) == opened
+    assert opened.with_word(PeerId("p2"), AuditWord(3e-7, 1e-4)) == opened
     assert opened.with_word(PeerId("p0"), RIGHT) == opened
+
+
+def test_a_judge_that_tells_one_peer_this_and_another_that_has_lied_whatever_comes_of_the_case() -> None:
+    opened, two_faced = case({"p1": WRONG}), PeerId("p2")
+    one, other = opened.with_word(two_faced, RIGHT), opened.with_word(two_faced, WRONG)
+    for met in (one.merged(other), other.merged(one)):
+        assert verdict_on(met, peers(9)) == CaseVerdict(Ruling.OPEN, frozenset({two_faced}))
+        assert verdict_on(met, peers(9), is_late=True).losers == {two_faced}
+    assert verdict_on(one.merged(one), peers(9)).losers == frozenset()
+    assert one.merged(replace(one, insists=True)).insists
 
 
 def test_words_of_peers_that_do_not_stand_count_for_nothing() -> None:

@@ -12,7 +12,7 @@ So a word is a measured deviation, and only one that contradicts the words of mo
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from peerd.policy.hashing import digest
@@ -38,12 +38,23 @@ class Case:
     words: Mapping[PeerId, AuditWord]
     insists: bool = False
     """The accuser has computed the item once more after another judge had found nothing."""
+    two_faced: frozenset[PeerId] = frozenset()
+    """Judges that have signed two words of which one must be a lie."""
 
     def with_word(self, judge: PeerId, word: AuditWord) -> Case:
-        """The case with one more word. The first word of a judge counts: it signs one."""
-        if judge in self.words or judge == self.item.audited:
+        """The case with one more word. Of two words of a judge the first counts, unless they contradict each other: then none does."""
+        if judge == self.item.audited:
             return self
-        return Case(self.item, self.accuser, {**self.words, judge: word}, self.insists)
+        if judge not in self.words:
+            return replace(self, words={**self.words, judge: word})
+        return self if self.words[judge].agrees_with(word) else replace(self, two_faced=self.two_faced | {judge})
+
+    def merged(self, other: Case) -> Case:
+        """What two peers know of one case."""
+        found = replace(self, insists=self.insists or other.insists, two_faced=self.two_faced | other.two_faced)
+        for judge, word in other.words.items():
+            found = found.with_word(judge, word)
+        return found
 
 
 class Ruling(Enum):
@@ -86,19 +97,19 @@ def asked(case: Case, standing: Collection[PeerId], num_silent: int = 0) -> list
 def verdict_on(case: Case, standing: Collection[PeerId], is_late: bool = False) -> CaseVerdict:
     """What has come of a case. `is_late`: the judges have had their time."""
     audited = case.item.audited
-    counted = {judge: word for judge, word in case.words.items() if judge in standing and judge != audited}
+    counted = {judge: word for judge, word in case.words.items() if judge in standing and judge not in case.two_faced | {audited}}
     counted[audited] = RIGHT
     num_voters = len({*standing, audited})
     wrong = sum(word.differs for word in counted.values())
     right = len(counted) - wrong
     sets_aside = wrong >= 2
     if num_voters >= FEWEST_JUDGES and 2 * wrong > num_voters:
-        return CaseVerdict(Ruling.CONVICTED, contradicted(counted, num_voters) | {audited}, True)
+        return CaseVerdict(Ruling.CONVICTED, case.two_faced | contradicted(counted, num_voters) | {audited}, True)
     if num_voters >= FEWEST_JUDGES and 2 * right > num_voters:
-        return CaseVerdict(Ruling.CLEARED, contradicted(counted, num_voters) - {audited})
+        return CaseVerdict(Ruling.CLEARED, case.two_faced | (contradicted(counted, num_voters) - {audited}))
     if is_late or num_voters < FEWEST_JUDGES:
-        return CaseVerdict(Ruling.DISPUTED, sets_aside=sets_aside)
-    return CaseVerdict(Ruling.OPEN, sets_aside=sets_aside)
+        return CaseVerdict(Ruling.DISPUTED, case.two_faced, sets_aside)
+    return CaseVerdict(Ruling.OPEN, case.two_faced, sets_aside)
 
 
 def contradicted(words: Mapping[PeerId, AuditWord], num_voters: int) -> frozenset[PeerId]:
