@@ -1,0 +1,110 @@
+"""Computes a mate's microbatch, or its whole part of a step, again and says how far its results are off: the replay of rule 20 (audit).
+
+Each public function is a job for the executor's thread. It changes nothing of the state, and takes the parameters of a step that the state
+still holds: this one, or the one before. Results are compared as they travelled, so the replay goes through the same codec.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peerd.models.module import StageModule
+from peerd.stage.accumulator import LARGEST
+from peerd.stage.state import StageState
+from peerd.transfers import to_device
+from peerd.wire import codecs
+from peerd.wire.messages import TensorBytes
+from peerd.wire.tensors import decode
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldPass:
+    """One microbatch of one peer: what it got and what it gave, as it travelled."""
+
+    step: int
+    index: int
+    inputs: TensorBytes
+    """Tokens at the first stage, otherwise activations."""
+    labels: TensorBytes | None = None
+    """At the last stage."""
+    output: TensorBytes | None = None
+    """Its activations for the next stage; None at the last one."""
+    output_gradient: TensorBytes | None = None
+    """What the next stage gave back for them; None at the last one."""
+    gradient: TensorBytes | None = None
+    """What it gave back to the stage before; None at the first one."""
+
+
+def replay_pass(state: StageState, told: ToldPass) -> float:
+    """Compute one microbatch again, without the gradients of parameters. Returns the larger deviation of the two results.
+
+    Raises WrongStateError if the step's parameters are gone, BadMessageError if a tensor that the peer got cannot be decoded.
+    """
+    module = state.module_at(told.step)
+    inputs, output = _forward(state, module, told)
+    found = [] if told.output is None else [_deviation_of(told.output, output.detach())]
+    if told.gradient is not None and not module.is_first:
+        [gradient] = _gradients(state, output, [inputs], told)
+        found.append(_deviation_of(told.gradient, gradient))
+    return max(found, default=0.0)
+
+
+def replay_part(state: StageState, passes: Iterable[ToldPass], told: Tensor) -> float:
+    """Compute a peer's part of a step again from all its microbatches. Returns how far `told`, its flat sum on the CPU, is off.
+
+    It takes the memory of one more accumulator. `told` is the part as others decoded it. Raises what `replay_pass` raises.
+    """
+    total = state.accumulator.another()
+    for each in passes:
+        module = state.module_at(each.step)
+        _, output = _forward(state, module, each)
+        gradients = _gradients(state, output, list(module.parameters()), each)
+        has_overflowed = state.holdings.passes.is_scaled and not all(_is_usable(gradient) for gradient in gradients)
+        total.add(gradients, float(output.detach()) if module.is_last else None, has_overflowed)
+    return deviation(told, total.flat.detach().to(_CPU))
+
+
+def deviation(told: Tensor, own: Tensor) -> float:
+    """|told - own| / |own| over all elements; infinite where the shapes differ, or where nothing was to be told and something was."""
+    if told.shape != own.shape:
+        return math.inf
+    own = own.double()
+    apart, size = float((told.double() - own).norm()), float(own.norm())
+    return apart / size if size > 0 else (0.0 if apart == 0 else math.inf)
+
+
+def _forward(state: StageState, module: StageModule, told: ToldPass) -> tuple[Tensor, Tensor]:
+    """The inputs, of which gradients may be asked, and the output with its graph."""
+    inputs = _decoded(told.inputs, state.holdings.device)
+    if not module.is_first:
+        inputs.requires_grad_()
+    labels = None if told.labels is None else _decoded(told.labels, state.holdings.device)
+    return inputs, state.holdings.passes.forward(module, told.step, told.index, inputs, labels)
+
+
+def _decoded(value: TensorBytes, device: torch.device) -> Tensor:
+    found = decode(value, _CPU)
+    return to_device(found, device).long() if value.dtype == "int32" else to_device(found, device).clone()
+
+
+def _gradients(state: StageState, output: Tensor, wanted: Sequence[Tensor], told: ToldPass) -> list[Tensor]:
+    given = None if told.output_gradient is None else _decoded(told.output_gradient, state.holdings.device)
+    return state.holdings.passes.backward(output, wanted, given, late=told.step < state.record.step)
+
+
+def _deviation_of(told: TensorBytes, own: Tensor) -> float:
+    """How far what was told is off, if this peer's own result travels likewise. What cannot be decoded is no result."""
+    if tuple(told.shape) != tuple(own.shape):
+        return math.inf
+    return deviation(decode(told, _CPU), codecs.through(told.codec, own.to(_CPU)))
+
+
+def _is_usable(gradient: Tensor) -> bool:
+    return bool((gradient.abs() < LARGEST).all())

@@ -1,0 +1,185 @@
+"""Replays of rule 20 (audit): honest work passes on any device and through any codec, and each lie shows far above the tolerance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from peerd.config.codec import Codec, parse_codec
+from peerd.config.manifest import Manifest
+from peerd.errors import WrongStateError
+from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
+from peerd.policy.step.roster import Roster, entry_of
+from peerd.stage.microbatches import backward, forward, forward_backward
+from peerd.stage.replaying import ToldPass, deviation, replay_part, replay_pass
+from peerd.stage.results import HeldMicrobatch, Ticket
+from peerd.stage.state import StageState
+from peerd.table.record import PeerId, PeerRecord
+from peerd.wire import codecs
+from peerd.wire.messages import TensorBytes
+from peerd.wire.tensors import decode, encode
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+CPU = torch.device("cpu")
+STAGES = [0, 1, 2]
+EXACT, COARSE = DeviceKind("cpu", Precision.FLOAT32), DeviceKind("cpu", Precision.BFLOAT16)
+
+
+@dataclass
+class Worker:
+    """A peer of one stage of three, which keeps what it got and gave, and then finishes its step alone."""
+
+    stage: int
+    manifest: Manifest
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        self.state = StageState(self.manifest, PeerRecord(peer=PeerId("me"), stage=self.stage), CPU, lambda: view_of(self.state.record))
+        self.state.serve()
+        self.told = [self._work(index) for index in range(self.manifest.train.microbatches_per_step)]
+        self.part = self.state.accumulator.flat.clone()
+
+    def finish(self) -> None:
+        """Commit the step. Its parameters are the previous ones then."""
+        entry = entry_of(self.state.record)
+        roster = Roster(self.stage, self.state.record.step, 0, entry.peer, (entry,))
+        reason, copy = self.state.open_round(roster)
+        assert reason == ""
+        assert copy is not None
+        self.state.take_average(roster, copy)
+        self.state.commit(self.state.record.gradient_norm)
+
+    def _work(self, index: int) -> ToldPass:
+        train, record = self.manifest.train, self.state.record
+        chance, rows = torch.Generator().manual_seed(index), (train.microbatch_size, train.sequence_length)
+        labels = torch.randint(0, self.manifest.model.vocab_size, rows, generator=chance)
+        width = (*rows, self.manifest.decoder.d_model)
+        inputs = labels if self.stage == 0 else codecs.through(self.codec, torch.randn(width, generator=chance))
+        batch = HeldMicrobatch(Ticket(0, index, (record.incarnation, record.ledger_no), True), inputs.clone(), labels)
+        sent = encode(labels.int()) if self.stage == 0 else encode(inputs, self.codec)
+        told = ToldPass(step=0, index=index, inputs=sent)
+        if self.stage == self.manifest.train.num_stages - 1:
+            outcome = forward_backward(self.state, batch)
+            assert outcome.gradient is not None
+            return replace(told, labels=encode(labels.int()), gradient=encode(outcome.gradient, self.codec))
+        output = forward(self.state, batch).clone()
+        below = codecs.through(self.codec, torch.randn(width, generator=chance) / 100)
+        outcome = backward(self.state, batch, below.clone())
+        assert outcome.refused == ""
+        gradient = None if outcome.gradient is None else encode(outcome.gradient, self.codec)
+        return replace(told, output=encode(output, self.codec), output_gradient=encode(below, self.codec), gradient=gradient)
+
+
+def worker_of(stage: int, codec: str = "none", **train: Any) -> Worker:
+    return Worker(stage, tiny_manifest(3, **train), parse_codec(codec))
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("train", [{}, {"dropout": 0.2}, {"precision": "bfloat16"}, {"precision": "float16"}], ids=str)
+def test_the_same_machine_finds_the_same_bits_also_when_the_step_is_over(stage: int, train: dict[str, Any]) -> None:
+    worker = worker_of(stage, **train)
+    before = worker.state.accumulator.flat.clone()
+    assert [replay_pass(worker.state, told) for told in worker.told] == [0.0] * len(worker.told)
+    assert replay_part(worker.state, worker.told, worker.part) == 0.0
+    assert torch.equal(worker.state.accumulator.flat, before), "a replay changes nothing"
+    worker.finish()
+    assert [replay_pass(worker.state, told) for told in worker.told] == [0.0] * len(worker.told)
+    assert replay_part(worker.state, worker.told, worker.part) == 0.0
+
+
+LIES: list[Callable[[Tensor], Tensor]] = [
+    lambda right: 100 * right,
+    lambda right: -right,
+    torch.zeros_like,
+    lambda right: right.norm() / right.numel() ** 0.5 * torch.randn_like(right),
+]
+QUANTA = {"none": 0.0, "float16": 1e-3, "bfloat16": 8e-3, "int8": 0.03, "int6": 0.1, "int4": 0.5}
+"""The step of each codec, relative to a usual value."""
+
+
+def on_another_machine(worker: Worker) -> StageState:
+    """Its state, with parameters that are off by as much as another order of sums makes results differ."""
+    chance = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in worker.state.holdings.module.parameters():
+            parameter.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=chance))
+    return worker.state
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("codec", QUANTA)
+def test_honest_work_passes_on_another_machine_through_each_codec(stage: int, codec: str) -> None:
+    worker = worker_of(stage, codec)
+    state, bound = on_another_machine(worker), tolerance(EXACT, EXACT, QUANTA[codec])
+    assert all(not AuditWord(replay_pass(state, told), bound).differs for told in worker.told)
+    assert not AuditWord(replay_part(state, worker.told, worker.part), bound).differs
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_float32_and_bfloat16_find_each_other_honest(stage: int) -> None:
+    worker, auditor = worker_of(stage), worker_of(stage, precision="bfloat16")
+    found = [*(replay_pass(auditor.state, told) for told in worker.told), replay_part(auditor.state, worker.told, worker.part)]
+    assert max(found) > tolerance(EXACT, EXACT)
+    assert not any(AuditWord(each, tolerance(EXACT, COARSE)).differs for each in found)
+
+
+@pytest.mark.parametrize("codec", QUANTA)
+@pytest.mark.parametrize("lie", LIES)
+def test_false_activations_and_gradients_show_far_above_the_tolerance(lie: Callable[[Tensor], Tensor], codec: str) -> None:
+    torch.manual_seed(2)
+    worker, bound = worker_of(1, codec), tolerance(COARSE, COARSE, QUANTA[codec])
+    told = worker.told[0]
+    assert told.output is not None
+    assert told.gradient is not None
+    output, gradient = (encode(lie(_values(value)), worker.codec) for value in (told.output, told.gradient))
+    for false in (replace(told, output=output), replace(told, gradient=gradient)):
+        assert AuditWord(replay_pass(worker.state, false), bound).accuses
+
+
+def _values(value: TensorBytes | None) -> Tensor:
+    assert value is not None
+    return decode(value, CPU)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("factor", [-1.0, -10.0, 1000.0, 0.0])
+def test_a_false_part_shows_far_above_the_tolerance(stage: int, factor: float) -> None:
+    worker = worker_of(stage)
+    found = replay_part(worker.state, worker.told, factor * worker.part)
+    assert found == pytest.approx(abs(factor - 1.0), rel=1e-3)
+    assert AuditWord(found, tolerance(COARSE, COARSE)).accuses
+
+
+def test_a_part_that_leaves_a_microbatch_out_shows() -> None:
+    worker = worker_of(1)
+    assert AuditWord(replay_part(worker.state, worker.told[1:], worker.part), tolerance(EXACT, EXACT)).accuses
+
+
+def test_what_has_another_shape_or_is_no_number_is_wrong_without_an_error() -> None:
+    worker = worker_of(1)
+    told = worker.told[0]
+    assert replay_pass(worker.state, replace(told, output=encode(torch.zeros(3)))) == math.inf
+    assert AuditWord(replay_pass(worker.state, replace(told, output=encode(torch.full_like(_values(told.output), torch.nan)))), 0.1).differs
+    assert deviation(torch.zeros(2), torch.zeros(2)) == 0.0
+    assert deviation(torch.ones(2), torch.zeros(2)) == math.inf
+
+
+def test_a_step_whose_parameters_are_gone_cannot_be_replayed() -> None:
+    worker = worker_of(1)
+    with pytest.raises(WrongStateError):
+        replay_pass(worker.state, replace(worker.told[0], step=5))
