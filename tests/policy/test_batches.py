@@ -122,15 +122,18 @@ def test_a_fence_drops_the_open_batches_and_keeps_what_is_sealed(did: list[int |
 def test_the_time_of_a_batch_begins_anew_when_it_grows() -> None:
     clocks, mate = StepClocks(), member("mate")
 
+    def runs() -> bool:
+        return clocks.run
+
     def noted(record: PeerRecord, now_s: float) -> dict[PeerId, float]:
         return dict(clocks.noted(OwnState(record=record), view_of(record, mate), LOCAL, now_s).open_since_s)
 
     first = with_added(member("me"), [0])
     (name,) = noted(first, 1.0)
     assert noted(first, 2.0) == {name: 1.0}
-    assert not clocks.run, "it is not full"
+    assert not runs(), "it is not full"
     assert noted(with_added(first, [1]), 3.0) == {name: 3.0}
-    assert clocks.run, "time alone may seal it"
+    assert runs(), "time alone may seal it"
     assert noted(with_added(first, [1, 2]), 4.0)[name] == 3.0
     clocks.restart()
     assert noted(with_added(first, [1]), 5.0) == {name: 5.0}
