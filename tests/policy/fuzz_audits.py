@@ -33,6 +33,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "items": lambda w: [(_item(w), w.random.choice((0.0, 5e-324, 0.01, 1.0))) for _ in range(w.random.choice((0, 1, 300)))],
     "word": _word,
     ("other", "AuditWord"): _word,
+    ("other", "Case"): _case,
     "case": _case,
     "words": lambda w: _case(w).words,
     "standing": lambda w: w.names[:64],
