@@ -315,6 +315,8 @@ class PeerRecord(Vitals):
     """What this peer itself has computed of the group's sum. It counts for contributions alone."""
     sections: Annotated[int, 39, LEDGER] = 0
     """Bitmap: the sections of the step's average that this peer holds and gives to mates, where its stage averages by sections."""
+    invitation: Annotated[bytes, 44, raw(72)] = b""
+    """In a run by invitation: what the organiser has signed to let this peer in (config/access.py)."""
     unreached: Annotated[tuple[PeerId, ...], 34, many(PEER)] = ()
     """Peers that have not answered since a call to them and a re-dial failed. One that is live has a link that is dead in one direction."""
 

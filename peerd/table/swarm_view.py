@@ -121,6 +121,11 @@ class SwarmView:
         life_s = known.life_s(self.ttl_s) if known is not None else self.ttl_s
         lasts_s = min(2 * held.pop(peer)[0], MOST_CONDEMNED_LIVES * life_s) if peer in held else CONDEMNED_LIVES * life_s
         self._condemned = dict([*held.items(), (peer, (lasts_s, now_s + lasts_s))][-MAX_CONDEMNED:])
+        self.shut_out(peer)
+
+    def shut_out(self, peer: PeerId) -> None:
+        """Let what a peer has said so far count for nothing, neither as live nor as expired. A higher pair counts again."""
+        known = self._sightings.get(peer)
         if known is not None:
             self._see(peer, Sighting(known.record, float("-inf")))
         self._fresh.discard(peer)

@@ -262,6 +262,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "summary": lambda w: w.maybe(w.summary),
     "asides": lambda w: w.many(lambda: Aside(w.peer(), w.ledger()), MAX_ASIDES),
     "next_asides": lambda w: w.many(lambda: Aside(w.peer(), w.ledger()), MAX_ASIDES),
+    "invitation": lambda w: w.raw(72),
     "unreached": lambda w: w.many(w.peer),
     "sidelined": lambda w: w.many(w.peer, MAX_SIDELINED),
     "unaveraged": lambda w: w.told_step(),

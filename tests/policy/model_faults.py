@@ -20,6 +20,8 @@ class Kind(enum.Enum):
     LEAVE = "leave"
     MIGRATE = "migrate"
     """Leaves its stage as a mover does, and joins another one with a new incarnation."""
+    BAN = "ban"
+    """The organiser bans it: each other peer hears that soon, and the peer itself after a while; then it ends."""
     BLACKOUT = "blackout"
     """Everybody is killed; two thirds come back, in any order, with nothing but what is on their disks."""
     STAGE_WIPED = "stage wiped"
@@ -97,13 +99,14 @@ class Survivor(enum.Enum):
     ANY = "alive, with the parameters of any step"
 
 
-TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE})
+TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE, Kind.BAN})
 _LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}
 LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE})
 LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS | LIES_OF_WORK)
-HONEST = tuple(kind for kind in Kind if kind not in LIES)
+HONEST = tuple(kind for kind in Kind if kind not in LIES and kind is not Kind.BAN)
+"""What happens to peers by itself."""
 OUTAGES = frozenset({Kind.BLACKOUT, Kind.STAGE_WIPED, Kind.STALE_MATES})
 
 

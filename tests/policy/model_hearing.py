@@ -37,6 +37,8 @@ class Hearing:
         self._peer = peer
         self._heard: Heard[PeerRecord] = Heard(eq, lambda _record: 1)
         self._meetings = Meetings(period_s=period_s, life_s=peer.view.ttl_s)
+        self.banned = set(peer.world.banned)
+        """Whom the organiser's list bans, as far as it has come here."""
         self._calls = 0
         self._random = random.Random(peer.name)
 
@@ -48,7 +50,7 @@ class Hearing:
             if record.peer == peer.name and record.pair > peer.record.pair:
                 peer.world.disk[peer.name] = max(peer.world.disk.get(peer.name, -1), record.incarnation)
                 peer.fence(f"saw my own id at {record.pair}")
-            elif record.peer != peer.name:
+            elif record.peer != peer.name and (record.peer not in self.banned or "drop banned" in peer.world.scenario.off):
                 self._merge(record)
         if source is not None:
             peer.view.prove(source, peer.now)
@@ -56,6 +58,13 @@ class Hearing:
                 peer.view.told(record.peer, source, peer.now)
         if peer.view.changes != before:
             peer.poke()
+
+    def shut_out(self, name: PeerId) -> None:
+        """T9 (access): a peer is banned. Nothing that it has said or says counts, and its calls are refused."""
+        self.banned.add(name)
+        if "drop banned" not in self._peer.world.scenario.off:
+            self._peer.view.shut_out(name)
+        self._peer.poke()
 
     def meet(self) -> None:
         """T8 (proof): call strangers. One that answers is proven."""

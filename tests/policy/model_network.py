@@ -44,6 +44,8 @@ class Network:
                 deliver(peer)
 
         def deliver(peer: ModelPeer) -> None:
+            if source.name in peer.hearing.banned:
+                return
             peer.hearing.receive(records, source.name)
             act(peer)
 
@@ -65,7 +67,7 @@ class Network:
         resent_s = 0.3 if self._world.now < self.lossy_until and self._world.rng.random() < 0.2 else 0.0
 
         def arrive() -> None:
-            if self.pair_passes(source.name, target):
+            if self.pair_passes(source.name, target) and source.name not in peer.hearing.banned:
                 act(peer)
             elif broke is not None:
                 self._world.at(0.0, source, broke)

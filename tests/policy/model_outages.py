@@ -30,7 +30,11 @@ class Outages:
             return False
         name, step, until_s = self._one_alone
         peer = self._world.peers[name]
-        serving = [p for p in self._world.peers.values() if p.alive and p.record.stage == peer.record.stage and p.record.step >= step]
+        serving = [
+            p
+            for p in self._world.peers.values()
+            if self._world.takes_part(p) and p.record.stage == peer.record.stage and p.record.step >= step
+        ]
         if now_s > until_s or sum(p.record.phase is not Phase.JOINING and now_s >= p.awake_at for p in serving) >= 2:
             self._one_alone = None
         return self._one_alone is not None
@@ -38,10 +42,10 @@ class Outages:
     def pause_before_stale_mates(self, target: ModelPeer, lasts_s: float) -> None:
         """Left out where the peer is not the newest of its stage, has no mate, or is not there itself."""
         world, mine = self._world, target.record
-        mates = [p for p in world.peers.values() if p.alive and p is not target and p.record.stage == mine.stage]
+        mates = [p for p in world.peers.values() if world.takes_part(p) and p is not target and p.record.stage == mine.stage]
         newest = max((p.record.step for p in mates), default=mine.step)
         serves = mine.phase is not Phase.JOINING and not mine.leaving and world.now >= target.awake_at
-        trains = any(p.record.trains for p in world.peers.values() if p.alive and p not in mates)
+        trains = any(p.record.trains for p in world.peers.values() if world.takes_part(p) and p not in mates)
         if not (mates and serves and trains and mine.step >= newest):
             return
         world.counts["stale mates"] += 1
@@ -54,7 +58,7 @@ class Outages:
     def _pause(self, target: ModelPeer, mates: list[ModelPeer], until_s: float) -> None:
         """As a daemon does: not in the middle of a step's end. After `until_s` not at all: the end of the step may need the mates."""
         world, stage = self._world, target.record.stage
-        if not target.alive or target.record.phase is Phase.JOINING or world.now > until_s:
+        if not world.takes_part(target) or target.record.phase is Phase.JOINING or world.now > until_s:
             return
         if target.record.phase is not Phase.ACCUMULATING or self._is_needed_for_a_sum(target):
             for mate in mates:
@@ -71,15 +75,17 @@ class Outages:
     def _is_needed_for_a_sum(self, target: ModelPeer) -> bool:
         """Where stages are tied: whether peers of other stages have yet to finish the step before this peer's: gap 4."""
         world = self._world
-        others = [p.record for p in world.peers.values() if p.alive and p.record.phase is not Phase.JOINING]
+        others = [p.record for p in world.peers.values() if world.takes_part(p) and p.record.phase is not Phase.JOINING]
         newest = max((r.step for r in others if r.stage != target.record.stage), default=target.record.step)
         return world.rules.ties_stages and newest < target.record.step
 
     def wipe(self, stage: int, lasts_s: float) -> None:
         """Left out while the disks of this stage and what the other stages hold have no step in common."""
         world = self._world
-        of_stage = sorted(peer.name for peer in world.peers.values() if peer.alive and peer.record.stage == stage)
-        present = [peer for peer in world.peers.values() if peer.alive and not peer.record.leaving]  # a disk goes with who leaves
+        of_stage = sorted(peer.name for peer in world.peers.values() if world.takes_part(peer) and peer.record.stage == stage)
+        present = [
+            peer for peer in world.peers.values() if world.takes_part(peer) and not peer.record.leaving
+        ]  # a disk goes with who leaves
         others = sorted(peer.name for peer in present if peer.record.stage != stage)
         back = world.rng.sample(of_stage, -(-2 * len(of_stage) // 3))
         if not self.can_resume(dict.fromkeys(back, stage) | {name: world.peers[name].record.stage for name in others}):
@@ -93,7 +99,7 @@ class Outages:
     def black_out(self, lasts_s: float) -> None:
         """Left out while no step is on the disks of every stage: such a run would be lost, as it says itself."""
         world = self._world
-        everybody = sorted(peer.name for peer in world.peers.values() if peer.alive)
+        everybody = sorted(peer.name for peer in world.peers.values() if world.takes_part(peer))
         held = {name: world.checkpoints[name][-1].stage for name in everybody if world.checkpoints.get(name)}
         stages = {name: held.get(name, world.peers[name].record.stage) for name in everybody}
         back = world.rng.sample(everybody, -(-2 * len(everybody) // 3))
@@ -120,7 +126,7 @@ class Outages:
     def come_back(self, name: PeerId, stage: int) -> None:
         """Start a dead peer again with what is on its disk."""
         world = self._world
-        if not world.peers[name].alive:
+        if not world.peers[name].alive and name not in world.banned:
             trains = world.peers[name].record.trains
             peer = world.add(name, stage)
             peer.record = replace(peer.record, trains=trains)

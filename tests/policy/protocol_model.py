@@ -42,6 +42,7 @@ from tests.policy.model_theta import Average, ThetaId, Thetas, why_wrong
 from tests.policy.model_tied import Share
 
 DIVERGENCE_S = 30.0
+HEARD_WITHIN_S = 1.5
 CHECKPOINT_EVERY, CHECKPOINTS_KEPT = 3, 4
 MOST_RELOADS = 200
 """More in one run means that somebody asks again and again without waiting."""
@@ -87,6 +88,8 @@ class World:
         self.falsified: set[tuple[PeerId, int, int]] = set()
         """Microbatches (peer, step, index) whose gradients a liar made up."""
         self.checkpoints: dict[PeerId, list[Snapshot]] = {}
+        self.banned: set[PeerId] = set()
+        """Those on the organiser's list. A peer that starts has the list."""
         self.counts: Counter[str] = Counter()
         self.violations: list[str] = []
         self.trace: list[str] = []
@@ -162,8 +165,11 @@ class World:
     def note(self, text: str) -> None:
         self.trace.append(f"{self.now:8.3f} {text}")
 
+    def takes_part(self, peer: ModelPeer) -> bool:
+        return peer.alive and peer.name not in self.banned
+
     def _finished(self) -> bool:
-        present = [peer for peer in self.peers.values() if peer.alive and not peer.lies.are_of_numbers]
+        present = [peer for peer in self.peers.values() if self.takes_part(peer) and not peer.lies.are_of_numbers]
         stages = {peer.record.stage for peer in present}
         return len(stages) == self.scenario.num_stages and all(
             peer.record.step >= self.scenario.last_step
@@ -228,7 +234,7 @@ class World:
             self.violations.append(f"I6: two copies of the tied weight at step {record.step} have one history")
 
     def _check_divergence(self) -> None:
-        honest = [p for p in self.peers.values() if p.alive and not p.lies.are_of_numbers]
+        honest = [p for p in self.peers.values() if self.takes_part(p) and not p.lies.are_of_numbers]
         awake = [p for p in honest if self.now >= p.awake_at and p.record.phase is not Phase.JOINING]
         diverged = {}
         for one in awake:
@@ -276,6 +282,8 @@ class World:
                 if fault.kind is Kind.RESTART_BLANK:
                     self.disk.pop(target.name, None)
                 self.at(fault.lasts_s, None, lambda: self._start(target.name))
+            case Kind.BAN:
+                self._ban(target.name, fault.lasts_s)
             case Kind.SLEEP:
                 target.awake_at = max(target.awake_at, self.now + fault.lasts_s)
             case Kind.JOIN:
@@ -315,7 +323,7 @@ class World:
 
     def _survives_without(self, target: ModelPeer, is_scripted: bool) -> bool:
         """Whether another peer of its stage survives as the scenario demands, and another trainer too."""
-        alive = [p for p in self.peers.values() if p.alive and not p.record.leaving]
+        alive = [p for p in self.peers.values() if self.takes_part(p) and not p.record.leaving]
         rest = [p for p in alive if p is not target]
         stages = {p.record.stage for p in rest if p.record.phase is not Phase.JOINING}
         if len(stages) < self.scenario.num_stages and not self.outages.can_resume({p.name: p.record.stage for p in rest}):
@@ -329,6 +337,14 @@ class World:
             if self.scenario.ties_stages:  # one that loaded its state cannot help the other end with the step before: gap 4
                 mates = [p for p in mates if newest == 0 or sum_told(p.record, newest - 1) is not None]
         return bool(mates) and any(p.record.trains for p in rest)
+
+    def _ban(self, name: PeerId, unheard_s: float) -> None:
+        """T9 (access): each drops the peer when it hears of the ban, at another time than the others."""
+        self.banned.add(name)
+        for peer in self.peers.values():
+            if peer.name != name:
+                self.at(self.rng.uniform(0.0, HEARD_WITHIN_S), peer, lambda peer=peer: peer.hearing.shut_out(name))  # type: ignore[misc]
+        self.at(unheard_s, None, lambda: setattr(self.peers[name], "alive", False))
 
     def checkpoint(self, peer: ModelPeer) -> None:
         if peer.record.step % CHECKPOINT_EVERY == 0:
@@ -350,6 +366,8 @@ class World:
 
     def enter(self, name: PeerId, stage: int) -> None:
         """A mover goes on in another stage, with what it knew."""
+        if name in self.banned:
+            return
         before = self.peers[name]
         peer = self.add(name, stage)
         for other, sighting in before.view.sightings.items():
@@ -359,8 +377,8 @@ class World:
 
     def _start(self, name: PeerId) -> None:
         """A peer joins by the address of somebody who is there, and takes the weakest stage."""
-        hosts = [p for p in self.peers.values() if p.alive and self.now >= p.awake_at]
-        if not hosts or (name in self.peers and self.peers[name].alive):
+        hosts = [p for p in self.peers.values() if self.takes_part(p) and self.now >= p.awake_at]
+        if not hosts or name in self.banned or (name in self.peers and self.peers[name].alive):
             return
         joiner = self.add(name, 0)
         host = self.rng.choice(hosts)

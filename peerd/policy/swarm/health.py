@@ -104,6 +104,10 @@ class Facts:
     """Whether the run never averages parameters, so that what unlike devices round differently stays."""
     contradictory: frozenset[PeerId] = frozenset()
     """Peers that signed two records under one version, or two slices of one round."""
+    banned: Mapping[PeerId, str] = field(default_factory=dict)
+    """Peers that the organiser has banned, with the reasons."""
+    invitation_ends: bool = False
+    """Whether this peer takes part by an invitation that ends soon."""
     why_unaveraged: Callable[[PeerRecord], str] = _not_told
     """Why averages leave out a peer whose record says so, as far as that is known; else empty."""
 
@@ -144,6 +148,7 @@ def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
     stage = [_dead_links(facts), _sidelined(facts), _contradictory(facts), _inexact(facts), _joining(facts), _unlike(facts)]
+    stage += [_banned(facts), _invitation(facts)]
     found = [item for item in (*swarm, *stage, *_unaveraged(facts)) if item]
     return sorted(found, key=lambda item: ("problem", "warning", "info").index(item.severity))
 
@@ -287,6 +292,24 @@ def _contradictory(facts: Facts) -> HealthNote | None:
     title = f"{found[0]}{more} signed two things that contradict each other, and counts for nothing for a while"
     remedy = "its home may have been copied and run twice; or its software is broken, or it lies"
     return HealthNote("contradictory", title, "warning", remedy)
+
+
+def _banned(facts: Facts) -> HealthNote | None:
+    """Whom the organiser's list bans."""
+    found = sorted(facts.banned.items())
+    if not found:
+        return None
+    told = [peer + (f" ({reason})" if reason else "") for peer, reason in found[:MOST_TOLD]]
+    more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+    return HealthNote("banned", f"banned by the organiser: {', '.join(told)}{more}", "info", "nothing to do; others do their share")
+
+
+def _invitation(facts: Facts) -> HealthNote | None:
+    if not facts.invitation_ends:
+        return None
+    title = "this peer's invitation ends within three days; it leaves the run then"
+    remedy = f"send the organiser its id, {facts.mine.peer}, and join again with the answer"
+    return HealthNote("invitation-ends", title, "warning", remedy)
 
 
 def _unlike(facts: Facts) -> HealthNote | None:
