@@ -15,11 +15,13 @@ PeerdError                    carries one line that says what is wrong and one t
 |- StageError                 unknown stage, or no stage fits this machine
 |- LimitError                 the system lets this process have too little, such as open files
 |- DivergedError              the run cannot go on: its loss or gradients are not finite
+|- ShutOutError               the run's organiser lets this peer take no part
 `- RemoteError                a remote call failed (raised by wire/; the subclasses tell what the caller can do)
    |- BadMessageError         the message is wrong: the sender's fault          INVALID_ARGUMENT
    |- WrongStateError         right message, wrong step or stage, or leaving    FAILED_PRECONDITION
    |- NotFiniteError          values overflowed, which is nobody's fault         OUT_OF_RANGE
    |- BusyError               no slot free: try elsewhere or later              RESOURCE_EXHAUSTED
+   |  `- UnwelcomeError       the caller is banned, or is not invited            PERMISSION_DENIED
    `- PeerGoneError           dead or out of reach                              UNAVAILABLE
 """
 
@@ -51,11 +53,13 @@ class ExitCode(enum.IntEnum):
     STAGE = 13
     LIMIT = 14
     DIVERGED = 15
+    SHUT_OUT = 16
     INTERRUPTED = 130
 
 
 FOR_THE_USER_TO_MEND = frozenset(
-    {ExitCode.USAGE, ExitCode.MANIFEST, ExitCode.SIGNATURE, ExitCode.ADDRESS, ExitCode.IDENTITY_IN_USE, ExitCode.STAGE, ExitCode.LIMIT}
+    {ExitCode.USAGE, ExitCode.MANIFEST, ExitCode.SIGNATURE, ExitCode.ADDRESS, ExitCode.IDENTITY_IN_USE}
+    | {ExitCode.STAGE, ExitCode.LIMIT, ExitCode.SHUT_OUT}
 )
 """Errors that a restart cannot mend: a service that exits with one of these stays down."""
 
@@ -130,6 +134,12 @@ class DivergedError(PeerdError):
     exit_code = ExitCode.DIVERGED
 
 
+class ShutOutError(PeerdError):
+    """The run's organiser has banned this peer, or has not invited it."""
+
+    exit_code = ExitCode.SHUT_OUT
+
+
 class RemoteError(PeerdError):
     """A call to another peer failed; the subclass says what the caller can do."""
 
@@ -157,6 +167,10 @@ class BusyError(RemoteError):
         """`retry_after_s`: the time for which the callee will keep refusing; 0: unknown."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class UnwelcomeError(BusyError):
+    """The callee takes no calls of this caller: the run's organiser has banned it, or it has shown no invitation that holds."""
 
 
 class PeerGoneError(RemoteError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peerd.config.atomic import replace_file
@@ -80,7 +81,8 @@ def settings_of_each(first: Settings, homes: DeviceHomes) -> list[Settings]:
     """
     count = len(homes.devices)
     _check_ports(first, count)
-    several = replace(first, owner_home=str(homes.root.folder), sharers=count)
+    organiser = str(Path(first.run_file).parent) if first.run_file else ""
+    several = replace(first, owner_home=str(homes.root.folder), sharers=count, organiser=organiser)
     further = replace(several, run_file="", relay=False, relay_rate=0.0, relay_daily=0, tensorboard="", wandb="")
     found = []
     for number, (device, home) in enumerate(zip(homes.devices, homes.homes, strict=True)):

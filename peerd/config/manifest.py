@@ -110,6 +110,8 @@ class SwarmConfig:
     """The most peers of a stage that average in one round; those of a larger stage first make the sums of groups. 0: all in one round."""
     trust: Literal["on", "off"] = "off"
     """ "on": an average counts once most of its stage hold the same numbers, and a peer that signs two of one sum is shut out."""
+    access: Literal["open", "invited"] = "open"
+    """ "invited": only peers that the organiser has invited (`peerd invite`) take part. Bans (`peerd ban`) hold in both kinds of run."""
 
     def __post_init__(self) -> None:
         check_bounds("swarm.", self)

@@ -70,3 +70,15 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 def public_bytes(key: Ed25519PrivateKey) -> bytes:
     """The raw 32-byte public key."""
     return key.public_key().public_bytes_raw()
+
+
+def is_signed_by(public_key: bytes, message: bytes, signature: bytes) -> bool:
+    """Whether the organiser with this raw public key has signed the message."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True

@@ -70,6 +70,14 @@ class Home:
         """Those of all runs that this home was in."""
         return list((self.folder / "checkpoints").glob("*"))
 
+    def access_list(self, run: str) -> Path:
+        """The newest list of who may take part in a run that a daemon of this home has seen, signed by its organiser."""
+        return self.folder / "access" / f"{run}.list"
+
+    def invitation(self, run: str) -> Path:
+        """This peer's invitation to a run."""
+        return self.folder / "access" / f"{run}.invitation"
+
     def history(self, run: str) -> Path:
         """The history of a run as this home's daemons saw it: steps, samples, events, contributions."""
         return self.folder / "history" / f"{run}.sqlite"

@@ -23,6 +23,10 @@ class Settings:
     join: str = ""
     """Addresses to join at, tried in turn: `multiaddr/p2p/PEER[#RUN-ID]`, separated by spaces; empty when starting a run.
     If run_file is empty, too, the daemon rejoins the last run of this home."""
+    invitation: str = ""
+    """Invitations to the run, as text; one of them may be for this peer. Empty: that which the home remembers, if any."""
+    organiser: str = ""
+    """Folder of the organiser's key, for the daemons of the organiser's further devices; empty: beside run_file, if that is given."""
     host: str = ""
     """IPv4 address to listen on; 0.0.0.0 for all. Empty: loopback when starting a run or joining at loopback, else all."""
     port: int = 0

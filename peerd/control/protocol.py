@@ -18,6 +18,8 @@ dashboard open (bool)                          {"schema", "address"}: the addres
                                                works once and for one minute
 export    folder (absolute path), format       {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
           ("peerd"), timeout_s (no limit)
+access    list (hex of a signed list), or      {"schema", "peer", "run", "organiser" (folder of its key), "list", AccessInfo's fields}
+          nothing: it only tells
 reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
                                                for each peer asked; `direct` is DirectInfo with its own "answers"
 fault     kind, then for_s, factor, by_s, at,  {"schema"}; only with Settings.allow_faults, else an error: the daemon misbehaves as
@@ -132,6 +134,22 @@ class Counters(TypedDict):
     messages_refused: int
     calls_put_off: int  # of callers that had too many open; they hear when to come back
     internal_errors: int  # bugs that showed in this daemon, each in its log with a traceback
+
+
+class BannedInfo(TypedDict):
+    peer: str
+    reason: str  # empty: none was given
+
+
+class AccessInfo(TypedDict):
+    """Who may take part in the run, as this daemon knows it."""
+
+    by_invitation: bool
+    number: int  # of the organiser's list; 0: there is none
+    allowed: int  # peers on it that need no invitation
+    banned: list[BannedInfo]
+    invited_until: int | None  # end of this peer's own invitation, seconds since the epoch; 0: it has no end; None: it has no invitation
+    refused: int  # calls of peers that may not take part
 
 
 class OwnerInfo(TypedDict):
@@ -262,6 +280,7 @@ class StatusReply(TypedDict):
     reach: NotRequired[ReachInfo]
     relay: NotRequired[RelayInfo]
     update: NotRequired[UpdateInfo]
+    access: NotRequired[AccessInfo]
     links: NotRequired[list[LinkInfo]]  # empty where the manifest names the codecs
     lines: NotRequired[list[LineInfo]]  # of live peers of which something is known
 
@@ -284,6 +303,7 @@ class PeersReply(TypedDict):
     evaluation: EvaluationInfo | None  # the newest known
     tokens_per_second: float
     stages: list[StageInfo]
+    access: NotRequired[AccessInfo]
 
 
 class StepInfo(TypedDict):
@@ -299,7 +319,8 @@ class StepInfo(TypedDict):
 class EventInfo(TypedDict):
     number: int
     time_s: float
-    kind: str  # started, joined, suspect, back, leaving, left, gone, moved, unaveraged, averaged, rebalancing, resumed, raised, cleared
+    kind: str  # started, joined, suspect, back, leaving, left, gone, banned, lifted, moved, unaveraged, averaged, rebalancing, resumed,
+    # raised, cleared
     peer: str  # empty: this daemon
     stage: int | None
     text: str

@@ -38,7 +38,7 @@ from peerd.daemon.link_needs import needs, why_unaveraged
 from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
-from peerd.daemon.swarm_replies import TableReport, evaluation_info, line_infos
+from peerd.daemon.swarm_replies import TableReport, access_info, evaluation_info, line_infos
 from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
@@ -110,6 +110,7 @@ class Answers:
             "slow_factor": seat.service.pace.slow_factor,
             "dashboard": self._dashboard_address,
             "owner": cast("OwnerInfo", self._governor.fields()),
+            "access": access_info(peer.membership.access),
             "direct": self._direct(),
             "reach": self._reach(),
             "relay": relay_info(peer),
@@ -323,6 +324,8 @@ class Answers:
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
             contradictory=peer.membership.contradictory,
+            banned=peer.membership.access.listed.banned,
+            invitation_ends=peer.membership.access.ends_soon,
             lets_drift=not peer.place.manifest.may_average_parameters,
             why_unaveraged=partial(why_unaveraged, peer.place.manifest, live),
         )

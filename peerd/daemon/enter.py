@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -16,6 +17,7 @@ import structlog
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
+from peerd.daemon.admission import access_for
 from peerd.daemon.clocks import compare_clocks
 from peerd.daemon.line_probe import probe_line
 from peerd.daemon.link_needs import needs
@@ -27,7 +29,7 @@ from peerd.daemon.row import Row
 from peerd.daemon.run_data import check_is_made, organise, start_for, text_for
 from peerd.daemon.twin import refuse_own_address, refuse_twin
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
-from peerd.errors import ClockError, PeerdError, PortTakenError, RemoteError, UnreachableError, UsageError
+from peerd.errors import ClockError, PeerdError, PortTakenError, RemoteError, ShutOutError, UnreachableError, UnwelcomeError, UsageError
 from peerd.link.links import with_time_for
 from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
@@ -37,6 +39,7 @@ from peerd.policy.swarm.checkup import TOO_SLOW
 from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.dialling import DialRation
 from peerd.policy.swarm.spreading import PAGE_BYTES
+from peerd.swarm.access import RunAccess
 from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity, LocalState
 from peerd.swarm.membership import Membership
@@ -68,6 +71,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         known = ration.among(peer, membership.addresses_of(peer), time.monotonic()) if membership is not None else ()
         return known or book.get(peer, ())
 
+    admission = partial(access_for, settings, home, identity.peer)
     settings = replace(settings, host=settings.host or _host(settings, contacts, book), port=settings.port or _free_port(settings, local))
     met = _met_before(local, contacts)
     bootstrap = () if met else tuple(each.multiaddr for each in contacts)  # without an answer p2pd would not start
@@ -76,7 +80,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if place is None:
-        contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row)
+        contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row, admission)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
@@ -91,8 +95,9 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         must_answer = bool(direct(reached))
     else:
         signed = place.signed
-        membership = membership_for(identity, signed, book, row)
+        membership = membership_for(identity, signed, book, row, admission(signed))
         reached, must_answer = await _look_around(network, membership, book), False
+        membership.access.check_own()
     check_limit(len(membership.live().records))
     await refuse_twin(network.links, membership, network.addresses, home)
     directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=must_answer)
@@ -140,17 +145,26 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Place:
     return Place(signed=signed, data_source=source, corpus=corpus, start=start_for(signed.manifest, local.start))
 
 
-def membership_for(identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None) -> Membership:
-    """Return an empty table of the run."""
+def membership_for(
+    identity: Identity, signed: SignedManifest, book: AddressBook, row: Row | None = None, access: RunAccess | None = None
+) -> Membership:
+    """Return an empty table of the run. Without `access` all peers that the organiser has not banned are shown."""
     train = signed.manifest.train
     ttl_s = TTL_PERIODS * signed.manifest.swarm.announce_period_s
-    membership = Membership(identity, signed.run, ttl_s, row, train.num_stages, train.steps or MAX_STEP)
+    access = access or RunAccess(identity.peer, signed.run, signed.organiser_key)
+    membership = Membership(identity, signed.run, ttl_s, row, train.num_stages, train.steps or MAX_STEP, access)
     membership.book = book
     return membership
 
 
 async def _first_to_answer(
-    network: Network, identity: Identity, contacts: Sequence[Address], met: Sequence[Address], book: AddressBook, row: Row
+    network: Network,
+    identity: Identity,
+    contacts: Sequence[Address],
+    met: Sequence[Address],
+    book: AddressBook,
+    row: Row,
+    admission: Callable[[SignedManifest], RunAccess],
 ) -> tuple[Address, SignedManifest, Membership]:
     """Ask the contacts, then the peers `met` before, for the run and its table, until one lets this peer join.
 
@@ -161,7 +175,10 @@ async def _first_to_answer(
     async def ask(contact: Address) -> tuple[Address, SignedManifest, Membership]:
         visited = await visit_peer(network, contact)
         signed = choose_run(visited.description, contact)
-        membership = membership_for(identity, signed, book, row)
+        membership = membership_for(identity, signed, book, row, admission(signed))
+        if visited.description.access is not None:
+            membership.access.take(visited.description.access)
+        membership.access.check_own()
         await first_look(network, membership, contact.peer)
         clocks.append(visited.clock)
         if visited.clock.is_off:
@@ -188,10 +205,12 @@ async def _first_to_answer(
 
 
 def _most_telling(failures: Sequence[PeerdError]) -> PeerdError:
-    """The last word on the clocks knows those of most peers. Of the rest, what may pass by itself lets a service try again."""
+    """What the organiser says goes first. The last word on the clocks knows those of most peers. Of the rest, what may pass by itself lets
+    a service try again."""
+    shut_out = [each for each in failures if isinstance(each, ShutOutError)]
     about_clocks = [each for each in failures if isinstance(each, ClockError)]
     may_pass = [each for each in failures if isinstance(each, UnreachableError)]
-    return (about_clocks[-1:] or may_pass or failures)[0]
+    return (shut_out or about_clocks[-1:] or may_pass or failures)[0]
 
 
 def _met_before(local: LocalState, contacts: Sequence[Address]) -> tuple[Address, ...]:
@@ -283,10 +302,15 @@ async def _look_around(network: Network, membership: Membership, book: AddressBo
 
 
 async def first_look(network: Network, membership: Membership, peer: PeerId) -> None:
-    """Read the whole table from a peer."""
+    """Read the whole table from a peer. Raises ShutOutError if it refuses that because this peer may not take part."""
+    client = SwarmClient(network.links, membership.run, membership.access)
     try:
-        async for records in SwarmClient(network.links, membership.run).table(peer, with_time_for(FIRST_LOOK_TIMEOUT_S, PAGE_BYTES)):
+        async for records in client.table(peer, with_time_for(FIRST_LOOK_TIMEOUT_S, PAGE_BYTES)):
             await membership.absorb_quietly(records, peer)
         membership.reached(peer)
     except RemoteError as error:
+        if isinstance(error, UnwelcomeError):
+            with contextlib.suppress(RemoteError):
+                await client.learn_list(peer, FIRST_LOOK_TIMEOUT_S)
+            membership.access.check_own()
         raise UnreachableError(f"{peer} does not give the swarm's table: {error.message}", "try again, or join at another peer") from None

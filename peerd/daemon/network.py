@@ -16,6 +16,7 @@ import grpc
 import structlog
 
 from peerd import __version__
+from peerd.config.access import RawList
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import PathInfo
@@ -288,5 +289,5 @@ def choose_run(description: Description, address: Address) -> SignedManifest:
     return matching[0]
 
 
-def describe_self(manifests: Sequence[SignedManifest]) -> Description:
-    return Description(tuple(signed.raw for signed in manifests), __version__, time.time())
+def describe_self(manifests: Sequence[SignedManifest], access: RawList | None = None) -> Description:
+    return Description(tuple(signed.raw for signed in manifests), __version__, time.time(), access)

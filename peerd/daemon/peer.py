@@ -13,6 +13,7 @@ import structlog
 from peerd.background import Part
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
+from peerd.daemon.admission import watch
 from peerd.daemon.clocks import ClockWatch
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.notes import Notes
@@ -27,6 +28,7 @@ from peerd.daemon.watching.otel import MicrobatchTraces
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.step.contributions import StageTally
+from peerd.policy.swarm.access import NO_VERSION
 from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.reaching import missed_since
 from peerd.stage.malloc import give_back_free_memory
@@ -63,7 +65,7 @@ class Peer:
         self.membership, self.local, self.directory, self._row = membership, entry.local, entry.directory, entry.row
         self.patience_s = max(MIN_PATIENCE_S, membership.view.ttl_s)
         self.spans = SpanRing() if settings.observe else SpanRing(0)
-        self.swarm_client = SwarmClient(network.links, run)
+        self.swarm_client = SwarmClient(network.links, run, membership.access)
         self.traces = MicrobatchTraces(self.spans, membership.me, manifest.train.microbatches_per_step) if settings.otel else None
         self.tracing = self.traces or CallTracing()
         self.liveness = Liveness(membership, self.swarm_client, network.links.traffic.heard_s, network.links)
@@ -82,7 +84,9 @@ class Peer:
         self.reception = Reception()
         proven = network.direct.caller if network.direct is not None else nobody
         traffic, slots = network.links.traffic, lambda: self.reception.slots
-        self.door = Door(run, self.patience_s, traffic, self.spans, proven, slots, membership.is_known, bans=membership.bans)
+        self.door = Door(
+            run, self.patience_s, traffic, self.spans, proven, slots, membership.is_known, bans=membership.bans, admission=membership.access
+        )
         self.p2pd_restarts = 0
         self.p2pd_problem = ""
         """Why p2pd could not be rebuilt at the last attempt; empty while it runs."""
@@ -158,7 +162,7 @@ class Peer:
 
     def always(self) -> Sequence[Part]:
         """Return the work that runs from entering to leaving, also while this peer rests."""
-        return (self._watch_addresses, self._keep_limits)
+        return (self._watch_addresses, self._keep_limits, partial(watch, self.membership.access))
 
     # What this peer tells of itself
 
@@ -167,7 +171,7 @@ class Peer:
         self.gossip.announce(urgent)
 
     def describe(self) -> Description:
-        return describe_self([self.place.signed])
+        return describe_self([self.place.signed], self.membership.access.newer_than(NO_VERSION))
 
     async def tallies(self) -> Sequence[StageTally]:
         return await self.past.tallies()

@@ -23,6 +23,7 @@ from peerd.config.atomic import remove_drafts
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.server import Say, Verb, control_server
+from peerd.daemon.admission import AccessVerb
 from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.device import choose_device
@@ -290,7 +291,8 @@ class ControlService:
     def _verbs(self) -> dict[str, Verb]:
         """Return the verbs of the control socket."""
         peer = self._peer
-        verbs = self._answers.verbs() | Tracing(peer).verbs() | peer.past.verbs() | harmful_verbs(peer)
+        own = AccessVerb(peer.membership.access, peer.place.signed, peer.settings, peer.membership.me)
+        verbs = own.verbs() | self._answers.verbs() | Tracing(peer).verbs() | peer.past.verbs() | harmful_verbs(peer)
         verbs["dashboard"] = self._dashboard.tell if self._dashboard is not None else no_dashboard
         return verbs
 

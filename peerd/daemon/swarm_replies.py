@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, EvaluationInfo, LineInfo, PathInfo, PeerInfo, RunInfo, StageInfo
+from peerd.control.protocol import SCHEMA, AccessInfo, EvaluationInfo, LineInfo, PathInfo, PeerInfo, RunInfo, StageInfo
 from peerd.link.traffic import Traffic
 from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
 from peerd.policy.swarm.coordinates import seconds_of
 from peerd.policy.swarm.health import unaveraged_for
+from peerd.swarm.access import RunAccess
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
@@ -45,6 +46,19 @@ def never_asked(_record: PeerRecord) -> None:
 
 def not_watched(_peer: PeerId) -> float:
     return 0.0
+
+
+def access_info(access: RunAccess) -> AccessInfo:
+    """Who may take part, as this peer knows it."""
+    banned = sorted(access.listed.banned.items())
+    return {
+        "by_invitation": access.by_invitation,
+        "number": access.number,
+        "allowed": len(access.listed.allowed),
+        "banned": [{"peer": peer, "reason": reason} for peer, reason in banned],
+        "invited_until": access.invited_until_s,
+        "refused": access.refused,
+    }
 
 
 class TableReport:
@@ -90,6 +104,7 @@ class TableReport:
             "evaluation": evaluation_info(newest_evaluation(live, train.num_stages, None)),
             "tokens_per_second": tokens_per_second,
             "stages": [self._stage(stage, step, live, suspects) for stage in range(train.num_stages)],
+            "access": access_info(self._membership.access),
         }
 
     def peer(self, record: PeerRecord) -> PeerInfo:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/swarm.proto\x12\x05peerd\"/\n\x0cSignedRecord\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\x94\x01\n\rGossipRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12$\n\x07records\x18\x02 \x03(\x0b\x32\x13.peerd.SignedRecord\x12\x10\n\x08want_all\x18\x03 \x01(\x08\x12\x11\n\twant_news\x18\x04 \x01(\x08\x12\r\n\x05known\x18\x05 \x01(\x0c\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\t\x12\r\n\x05reach\x18\x07 \x01(\t\"R\n\x0bGossipReply\x12$\n\x07records\x18\x01 \x03(\x0b\x32\x13.peerd.SignedRecord\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x0f\n\x07reached\x18\x03 \x01(\x08\"\x11\n\x0f\x44\x65scribeRequest\"H\n\x0eSignedManifest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rorganiser_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\\\n\rDescribeReply\x12(\n\tmanifests\x18\x01 \x03(\x0b\x32\x15.peerd.SignedManifest\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x0f\n\x07\x63lock_s\x18\x03 \x01(\x01\"#\n\x14\x43ontributionsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"J\n\x05Tally\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x14\n\x0cmicrobatches\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"p\n\nStageTally\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\x12\x11\n\tlast_step\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x1d\n\x07tallies\x18\x05 \x03(\x0b\x32\x0c.peerd.Tally\"7\n\x12\x43ontributionsReply\x12!\n\x06stages\x18\x01 \x03(\x0b\x32\x11.peerd.StageTally\"S\n\x0fTimelineRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\x12\x11\n\tlast_step\x18\x03 \x01(\x04\x12\x0c\n\x04most\x18\x04 \x01(\r\"\xb8\x01\n\rTimelineReply\x12\x0f\n\x07\x63lock_s\x18\x01 \x01(\x01\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x12\r\n\x05peers\x18\x03 \x03(\t\x12\r\n\x05kinds\x18\x04 \x01(\x0c\x12\x0f\n\x07\x62\x65gan_s\x18\x05 \x03(\x01\x12\x0e\n\x06took_s\x18\x06 \x03(\x02\x12\r\n\x05steps\x18\x07 \x03(\x04\x12\x14\n\x0cmicrobatches\x18\x08 \x03(\x11\x12\r\n\x05other\x18\t \x03(\r\x12\x11\n\tnum_bytes\x18\n \x03(\x04\x32\xb2\x02\n\x05Swarm\x12\x32\n\x06Gossip\x12\x14.peerd.GossipRequest\x1a\x12.peerd.GossipReply\x12\x38\n\x08\x43onverse\x12\x14.peerd.GossipRequest\x1a\x12.peerd.GossipReply(\x01\x30\x01\x12\x38\n\x08\x44\x65scribe\x12\x16.peerd.DescribeRequest\x1a\x14.peerd.DescribeReply\x12G\n\rContributions\x12\x1b.peerd.ContributionsRequest\x1a\x19.peerd.ContributionsReply\x12\x38\n\x08Timeline\x12\x16.peerd.TimelineRequest\x1a\x14.peerd.TimelineReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/swarm.proto\x12\x05peerd\"/\n\x0cSignedRecord\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"-\n\nAccessList\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"\xdb\x01\n\rGossipRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12$\n\x07records\x18\x02 \x03(\x0b\x32\x13.peerd.SignedRecord\x12\x10\n\x08want_all\x18\x03 \x01(\x08\x12\x11\n\twant_news\x18\x04 \x01(\x08\x12\r\n\x05known\x18\x05 \x01(\x0c\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\t\x12\r\n\x05reach\x18\x07 \x01(\t\x12\x12\n\ninvitation\x18\x08 \x01(\x0c\x12\x0e\n\x06listed\x18\t \x01(\x0c\x12!\n\x06\x61\x63\x63\x65ss\x18\n \x01(\x0b\x32\x11.peerd.AccessList\"u\n\x0bGossipReply\x12$\n\x07records\x18\x01 \x03(\x0b\x32\x13.peerd.SignedRecord\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x0f\n\x07reached\x18\x03 \x01(\x08\x12!\n\x06\x61\x63\x63\x65ss\x18\x04 \x01(\x0b\x32\x11.peerd.AccessList\"\x11\n\x0f\x44\x65scribeRequest\"H\n\x0eSignedManifest\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rorganiser_key\x18\x02 \x01(\x0c\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"\x7f\n\rDescribeReply\x12(\n\tmanifests\x18\x01 \x03(\x0b\x32\x15.peerd.SignedManifest\x12\x10\n\x08software\x18\x02 \x01(\t\x12\x0f\n\x07\x63lock_s\x18\x03 \x01(\x01\x12!\n\x06\x61\x63\x63\x65ss\x18\x04 \x01(\x0b\x32\x11.peerd.AccessList\"#\n\x14\x43ontributionsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"J\n\x05Tally\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x01(\x04\x12\x14\n\x0cmicrobatches\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"p\n\nStageTally\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\x12\x11\n\tlast_step\x18\x03 \x01(\x04\x12\r\n\x05steps\x18\x04 \x01(\x04\x12\x1d\n\x07tallies\x18\x05 \x03(\x0b\x32\x0c.peerd.Tally\"7\n\x12\x43ontributionsReply\x12!\n\x06stages\x18\x01 \x03(\x0b\x32\x11.peerd.StageTally\"S\n\x0fTimelineRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\x12\x11\n\tlast_step\x18\x03 \x01(\x04\x12\x0c\n\x04most\x18\x04 \x01(\r\"\xb8\x01\n\rTimelineReply\x12\x0f\n\x07\x63lock_s\x18\x01 \x01(\x01\x12\x10\n\x08\x63omplete\x18\x02 \x01(\x08\x12\r\n\x05peers\x18\x03 \x03(\t\x12\r\n\x05kinds\x18\x04 \x01(\x0c\x12\x0f\n\x07\x62\x65gan_s\x18\x05 \x03(\x01\x12\x0e\n\x06took_s\x18\x06 \x03(\x02\x12\r\n\x05steps\x18\x07 \x03(\x04\x12\x14\n\x0cmicrobatches\x18\x08 \x03(\x11\x12\r\n\x05other\x18\t \x03(\r\x12\x11\n\tnum_bytes\x18\n \x03(\x04\x32\xb2\x02\n\x05Swarm\x12\x32\n\x06Gossip\x12\x14.peerd.GossipRequest\x1a\x12.peerd.GossipReply\x12\x38\n\x08\x43onverse\x12\x14.peerd.GossipRequest\x1a\x12.peerd.GossipReply(\x01\x30\x01\x12\x38\n\x08\x44\x65scribe\x12\x16.peerd.DescribeRequest\x1a\x14.peerd.DescribeReply\x12G\n\rContributions\x12\x1b.peerd.ContributionsRequest\x1a\x19.peerd.ContributionsReply\x12\x38\n\x08Timeline\x12\x16.peerd.TimelineRequest\x1a\x14.peerd.TimelineReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SIGNEDRECORD']._serialized_start=38
   _globals['_SIGNEDRECORD']._serialized_end=85
-  _globals['_GOSSIPREQUEST']._serialized_start=88
-  _globals['_GOSSIPREQUEST']._serialized_end=236
-  _globals['_GOSSIPREPLY']._serialized_start=238
-  _globals['_GOSSIPREPLY']._serialized_end=320
-  _globals['_DESCRIBEREQUEST']._serialized_start=322
-  _globals['_DESCRIBEREQUEST']._serialized_end=339
-  _globals['_SIGNEDMANIFEST']._serialized_start=341
-  _globals['_SIGNEDMANIFEST']._serialized_end=413
-  _globals['_DESCRIBEREPLY']._serialized_start=415
-  _globals['_DESCRIBEREPLY']._serialized_end=507
-  _globals['_CONTRIBUTIONSREQUEST']._serialized_start=509
-  _globals['_CONTRIBUTIONSREQUEST']._serialized_end=544
-  _globals['_TALLY']._serialized_start=546
-  _globals['_TALLY']._serialized_end=620
-  _globals['_STAGETALLY']._serialized_start=622
-  _globals['_STAGETALLY']._serialized_end=734
-  _globals['_CONTRIBUTIONSREPLY']._serialized_start=736
-  _globals['_CONTRIBUTIONSREPLY']._serialized_end=791
-  _globals['_TIMELINEREQUEST']._serialized_start=793
-  _globals['_TIMELINEREQUEST']._serialized_end=876
-  _globals['_TIMELINEREPLY']._serialized_start=879
-  _globals['_TIMELINEREPLY']._serialized_end=1063
-  _globals['_SWARM']._serialized_start=1066
-  _globals['_SWARM']._serialized_end=1372
+  _globals['_ACCESSLIST']._serialized_start=87
+  _globals['_ACCESSLIST']._serialized_end=132
+  _globals['_GOSSIPREQUEST']._serialized_start=135
+  _globals['_GOSSIPREQUEST']._serialized_end=354
+  _globals['_GOSSIPREPLY']._serialized_start=356
+  _globals['_GOSSIPREPLY']._serialized_end=473
+  _globals['_DESCRIBEREQUEST']._serialized_start=475
+  _globals['_DESCRIBEREQUEST']._serialized_end=492
+  _globals['_SIGNEDMANIFEST']._serialized_start=494
+  _globals['_SIGNEDMANIFEST']._serialized_end=566
+  _globals['_DESCRIBEREPLY']._serialized_start=568
+  _globals['_DESCRIBEREPLY']._serialized_end=695
+  _globals['_CONTRIBUTIONSREQUEST']._serialized_start=697
+  _globals['_CONTRIBUTIONSREQUEST']._serialized_end=732
+  _globals['_TALLY']._serialized_start=734
+  _globals['_TALLY']._serialized_end=808
+  _globals['_STAGETALLY']._serialized_start=810
+  _globals['_STAGETALLY']._serialized_end=922
+  _globals['_CONTRIBUTIONSREPLY']._serialized_start=924
+  _globals['_CONTRIBUTIONSREPLY']._serialized_end=979
+  _globals['_TIMELINEREQUEST']._serialized_start=981
+  _globals['_TIMELINEREQUEST']._serialized_end=1064
+  _globals['_TIMELINEREPLY']._serialized_start=1067
+  _globals['_TIMELINEREPLY']._serialized_end=1251
+  _globals['_SWARM']._serialized_start=1254
+  _globals['_SWARM']._serialized_end=1560
 # @@protoc_insertion_point(module_scope)

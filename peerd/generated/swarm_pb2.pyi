@@ -45,6 +45,32 @@ class SignedRecord(_message.Message):
 Global___SignedRecord: _TypeAlias = SignedRecord  # noqa: Y015
 
 @_typing.final
+class AccessList(_message.Message):
+    """Whom the organiser allows and bans, as JSON: a list with a higher number replaces one with a lower."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BODY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    body: _builtins.bytes
+    """at most 128 KiB"""
+    signature: _builtins.bytes
+    """64 bytes, by the organiser's key"""
+    def __init__(
+        self,
+        *,
+        body: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccessList: _TypeAlias = AccessList  # noqa: Y015
+
+@_typing.final
 class GossipRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -55,6 +81,9 @@ class GossipRequest(_message.Message):
     KNOWN_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     REACH_FIELD_NUMBER: _builtins.int
+    INVITATION_FIELD_NUMBER: _builtins.int
+    LISTED_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     want_all: _builtins.bool
     """a newcomer asks for the whole table, a page at a time"""
@@ -66,9 +95,17 @@ class GossipRequest(_message.Message):
     """with want_all: the page begins with the first peer id above this one"""
     reach: _builtins.str
     """a peer that does not answer the caller: the callee asks it whether it is there"""
+    invitation: _builtins.bytes
+    """in a run by invitation: the caller's, 72 bytes"""
+    listed: _builtins.bytes
+    """which access list the caller has: its number in 8 bytes, and 8 of its hash; the greater is the newer"""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]:
         """at most 64"""
+
+    @_builtins.property
+    def access(self) -> Global___AccessList:
+        """that list, where it is new to the caller itself"""
 
     def __init__(
         self,
@@ -80,10 +117,13 @@ class GossipRequest(_message.Message):
         known: _builtins.bytes = ...,
         after: _builtins.str = ...,
         reach: _builtins.str = ...,
+        invitation: _builtins.bytes = ...,
+        listed: _builtins.bytes = ...,
+        access: Global___AccessList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "known", b"known", "reach", b"reach", "records", b"records", "run", b"run", "want_all", b"want_all", "want_news", b"want_news"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "after", b"after", "invitation", b"invitation", "known", b"known", "listed", b"listed", "reach", b"reach", "records", b"records", "run", b"run", "want_all", b"want_all", "want_news", b"want_news"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -96,6 +136,7 @@ class GossipReply(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     next: _builtins.str
     """of a page that is not the last: what `after` has to be for the next one"""
     reached: _builtins.bool
@@ -104,16 +145,21 @@ class GossipReply(_message.Message):
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedRecord]:
         """of a table at most 512 and about 1 MiB"""
 
+    @_builtins.property
+    def access(self) -> Global___AccessList:
+        """the callee's, where it is newer than the caller's"""
+
     def __init__(
         self,
         *,
         records: _abc.Iterable[Global___SignedRecord] | None = ...,
         next: _builtins.str = ...,
         reached: _builtins.bool = ...,
+        access: Global___AccessList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "reached", b"reached", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "next", b"next", "reached", b"reached", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -171,21 +217,27 @@ class DescribeReply(_message.Message):
     MANIFESTS_FIELD_NUMBER: _builtins.int
     SOFTWARE_FIELD_NUMBER: _builtins.int
     CLOCK_S_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     software: _builtins.str
     clock_s: _builtins.float
     """wall clock of the callee, seconds since the epoch: the caller checks its own against it"""
     @_builtins.property
     def manifests(self) -> _containers.RepeatedCompositeFieldContainer[Global___SignedManifest]: ...
+    @_builtins.property
+    def access(self) -> Global___AccessList:
+        """told to everybody, also to banned peers: it says why they are"""
+
     def __init__(
         self,
         *,
         manifests: _abc.Iterable[Global___SignedManifest] | None = ...,
         software: _builtins.str = ...,
         clock_s: _builtins.float = ...,
+        access: Global___AccessList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_s", b"clock_s", "manifests", b"manifests", "software", b"software"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "clock_s", b"clock_s", "manifests", b"manifests", "software", b"software"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

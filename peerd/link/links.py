@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, PeerGoneError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, PeerGoneError, RemoteError, UnwelcomeError, WrongStateError
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
 from peerd.table.record import PeerId
@@ -48,6 +48,7 @@ STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
     NotFiniteError: grpc.StatusCode.OUT_OF_RANGE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnwelcomeError: grpc.StatusCode.PERMISSION_DENIED,
     PeerGoneError: grpc.StatusCode.UNAVAILABLE,
 }
 """The status of each error on the wire: the callee refuses with the status, and the caller raises the error again."""

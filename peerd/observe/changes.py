@@ -31,13 +31,15 @@ class SwarmState:
     """Title by code."""
     moves: frozenset[tuple[str, int, str]] = frozenset()
     """Peer, target stage and reason of each move in the last rebalancing plan."""
+    banned: Mapping[str, str] = field(default_factory=dict)
+    """Peers that the organiser has banned, with the reasons."""
     resumed_at: int | None = None
     """The step of the checkpoint that this daemon resumed from."""
 
 
 def changes(before: SwarmState, after: SwarmState) -> list[Event]:
     """Events about peers, then decisions, then health, each in a fixed order."""
-    return [*_of_peers(before, after), *_of_decisions(before, after), *_of_health(before, after)]
+    return [*_of_peers(before, after), *_of_bans(before, after), *_of_decisions(before, after), *_of_health(before, after)]
 
 
 def _of_peers(before: SwarmState, after: SwarmState) -> Iterator[Event]:
@@ -49,7 +51,7 @@ def _of_peers(before: SwarmState, after: SwarmState) -> Iterator[Event]:
             if old is None:
                 yield Event(time_s=after.time_s, kind="joined", peer=peer, stage=new.stage)
             yield from _of_one(peer, old or PeerState(new.stage), new, after.time_s)
-        elif old is not None:
+        elif old is not None and peer not in after.banned:
             yield Event(time_s=after.time_s, kind="left" if old.leaving else "gone", peer=peer, stage=old.stage)
 
 
@@ -62,6 +64,16 @@ def _of_one(peer: str, old: PeerState, new: PeerState, time_s: float) -> Iterato
         yield Event(time_s=time_s, kind="unaveraged" if new.unaveraged else "averaged", peer=peer, stage=new.stage, text=new.unaveraged)
     if new.leaving and not old.leaving:
         yield Event(time_s=time_s, kind="leaving", peer=peer, stage=new.stage)
+
+
+def _of_bans(before: SwarmState, after: SwarmState) -> Iterator[Event]:
+    """A ban of a peer that was there says its stage, and stands for the event that it is gone."""
+    for peer in sorted(before.banned.keys() | after.banned.keys()):
+        if peer not in before.banned:
+            was = before.peers.get(peer)
+            yield Event(time_s=after.time_s, kind="banned", peer=peer, stage=was.stage if was else None, text=after.banned[peer])
+        elif peer not in after.banned:
+            yield Event(time_s=after.time_s, kind="lifted", peer=peer)
 
 
 def _of_decisions(before: SwarmState, after: SwarmState) -> Iterator[Event]:

@@ -54,6 +54,9 @@ METRICS = (
     MetricSpec("peerd_stage_missing_microbatches", "gauge", "Microbatches of the step that no live peer of a stage holds", ("stage",)),
     MetricSpec("peerd_suspects", "gauge", "Peers that do not answer and whose record has not expired"),
     MetricSpec("peerd_strangers", "gauge", "Peers of which others tell and that nothing proves to be there; they count for nothing"),
+    MetricSpec("peerd_access_list", "gauge", "Number of the organiser's list that this daemon has; 0: none"),
+    MetricSpec("peerd_banned_peers", "gauge", "Peers that the organiser's list bans"),
+    MetricSpec("peerd_unwelcome_calls_total", "counter", "Calls refused because the organiser does not let their callers take part"),
     MetricSpec("peerd_phase_seconds_total", "counter", "Time in each phase of a step; averaging is the all-reduce", ("phase",)),
     MetricSpec("peerd_executor_busy_seconds_total", "counter", "Time the compute thread spent on forward and backward passes"),
     MetricSpec(

@@ -40,6 +40,7 @@ from peerd.swarm.directory import Directory
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import read_of_push
+from peerd.swarm.telling import Telling
 from peerd.table.record import PeerId, RawRecord
 from peerd.table.view import NEAR_STAGES, LiveView
 from peerd.wire.swarm_client import SwarmClient
@@ -95,6 +96,7 @@ class Gossip:
         """Timers of pushes that wait: under True to all peers, under False to the peers of this stage."""
         self._sending: dict[PeerId, set[asyncio.Task[None]]] = {}
         self._stale: set[PeerId] = set()
+        self._telling = Telling(membership, client, lambda: self._targets(membership.live(), everybody=True), period_s)
         self._has_ended = False
 
     def announce(self, urgent: bool = True) -> None:
@@ -131,7 +133,7 @@ class Gossip:
         self._has_ended = False
         try:
             async with asyncio.TaskGroup() as group:
-                for part in (self._keep_word, self._announce, self._read_directory, self._ask_around, self._spread_proofs):
+                for part in (self._keep_word, self._announce, self._read_directory, self._ask_around, self._telling.run):
                     group.create_task(keep(part))
         finally:
             self._has_ended = True
@@ -195,14 +197,6 @@ class Gossip:
                 self._membership.fence("this identity was seen with a higher version")
             if word.tell:
                 self.tell_calmly()
-
-    async def _spread_proofs(self) -> None:
-        """Pass on what proves that a peer lies, T7 (contradiction). It hears that, too: its home may have been copied."""
-        while True:
-            peer, proof = await self._membership.contradictions.untold.get()
-            for other in {peer, *self._targets(self._membership.live(), everybody=True)}:
-                start(self._tell(other, proof))
-            await asyncio.sleep(CALM_GAP_S)
 
     async def _announce(self) -> None:
         """Publish every period, and store in the DHT every second one. Apply T3 (fence) after a time without running. Waits for no peer."""
@@ -390,10 +384,6 @@ class Gossip:
         record = self._membership.find(peer)
         if record is not None:
             self.position.answered(peer, time.monotonic() - asked_s, record.coordinate)
-
-    async def _tell(self, peer: PeerId, raws: Sequence[RawRecord]) -> None:
-        with contextlib.suppress(RemoteError):  # others tell it as well
-            await self._client.tell(peer, raws, PUSH_TIMEOUT_S)
 
     @property
     def _is_large(self) -> bool:

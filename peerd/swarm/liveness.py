@@ -11,6 +11,7 @@ slower (policy/swarm/suspicion.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Protocol
@@ -18,7 +19,7 @@ from typing import Protocol
 import structlog
 
 from peerd.background import start
-from peerd.errors import PeerGoneError, RemoteError
+from peerd.errors import PeerGoneError, RemoteError, UnwelcomeError
 from peerd.policy.swarm.reaching import has_moved, hosts_among, is_in_round_with, is_out_of_reach, is_reached, witnesses
 from peerd.policy.swarm.suspicion import UNANSWERED, DeadLines
 from peerd.swarm.clock import clock_s
@@ -144,15 +145,18 @@ class Liveness:
         return record if record is not None and record.pair <= pair else None
 
     async def answers(self, record: PeerRecord) -> bool:
-        """Tell a peer of this one, and find out whether it answers."""
+        """Tell a peer of this one, and find out whether it answers. If it refuses this peer's calls, it is asked why."""
         own = self._membership.raws.get(self._membership.me)
         try:
             told = await self._client.gossip(record.peer, [own.raw] if own else [], self._patience_s(record))
             self._membership.absorb(told, record.peer)
         except PeerGoneError:
             return False
+        except UnwelcomeError:
+            with contextlib.suppress(RemoteError):
+                await self._client.learn_list(record.peer, self._patience_s(record))
         except RemoteError:
-            return True  # whatever its answer is, it lives
+            pass  # whatever its answer is, it lives
         return True
 
     def _patience_s(self, record: PeerRecord) -> float:

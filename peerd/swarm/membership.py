@@ -17,22 +17,23 @@ from peerd.errors import BadMessageError
 from peerd.policy.swarm.meeting import Reading
 from peerd.policy.swarm.spreading import News, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
+from peerd.swarm.access import RunAccess
 from peerd.swarm.clock import clock_s
 from peerd.swarm.contradictions import Contradictions, Proof, is_proof, is_statement
 from peerd.swarm.identity import Identity
 from peerd.swarm.last_view import LastView
 from peerd.swarm.own_row import OwnRow
 from peerd.swarm.signed import SignedRecord, peek_record, read_record, sign_record
+from peerd.swarm.unanswered import Unanswered
 from peerd.swarm.waking import Waiters
 from peerd.swarm.word import OwedWord
 from peerd.table.circuit import direct
-from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, NO_RECORD, PeerId, PeerRecord, RawRecord, RunId, Suspicion
+from peerd.table.record import HIDDEN, MAX_STAGES, MAX_STEP, NO_RECORD, PeerId, PeerRecord, RawRecord, RunId
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import TTL_PERIODS, LiveView
 from peerd.wire.bans import Bans
 
 LOG = structlog.get_logger()
-MAX_SUSPECTS, MAX_UNREACHED = 32, 16
 MOST_DOUBTED = 1024
 ABSORBED_AT_ONCE = 16
 """Checking a record takes a quarter of a millisecond."""
@@ -57,10 +58,11 @@ class Membership:
         row: OwnRow | None = None,
         num_stages: int = MAX_STAGES,
         last_step: int = MAX_STEP,
+        access: RunAccess | None = None,
     ) -> None:
-        """The run has `num_stages`, and ends at `last_step`."""
-        self.identity = identity
-        self.run = run
+        """The run has `num_stages`, and ends at `last_step`. Without `access` everybody may take part."""
+        self.identity, self.run = identity, run
+        self.access = access or RunAccess(identity.peer, run)
         self._num_stages, self._last_step = num_stages, last_step
         self.view = SwarmView(me=identity.peer, ttl_s=ttl_s)
         self._lock = threading.Lock()
@@ -81,12 +83,9 @@ class Membership:
         self._announced: dict[str, Any] = {}
         """Fields of the own row that keep the values last announced while the step state changes."""
         self._live: LastView | None = None
-        self._suspects: dict[PeerId, tuple[int, int]] = {}
-        self._unreached: dict[PeerId, tuple[int, int]] = {}
-        """Peers that have not answered since a re-dial failed, each with its pair of that moment."""
+        self._unanswered = Unanswered(self.view)
         self.doubted: asyncio.Queue[PeerId] = asyncio.Queue(MOST_DOUBTED)
         """Peers that another one has accused lately: this peer asks them itself."""
-        self._failing_since_s: dict[PeerId, float] = {}
         self._waiters = Waiters()
         self._ran_s: float | None = None
         """When the announcing loop last ran; None while it does not run."""
@@ -143,15 +142,15 @@ class Membership:
         own = self.row.record()
         if own is None:
             return None
-        self._forget_suspects()
+        self._unanswered.forget_expired(clock_s())
         self._version += 1
-        suspects = tuple(Suspicion(peer, *pair) for peer, pair in list(self._suspects.items())[:MAX_SUSPECTS])
         live = self.live()
         self._announced = {
             **self.row.vitals().measured(),
             "version": self._version,
-            "suspects": suspects,
-            "unreached": tuple(sorted(self._unreached))[:MAX_UNREACHED],
+            "suspects": self._unanswered.suspicions,
+            "unreached": self._unanswered.unreached,
+            "invitation": self.access.invitation,
             "periods": periods(len(live.records)),
             "summary": summarise(own, live),
         }
@@ -214,22 +213,27 @@ class Membership:
 
     def suspect(self, record: PeerRecord) -> None:
         """Note that a peer did not answer a re-dial at its present pair."""
-        self._suspects[record.peer] = record.pair
+        self._unanswered.suspect(record)
         self.word.owe(tell=True)
 
     def not_reached(self, peer: PeerId, *, may_be_slow: bool) -> bool:
-        """Note that a re-dial failed. Returns whether the peer lives all the same, as its record says: the link to it is dead (hole 22).
-
-        One that may be slow must have answered nothing for half the life of a record.
-        """
-        seen, now_s = self.view.sightings[peer], clock_s()
-        half_life_s, known = self.view.ttl_s * seen.record.periods / 2, self._unreached.get(peer)
-        if may_be_slow and now_s - self._failing_since_s.setdefault(peer, now_s) < half_life_s:
-            return False
-        if known is None or known[0] != seen.record.incarnation:
-            self._unreached[peer] = known = seen.record.pair
+        """Note that a re-dial failed. Returns whether the peer lives all the same, as its record says: the link to it is dead (hole 22)."""
+        lives, is_news = self._unanswered.not_reached(peer, clock_s(), may_be_slow=may_be_slow)
+        if is_news:
             self.word.owe(tell=True)
-        return seen.record.pair > known and now_s - seen.risen_at_s < half_life_s
+        return lives
+
+    def drop_shut_out(self) -> list[PeerId]:
+        """T9 (access): let those count for nothing who may not take part any more. Returns them."""
+        shut_out = [peer for peer in self.raws if peer != self.me and not self.access.admits(peer)]
+        for peer in shut_out:
+            with self._lock:
+                self.view.shut_out(peer)
+            self.forget(peer)
+            self._unanswered.forget(peer)
+        if shut_out:
+            self.wake()
+        return shut_out
 
     def doubt(self, peer: PeerId) -> None:
         """Note that a peer claims a state that nobody gives."""
@@ -245,8 +249,7 @@ class Membership:
             with self._lock:
                 self.view.vouch(peer, clock_s())
             self.wake()
-        self._failing_since_s.pop(peer, None)
-        if self._unreached.pop(peer, None) is not None:
+        if self._unanswered.reached(peer):
             self.word.owe(tell=True)
 
     def called_by(self, peer: PeerId) -> None:
@@ -292,9 +295,7 @@ class Membership:
         """Let no peer count until it is seen again."""
         with self._lock:
             self.view.clear()
-        self._suspects.clear()
-        self._unreached.clear()
-        self._failing_since_s.clear()
+        self._unanswered.clear()
 
     async def changed(self, timeout_s: float) -> bool:
         """Wait up to `timeout_s` for the next change of the view; the expiry of a record is one. Returns False on timeout."""
@@ -330,7 +331,7 @@ class Membership:
         known, now_s = self.view.sightings.get(peer), clock_s()
         other = self.contradictions.other(peer, pair, raw, now_s) or self.contradictions.beside(peer, pair, raw, before)
         is_old = known is not None and pair <= known.record.pair
-        if self.view.is_condemned(peer, now_s) or (is_old and other is None):
+        if self.view.is_condemned(peer, now_s) or (is_old and other is None) or self.access.is_banned(peer):
             return False  # checked before the signature, which costs more
         is_vague = not self.view.is_proven(peer) and peer != sender
         if is_vague and not self._reading.may_read(sender or DIRECTORY, now_s):
@@ -339,6 +340,9 @@ class Membership:
         if signed.record.stage >= self._num_stages or signed.record.step > self._last_step:
             where = f"stage {signed.record.stage} and step {signed.record.step}"
             raise BadMessageError(f"{peer} names {where} of a run of {self._num_stages} stages that ends at step {self._last_step}")
+        self.access.show(peer, signed.record.invitation)
+        if not self.access.admits(peer):
+            return False
         contradicts = other is not None and is_proof(other, raw, self.run)
         if is_old and not contradicts:
             return False
@@ -348,8 +352,7 @@ class Membership:
         if other is not None and contradicts:
             self._condemn(peer, (other, raw), now_s)
             return True
-        suspected = self._suspects.pop(peer, None)
-        if suspected is not None and suspected[0] == signed.record.incarnation:
+        if self._unanswered.has_risen(signed.record):
             self.patience = self.patience.after_mistake(now_s)
         renews = self.view.only_renews(signed.record, now_s)
         with self._lock:
@@ -360,7 +363,7 @@ class Membership:
             self.news.note(signed.record, signed.raw, now_s)
         self.contradictions.note(signed, self.view.sightings[peer].fresh_until_s(self.view.ttl_s))
         for accused in self.view.sightings[peer].accused if counts else ():
-            if not self.doubted.full() and accused not in self._suspects and not self.view.is_vouched_for(accused, now_s):
+            if not self.doubted.full() and not self._unanswered.suspects(accused) and not self.view.is_vouched_for(accused, now_s):
                 self.doubted.put_nowait(accused)
         while self.view.evicted:
             self.forget(self.view.evicted.pop())
@@ -384,17 +387,8 @@ class Membership:
         with self._lock:
             self.view.condemn(peer, now_s)
         self.forget(peer)
-        self._suspects.pop(peer, None)
+        self._unanswered.forget(peer)
         self.contradictions.found(peer, proof, is_to_tell=counted)
 
     def _last_pair(self) -> tuple[int, int]:
         return self.raws[self.me].record.pair if self.me in self.raws else (0, 0)
-
-    def _forget_suspects(self) -> None:
-        """Drop suspicions of peers whose records have expired. A higher pair ends a suspicion earlier (`_merge`)."""
-        now_s = clock_s()
-        for held in (self._suspects, self._unreached):
-            for peer in list(held):
-                seen = self.view.sightings.get(peer)
-                if seen is None or now_s - seen.risen_at_s > 2 * self.view.ttl_s:
-                    del held[peer]

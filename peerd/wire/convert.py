@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from peerd.config.access import RawList
 from peerd.config.codec import NONE, Codec, parse_codec
 from peerd.config.manifest import MAX_BOUNDARY_BYTES, MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError
@@ -273,12 +274,21 @@ def are_hashes(hashes: Sequence[bytes]) -> bool:
 
 def description_to(description: Description) -> swarm_pb2.DescribeReply:
     manifests = [swarm_pb2.SignedManifest(body=body, organiser_key=key, signature=sign) for body, key, sign in description.manifests]
-    return swarm_pb2.DescribeReply(manifests=manifests, software=description.software, clock_s=description.clock_s)
+    access = access_to(description.access)
+    return swarm_pb2.DescribeReply(manifests=manifests, software=description.software, clock_s=description.clock_s, access=access)
 
 
 def description_from(reply: swarm_pb2.DescribeReply) -> Description:
     manifests = tuple((m.body, m.organiser_key, m.signature) for m in reply.manifests)
-    return Description(manifests, reply.software, reply.clock_s)
+    return Description(manifests, reply.software, reply.clock_s, access_from(reply))
+
+
+def access_to(raw: RawList | None) -> swarm_pb2.AccessList | None:
+    return None if raw is None else swarm_pb2.AccessList(body=raw[0], signature=raw[1])
+
+
+def access_from(message: swarm_pb2.GossipRequest | swarm_pb2.GossipReply | swarm_pb2.DescribeReply) -> RawList | None:
+    return (message.access.body, message.access.signature) if message.HasField("access") else None
 
 
 def bitmap_from(raw: bytes) -> int:

@@ -20,6 +20,7 @@ from peerd.link.traffic import Traffic
 from peerd.link.tunnel import caller_of
 from peerd.table.record import PeerId, RunId
 from peerd.timeline.spans import SpanRing
+from peerd.wire.admission import BEFORE_ADMISSION, TOLD_TO_ALL, Admission, Everybody
 from peerd.wire.bans import Bans
 from peerd.wire.budgets import MOST_PUT_OFF, Allowance, OpenCalls, UselessCalls
 from peerd.wire.chunks import collected
@@ -57,6 +58,7 @@ class Door:
     put_off: FewEach = field(init=False)
     """Refusals that wait, of calls that do not count as open."""
     bans: Bans = field(default_factory=Bans)
+    admission: Admission = field(default_factory=Everybody)
 
     def __post_init__(self) -> None:
         self.calls, self.useless, self.put_off = OpenCalls(self.knows), UselessCalls(self.knows), FewEach(self.knows)
@@ -65,8 +67,10 @@ class Door:
         return self.is_known(caller)
 
     async def caller(self, context: Any) -> PeerId:
+        """The caller of a call that was let in. One that goes on for long may have been banned meanwhile."""
         caller = await self._named(context)
         try:
+            self.admission.check(caller, is_to_show=True)
             self._hear(caller)
         except BusyError as error:
             await self.refuse(context, caller, error)
@@ -110,6 +114,8 @@ class Door:
         """Admit a call before any message of it is read, and count it while the block runs. A PeerdError in the block refuses the call."""
         caller = await self._named(context)
         try:
+            if method not in TOLD_TO_ALL:
+                self.admission.check(caller, is_to_show=method in BEFORE_ADMISSION)
             self._hear(caller)
             with self.calls.by(caller, method, allowance, self.slots()):
                 yield

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from peerd.config.access import RawList
 from peerd.config.codec import NONE, Allowed, Codec
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
@@ -245,6 +246,8 @@ class Description:
     manifests: tuple[RawManifest, ...]
     software: str
     clock_s: float
+    access: RawList | None = None
+    """The list of who may take part, not verified; None: its organiser has made none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,18 +107,32 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
         last, reached = "", False
         answer: Sequence[RawRecord]
         async with self._door.answering(context, request.run) as caller:
+            self._admit(caller, request)
             if request.reach:
                 reached, answer = await self._handler.reaches(caller, PeerId(request.reach)), ()
             elif request.want_news:
                 answer = self._handler.news(caller, convert.tags_from(request.known))
             elif request.want_all:
                 answer, last = self._handler.table(caller, PeerId(request.after))
-            else:
+            elif request.records or not request.HasField("access"):
                 answer = self._handler.gossip(caller, convert.records_from(request.records))
-        return self._door.traffic.answered(request, swarm_pb2.GossipReply(records=convert.records_to(answer), next=last, reached=reached))
+                self._door.admission.check(caller)  # its record may have shown its invitation
+            else:
+                answer = ()
+        access = convert.access_to(self._door.admission.newer_than(request.listed))
+        reply = swarm_pb2.GossipReply(records=convert.records_to(answer), next=last, reached=reached, access=access)
+        return self._door.traffic.answered(request, reply)
+
+    def _admit(self, caller: PeerId, request: swarm_pb2.GossipRequest) -> None:
+        """Take the list that a caller brings, and look at its invitation. Raises UnwelcomeError for what only peers of the run get."""
+        admission = self._door.admission
+        if (told := convert.access_from(request)) is not None:
+            admission.take(told)
+        if request.invitation:
+            admission.show(caller, request.invitation)
+        admission.check(caller, is_to_show=not (request.reach or request.want_news or request.want_all))
 
     async def Describe(self, request: swarm_pb2.DescribeRequest, context: Any) -> swarm_pb2.DescribeReply:
-        await self._door.caller(context)
         return convert.description_to(self._described.describe())
 
     async def Contributions(self, request: swarm_pb2.ContributionsRequest, context: Any) -> swarm_pb2.ContributionsReply:

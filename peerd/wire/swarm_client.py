@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from peerd.config.access import RawList
 from peerd.errors import BadMessageError, BusyError
 from peerd.generated import swarm_pb2, swarm_pb2_grpc
 from peerd.link.links import Links, answer_of
@@ -17,6 +18,7 @@ from peerd.policy.swarm.spreading import MOST_PAGES, PAGE_RECORDS
 from peerd.table.record import PeerId, RawRecord, RunId
 from peerd.timeline.spans import Span
 from peerd.wire import convert, timelines
+from peerd.wire.admission import Admission, Everybody
 from peerd.wire.clients import Client
 from peerd.wire.conversations import Conversations
 from peerd.wire.messages import Description
@@ -27,8 +29,10 @@ CONVERSE = "/peerd.Swarm/Converse"
 class SwarmClient(Client):
     stub_of = swarm_pb2_grpc.SwarmStub
 
-    def __init__(self, links: Links, run: RunId) -> None:
+    def __init__(self, links: Links, run: RunId, admission: Admission | None = None) -> None:
+        """`admission` takes the lists that come with answers, and has this peer's invitation."""
         super().__init__(links, run)
+        self._admission = admission or Everybody()
         self._conversations = Conversations(links, CONVERSE, swarm_pb2.GossipRequest.SerializeToString, swarm_pb2.GossipReply.FromString)
 
     async def _stub(self, peer: PeerId) -> Any:
@@ -38,19 +42,29 @@ class SwarmClient(Client):
 
     async def tell(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
         """Push records over the fastest open channel. Returns the records that the peer sends back."""
-        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records))
+        request = self._request(records=convert.records_to(records))
         return self._records_of(request, await self._conversations.ask(peer, request, timeout_s))
+
+    async def tell_list(self, peer: PeerId, raw: RawList, timeout_s: float) -> None:
+        """Hand the organiser's list on, in a call of its own."""
+        request = self._request(access=convert.access_to(raw))
+        self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
+
+    async def learn_list(self, peer: PeerId, timeout_s: float) -> None:
+        """Ask for the organiser's list, which a peer tells also those whose other calls it refuses."""
+        if (told := (await self.describe(peer, timeout_s)).access) is not None:
+            self._admission.take(told)
 
     async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
         """Push records in a separate call through the tunnel, which also shows whether the peer can be reached at all."""
-        request = swarm_pb2.GossipRequest(run=self._run, records=convert.records_to(records))
+        request = self._request(records=convert.records_to(records))
         return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
 
     async def table(self, peer: PeerId, timeout_s: float) -> AsyncIterator[tuple[RawRecord, ...]]:
         """Yield the pages of the peer's whole table; `timeout_s` is for one page."""
         after = ""
         for _page in range(MOST_PAGES):
-            request = swarm_pb2.GossipRequest(run=self._run, want_all=True, after=after)
+            request = self._request(want_all=True, after=after)
             reply = await self._ask_when_free(peer, "Gossip", request, timeout_s)
             yield self._records_of(request, reply, most=PAGE_RECORDS)
             if reply.next <= after:  # the last page, or a peer that begins anew
@@ -59,21 +73,28 @@ class SwarmClient(Client):
 
     async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
         """Return the records that rose at `peer` recently, without those whose tags (policy/swarm/spreading.py) are in `known`."""
-        request = swarm_pb2.GossipRequest(run=self._run, want_news=True, known=convert.tags_to(known))
+        request = self._request(want_news=True, known=convert.tags_to(known))
         return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
 
     async def reaches(self, peer: PeerId, accused: PeerId, timeout_s: float) -> bool:
         """Return whether `accused`, which does not answer this peer, answers `peer`."""
-        request = swarm_pb2.GossipRequest(run=self._run, reach=accused)
+        request = self._request(reach=accused)
         reply = await self._ask(peer, "Gossip", request, timeout_s)
         self._records_of(request, reply)
         return bool(reply.reached)
+
+    def _request(self, **fields: Any) -> swarm_pb2.GossipRequest:
+        """A request, with what the callee needs to let this peer in, and to tell it of a newer list."""
+        admission = self._admission
+        return swarm_pb2.GossipRequest(run=self._run, invitation=admission.invitation, listed=admission.version, **fields)
 
     def _records_of(
         self, request: swarm_pb2.GossipRequest, reply: swarm_pb2.GossipReply, most: int = convert.MAX_RECORDS
     ) -> tuple[RawRecord, ...]:
         self._links.traffic.sent_bytes += request.ByteSize()
         self._links.traffic.received_bytes += reply.ByteSize()
+        if (told := convert.access_from(reply)) is not None:
+            self._admission.take(told)
         return convert.records_from(reply.records, most)
 
     async def describe(self, peer: PeerId, timeout_s: float) -> Description:

@@ -123,6 +123,7 @@ EXIT_CODES = {
     "STAGE": 13,
     "LIMIT": 14,
     "DIVERGED": 15,
+    "SHUT_OUT": 16,
     "INTERRUPTED": 130,
 }
 

@@ -314,7 +314,7 @@ async def test_a_peer_that_answers_with_a_broken_record_has_answered_unless_the_
 
 async def test_hole_35_what_proves_that_a_peer_lies_goes_to_all_within_the_fan_out_and_to_newcomers_with_the_table() -> None:
     swarm = Swarm(3)
-    spreading = asyncio.ensure_future(swarm.gossip._spread_proofs())
+    spreading = asyncio.ensure_future(swarm.gossip._telling.run())
     swarm.membership.absorb([swarm.row(0, step=9)])
     await swarm.settle()
     assert {peer for peer, _ in swarm.client.told} == {other.peer for other in swarm.others}

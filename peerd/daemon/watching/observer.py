@@ -77,7 +77,7 @@ class Observer:
         if self._before is None:
             record = self._peer.seat.state.record
             self.archive.note_event(Event(time_s=now_s, kind="started", peer=record.peer, stage=record.stage))
-            self._before = SwarmState(time_s=now_s, peers=after.peers, partly_known=after.partly_known)
+            self._before = SwarmState(time_s=now_s, peers=after.peers, partly_known=after.partly_known, banned=after.banned)
         for event in changes(self._before, after):
             self.archive.note_event(event)
         self._before = after
@@ -93,6 +93,7 @@ class Observer:
             partly_known=frozenset(stage for stage in range(peer.place.manifest.train.num_stages) if live.speakers(stage)),
             health={item["code"]: item["title"] for item in self._answers.health()},
             moves=frozenset((move.peer, move.to_stage, move.reason) for move in peer.seat.rebalance_moves),
+            banned={str(each): reason for each, reason in peer.membership.access.listed.banned.items()},
             resumed_at=peer.seat.stepper.resumed_at,
         )
 

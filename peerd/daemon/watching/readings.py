@@ -92,6 +92,9 @@ def _of_table(peer: Peer) -> dict[str, Reading]:
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
         "peerd_suspects": len(peer.membership.live().suspected),
         "peerd_strangers": len(peer.membership.strangers()),
+        "peerd_access_list": peer.membership.access.number,
+        "peerd_banned_peers": len(peer.membership.access.listed.banned),
+        "peerd_unwelcome_calls_total": peer.membership.access.refused,
     }
 
 

@@ -10,6 +10,8 @@ const TELL = {
   leaving: ["\u2192", "", (e, who) => `${who} is about to leave stage ${e.stage}`],
   left: ["\u2212", "", (e, who) => `${who} left stage ${e.stage}`],
   gone: ["\u2212", "bad", (e, who) => `${who} is gone (stage ${e.stage})`],
+  banned: ["\u2212", "bad", (e, who) => `${who} was banned by the organiser`, (e) => e.text],
+  lifted: ["+", "good", (e, who) => `${who} is no longer banned`],
   moved: ["\u21c6", "", (e, who) => `${who} moved to stage ${e.stage} ${e.text}`],
   rebalancing: ["\u21c6", "", (e, who) => `Rebalancing: ${who} to stage ${e.stage}`, (e) => e.text],
   resumed: ["\u21ba", "good", (e) => `Resumed ${e.text}`],
@@ -19,7 +21,7 @@ const TELL = {
 
 // The lanes of the chart of peers, with the kinds of events marked in each.
 export const LANES = ["joined", "suspect", "lost", "moved"];
-const LANE_OF = { started: 0, joined: 0, suspect: 1, left: 2, gone: 2, moved: 3 };
+const LANE_OF = { started: 0, joined: 0, suspect: 1, left: 2, gone: 2, banned: 2, moved: 3 };
 export const markOf = (time, kind, count) => (kind in LANE_OF ? [[time, LANE_OF[kind], count]] : []);
 
 const titled = (text) => text.slice(text.indexOf(": ") + 2);
