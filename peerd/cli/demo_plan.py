@@ -153,7 +153,7 @@ def _built_in(num_stages: int) -> Manifest:
 
 
 def _from_file(path: Path) -> Manifest:
-    """The user's run. Relative paths start at the run file's folder."""
+    """The user's run, open to the demo's own daemons. Relative paths start at the run file's folder."""
     from peerd.config import manifest
     from peerd.config.data_config import REMOTE
 
@@ -164,7 +164,8 @@ def _from_file(path: Path) -> Manifest:
         run = dataclasses.replace(run, start=dataclasses.replace(run.start, state=str(_beside(path, run.start.state, "start.state"))))
     if run.data.source != "stdlib" and not run.data.source.startswith(REMOTE):
         _beside(path, run.data.source, "data.source")
-    return dataclasses.replace(run, data=run.data.located(path.absolute().parent))
+    swarm = dataclasses.replace(run.swarm, access="open")
+    return dataclasses.replace(run, data=run.data.located(path.absolute().parent), swarm=swarm)
 
 
 def _beside(run_file: Path, named: str, field: str) -> Path:

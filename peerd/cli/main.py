@@ -12,7 +12,24 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import demo, doctor, generate, guide, history, logs, new, organise, owner, plan, service, simulate, trace, volunteer, watch
+from peerd.cli import (
+    access,
+    demo,
+    doctor,
+    generate,
+    guide,
+    history,
+    logs,
+    new,
+    organise,
+    owner,
+    plan,
+    service,
+    simulate,
+    trace,
+    volunteer,
+    watch,
+)
 from peerd.cli.options import home_option
 from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, system_error
 
@@ -22,7 +39,7 @@ Exit codes: 0 done; 1 a bug or unforeseen failure; 2 wrong usage;
 3 bad manifest; 4 wrong signature; 5 bad address; 6 unreachable;
 7 port taken; 8 identity in use; 9 clock off; 10 disk; 11 no daemon;
 12 timed out; 13 stage unknown or too large; 14 limit of the system;
-15 the run diverged; 130 interrupted.
+15 the run diverged; 16 shut out by the organiser; 130 interrupted.
 `peerd help errors` says what to do about each.
 """
 
@@ -68,6 +85,8 @@ for _verb in (
     plan.plan,
     organise.data,
     organise.start,
+    access.invite,
+    access.ban,
     organise.export,
     generate.generate,
     organise.reference,

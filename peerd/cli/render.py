@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peerd.control.protocol import HealthItem, PathInfo, PeerInfo, PeersReply, StageInfo
+from peerd.control.protocol import AccessInfo, HealthItem, PathInfo, PeerInfo, PeersReply, StageInfo
 
 WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -205,10 +205,18 @@ def print_peers(reply: PeersReply) -> None:
         out.print(Text(", ".join(legend), style="dim"))
     for line in lossy_paths((peer["id"], peer) for stage in reply["stages"] for peer in stage["peers"]):
         out.print(Text(line, style="dim"))
+    print_banned(out, reply.get("access"))
     for stage in reply["stages"]:
         kinds = sorted({plain(peer["device"], 40) for peer in stage["peers"] if peer["device"]})
         if len(kinds) > 1:
             out.print(Text(f"stage {stage['stage']} computes on unlike devices: {', '.join(kinds)}", style="dim"))
+
+
+def print_banned(out: Console, access: AccessInfo | None) -> None:
+    """A line for each peer that the organiser has banned."""
+    for item in access["banned"] if access else ():
+        reason = f": {plain(item['reason'])}" if item["reason"] else ""
+        out.print(Text(f"banned by the organiser: {plain(item['peer'])}{reason}", style="dim"))
 
 
 def swarm_line(reply: PeersReply) -> str:

@@ -15,7 +15,7 @@ from peerd.control.protocol import ContributionsReply, EvaluationInfo, EventInfo
 DAY_S = 86400.0
 SHOWN_CONTRIBUTORS = 30
 SHOWN_EVENTS = 200
-_STYLES = {"suspect": "yellow", "gone": "red", "raised": "yellow", "unaveraged": "yellow", "cleared": "green"}
+_STYLES = {"suspect": "yellow", "gone": "red", "banned": "red", "raised": "yellow", "unaveraged": "yellow", "cleared": "green"}
 
 
 @dataclass(frozen=True, slots=True)

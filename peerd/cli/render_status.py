@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.text import Text
 
 from peerd.cli.render import (
@@ -63,6 +65,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         *_line_row(peer),
         *_direct_row(reply),
         ("data", plain(reply.get("data", ""))),
+        *_access_row(reply),
         *_reach_rows(reply),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
         ("rebalancing", plain(reply["rebalancing"]) or "not looked at yet"),
@@ -74,6 +77,20 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
             ("stand-in", f"{reply['compute_stand_in_ms']:g} ms per microbatch, {reply['slow_factor']:g}x slow: speeds are not real")
         )
     return rows
+
+
+def _access_row(reply: StatusReply) -> list[tuple[str, str]]:
+    """Who may take part, where the run is by invitation or its organiser has made a list."""
+    access = reply.get("access")
+    if access is None or not (access["by_invitation"] or access["number"]):
+        return []
+    until = access["invited_until"]
+    told = ["by invitation" if access["by_invitation"] else "open"]
+    if until:
+        told.append(f"this peer's invitation ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(until))}")
+    if access["number"]:
+        told.append(f"list {access['number']} of the organiser allows {access['allowed']} and bans {len(access['banned'])}")
+    return [("access", "; ".join(told))]
 
 
 def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:

@@ -125,7 +125,7 @@ def status(as_json: bool) -> None:
 def _service(context: click.Context, arguments: tuple[str, ...]) -> Service:
     """The service that runs `peerd join ARGUMENTS`, with absolute paths and checked values."""
     from peerd.cli.organise import settings_of
-    from peerd.cli.volunteer import check_was_in_a_run, join
+    from peerd.cli.volunteer import check_was_in_a_run, invitation_told, join
 
     joining = join.make_context("join", list(arguments), parent=context)
     params = dict(joining.params)
@@ -139,6 +139,7 @@ def _service(context: click.Context, arguments: tuple[str, ...]) -> Service:
     settings = settings_of(context, flags, join=" ".join(addresses))
     if params["data"]:
         params["data"] = settings.data
+    params["invitation"] = invitation_told(params["invitation"])
     return Service(command=(str(_executable()), "join", *addresses, *_flags_of(joining, params)), home=home.folder, log=home.log)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,11 +12,29 @@ import click
 from peerd.cli.devices import ask_each, first_of
 from peerd.cli.options import chosen_home, daemon_command, daemon_options, is_printed
 from peerd.cli.organise import launch, settings_of
+from peerd.errors import UsageError
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
 
 LEAVE_SILENCE_S = 120.0
+MAX_INVITATION_CHARS = 1 << 16
+
+
+def invitation_told(told: str) -> str:
+    """The value of --invitation, read from the file that it names if there is one. UsageError if there is no invitation in it."""
+    from pathlib import Path
+
+    from peerd.config.access import invitation_text, invitations_in
+
+    if not told:
+        return ""
+    found = invitations_in(told)
+    with contextlib.suppress(OSError, RuntimeError):  # there is no such file, or no such user
+        found = found or invitations_in(Path(told).expanduser().read_text(errors="replace")[:MAX_INVITATION_CHARS])
+    if not found:
+        raise UsageError("--invitation: neither a file with an invitation nor one itself", "paste the whole line that the organiser sent")
+    return " ".join(map(invitation_text, found))
 
 
 @click.command()
@@ -25,8 +45,9 @@ LEAVE_SILENCE_S = 120.0
     host_help="IPv4 address to listen on.  [default: all, or loopback if ADDRESS is on it]",
     detach="Return once the daemon can be reached; it goes on in the background.",
 )
+@click.option("--invitation", metavar="FILE|TEXT", default="", help="The organiser's invitation for this peer. This home remembers it.")
 @click.pass_context
-def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as_json: bool, **flags: Any) -> int:
+def join(context: click.Context, /, addresses: tuple[str, ...], invitation: str, detach: bool, as_json: bool, **flags: Any) -> int:
     """Join a run: ADDRESS is the line its organiser gave you, or that of any peer; of several the first that answers counts.
 
     The daemon checks the organiser's signature, measures this machine, takes the stage that needs help most and
@@ -37,6 +58,8 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
 
     Who launches work needs the run's text: --data names it where you have it, and --data swarm fetches it from a peer that
     does. Without it your machine serves its stage all the same.
+
+    Some runs take invited peers only. Then it prints this peer's id, which you send to the organiser, and --invitation takes the answer.
 
     With --device all a daemon for each GPU takes part, with one set of limits; the other verbs are told to all of them.
 
@@ -49,14 +72,13 @@ def join(context: click.Context, /, addresses: tuple[str, ...], detach: bool, as
     join = " ".join(addresses).strip()
     if not join:
         check_was_in_a_run(chosen_home(context))
-    return launch(context, settings_of(context, flags, join=join), detach=detach, as_json=as_json)
+    settings = replace(settings_of(context, flags, join=join), invitation=invitation_told(invitation))
+    return launch(context, settings, detach=detach, as_json=as_json)
 
 
 def check_was_in_a_run(home: Home) -> None:
     """Raise a UsageError if this home has no last run to rejoin."""
     import json
-
-    from peerd.errors import UsageError
 
     try:
         last = json.loads(home.state.read_text())["last"]["run"]

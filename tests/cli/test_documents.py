@@ -48,6 +48,7 @@ ELSEWHERE = {
     "top": "cli/top/test_terminal.py",
     "service": "cli/test_service.py",
     "plan": "cli/test_plan.py",
+    **dict.fromkeys(("invite", "ban"), "cli/test_access.py"),
 }
 """The test that runs a verb which no paper daemon can answer."""
 

@@ -22,6 +22,8 @@ _WORDS = {
     "joined": "joined stage {stage}",
     "left": "left stage {stage}",
     "gone": "vanished from stage {stage}",
+    "banned": "was banned by the organiser: {text}",
+    "lifted": "is no longer banned",
     "moved": "moved {text} to stage {stage}",
     "suspect": "fell silent in stage {stage}: suspect",
     "back": "was heard again in stage {stage}",
