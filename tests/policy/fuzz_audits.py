@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peerd.policy.step.auditing import AuditWord, Item
+from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
 from tests.policy.fuzz_records import World
 
@@ -26,7 +27,26 @@ def _case(world: World) -> Case:
     return Case(_item(world), world.some_peer(), words, world.random.random() < 0.5)
 
 
-MAKERS: Mapping[type, Callable[[World], Any]] = {Item: _item, AuditWord: _word, Case: _case, Standing: lambda _w: Standing()}
+def _hash(world: World) -> bytes:
+    return world.random.choice((b"", world.raw(32)))
+
+
+def _asked(world: World) -> AskedPass:
+    sides = world.some_peer(), world.some_peer()
+    return AskedPass(world.some_stage(), world.some_step(), world.count(), *sides, _hash(world), _hash(world))
+
+
+def _receipt(world: World) -> Receipt:
+    return Receipt(_asked(world), AnsweredPass(_hash(world), _hash(world), _hash(world)), world.raw(64), world.raw(64))
+
+
+MAKERS: Mapping[type, Callable[[World], Any]] = {
+    Item: _item,
+    AuditWord: _word,
+    Case: _case,
+    Standing: lambda _w: Standing(),
+    Receipt: _receipt,
+}
 
 ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "item": _item,
@@ -35,6 +55,11 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("other", "AuditWord"): _word,
     ("other", "Case"): _case,
     "case": _case,
+    ("own", "Receipt"): _receipt,
+    "below": lambda w: w.maybe(lambda: _receipt(w)),
+    "shown": lambda w: ShownTensors(*(_hash(w) for _ in range(5))),
+    ("lineage", "bytes"): _hash,
+    "is_of": lambda w: lambda _peer, _text, _signature: w.random.random() < 0.5,
     "words": lambda w: _case(w).words,
     "standing": lambda w: w.names[:64],
     "open_cases": lambda w: [_case(w) for _ in range(w.random.randrange(4))],

@@ -29,7 +29,7 @@ TRIES = 3
 """A call counts as slow if it is slow each time: the collector of garbage strikes any."""
 _TYPES = (
     "LiveView SwarmView PeerRecord RawRecord Situation Facts Roster RosterEntry Report StageTally ClockOffset Dialled Lineage SignedSlice"
-    " Item AuditWord Case"
+    " Item AuditWord Case Receipt"
 )
 TOLD = re.compile(rf"\b({'|'.join(_TYPES.split())})\b")
 """Types of values that peers say, or that hold such values."""

@@ -1,0 +1,122 @@
+"""What both ends of a call sign of a microbatch, so that each is held to what it got and gave: the receipts of rule 20 (audit). Pure.
+
+The caller signs what it asks: the hashes of inputs and labels, for this callee. The callee signs its answer: the hash of the gradient that
+it gives back, the lineage of its parameters, and the hash of the receipt that it got from the next stage. That receipt has what the callee
+sent on and what it was given back. So one receipt binds a peer to its inputs, its output and both gradients, and a path is a chain of them.
+
+No honest peer can be convicted by what another one shows later: what does not have the signed hash is not what was asked or answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peerd.policy.hashing import digest
+from peerd.policy.step.auditing import Item
+from peerd.table.record import PeerId, RunId
+
+HASH_BYTES = 32
+NOTHING = b""
+"""In place of a hash: the first stage gives no gradient back, and the last one has no stage after it."""
+SignatureCheck = Callable[[PeerId, bytes, bytes], bool]
+"""Whether a text has this peer's signature: (peer, text, signature)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPass:
+    """What the caller signs of one call. Hashes are of the bytes as they travel."""
+
+    stage: int
+    """The callee's."""
+    step: int
+    index: int
+    caller: PeerId
+    callee: PeerId
+    inputs: bytes
+    labels: bytes
+
+    def text(self, run: RunId) -> bytes:
+        """The text that the caller signs."""
+        return digest("asked", run, self.stage, self.step, self.index, self.caller, self.callee, self.inputs, self.labels, size=HASH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPass:
+    """What the callee signs in its reply."""
+
+    gradient: bytes
+    """The hash of the gradient of its inputs; NOTHING at the first stage."""
+    below: bytes
+    """The hash of the receipt that it got from the next stage; NOTHING at the last one."""
+    lineage: bytes
+    """Of the parameters with which it computed."""
+
+    def text(self, asked: AskedPass, run: RunId) -> bytes:
+        """The text that the callee signs: its answer to this very call."""
+        return digest("answered", asked.text(run), self.gradient, self.below, self.lineage, size=HASH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A call with both signatures."""
+
+    asked: AskedPass
+    answered: AnsweredPass
+    caller_signature: bytes
+    callee_signature: bytes
+
+    def signed(self, run: RunId) -> bytes:
+        """The hash of it all, 32 bytes: what an item is named by, and what the stage before puts into its own answer."""
+        return digest("receipt", self.answered.text(self.asked, run), size=HASH_BYTES)
+
+    def item(self, run: RunId) -> Item:
+        """The callee's work on this microbatch, which others may compute again."""
+        return Item(self.asked.callee, self.asked.stage, self.asked.step, self.asked.index, self.signed(run))
+
+    def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
+        """Why this is no receipt; empty if both ends have signed it."""
+        asked = self.asked
+        if not is_of(asked.caller, asked.text(run), self.caller_signature):
+            return f"{asked.caller} has not signed the call"
+        if not is_of(asked.callee, self.answered.text(asked, run), self.callee_signature):
+            return f"{asked.callee} has not signed the answer"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTensors:
+    """The hashes of what somebody shows of an item: what its peer got and gave. NOTHING where a stage has no such tensor."""
+
+    inputs: bytes
+    labels: bytes = NOTHING
+    output: bytes = NOTHING
+    output_gradient: bytes = NOTHING
+    gradient: bytes = NOTHING
+
+
+def why_not_judged(own: Receipt, below: Receipt | None, shown: ShownTensors, lineage: bytes, run: RunId) -> str:
+    """Why what is shown of an item says nothing about its peer; empty if that peer is bound to all of it.
+
+    `own`: the item's receipt; `below`: that of the stage after it, None at the last one. Both are signed. `lineage`: of the parameters with
+    which the judge would compute it again.
+    """
+    asked, answered = own.asked, own.answered
+    if answered.lineage != lineage:
+        return "it was computed with other parameters"
+    if answered.below != (NOTHING if below is None else below.signed(run)):
+        return "the receipt of the next stage is another one"
+    if (shown.inputs, shown.labels or asked.labels, shown.gradient) != (asked.inputs, asked.labels, answered.gradient):
+        return "these are not the tensors that both ends have signed"
+    if below is None:
+        return "" if (shown.output, shown.output_gradient) == (NOTHING, NOTHING) else "the last stage sends nothing on"
+    if (below.asked.caller, below.asked.stage, below.asked.step, below.asked.index) != (
+        asked.callee,
+        asked.stage + 1,
+        asked.step,
+        asked.index,
+    ):
+        return "the next stage's receipt is of another call"
+    if (shown.output, shown.output_gradient) != (below.asked.inputs, below.answered.gradient):
+        return "these are not the tensors that the peer and the next stage have signed"
+    return ""
