@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.cli.new_estimate import estimates, fitted_to, loads_of
+from peerd.cli.new_estimate import estimates, fitted_to
 from peerd.cli.render_estimate import smallest_gpu
 from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig, WireConfig
 from peerd.planner.load import Load
@@ -98,14 +98,16 @@ LLAMA_1_3B = {"num_hidden_layers": 24, "hidden_size": 2048, "num_attention_heads
         pytest.param(LLAMA_1_3B, 1024, 8, 3, id="1.3B"),
     ],
 )
+@pytest.mark.timeout(600)  # the library of models alone takes seconds of a processor to load
 def test_a_llama_fits_into_few_cards_of_a_home(sizes: dict[str, int], tokens: int, card_gb: int, most_stages: int) -> None:
     """With so many tokens a microbatch, and --device-memory; the estimate names no larger card."""
     pytest.importorskip("transformers")
     from peerd.models.hf.manifest_model import choose_model
+    from peerd.models.stages import model_loads
 
     model = choose_model("llama", {}, sizes | {"vocab_size": 32000, "max_position_embeddings": 2048})
     manifest = Manifest(model=model, train=TrainConfig(microbatch_size=1, sequence_length=tokens))
-    loads = loads_of(manifest)
+    loads = model_loads(manifest)  # what the command has a child process compute
     cut = fitted_to(manifest, loads, card_gb * 10**9, stages_given=False)
     assert cut.train.num_stages <= most_stages
     needed = max(stage.memory_bytes for stage in estimates(cut, loads))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -160,33 +162,40 @@ async def send(callee: Callee, call: Call) -> CallResult:
     return await StageClient(callee.links(), RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
 
 
-async def test_a_microbatch_of_the_step_that_my_average_leads_to_waits_for_it_and_counts_for_it(callee: Callee) -> None:
+async def test_a_microbatch_of_the_step_that_my_average_leads_to_waits_for_it_and_counts_for_it(
+    callee: Callee, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await average(callee)
-    received = asyncio.Event()
+    received, committed, waited_s = asyncio.Event(), asyncio.Event(), 0.0
+    monkeypatch.setattr("peerd.stage.calls.time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited_s))
 
     async def changed(timeout_s: float) -> None:
         received.set()
-        await asyncio.sleep(0)
+        await committed.wait()
 
     callee.host.wait = changed
     early = asyncio.ensure_future(send(callee, callee.call(step=1, index=0)))
-    async with asyncio.timeout(20):
-        await received.wait()
+    await received.wait()
     assert callee.service.queue == 1
     assert callee.state.record.step == 0
     callee.state.commit()
+    waited_s = 1000.0
+    committed.set()
     found = await early
     assert (callee.state.record.step, callee.state.record.done) == (1, 0b1)
     later = await send(callee, callee.call(step=1, index=1))
     assert found.gradient is not None
     assert later.gradient is not None
     assert found.gradient.chunks == later.gradient.chunks, "computed with the same parameters"
-    assert found.held_s > later.held_s > 0, "its wait is no part of the way"
+    assert found.held_s > waited_s > later.held_s > 0, "its wait is no part of the way"
 
 
 @pytest.mark.parametrize("loses", ["its average", "its patience"])
-async def test_a_microbatch_does_not_wait_for_a_step_that_does_not_begin(callee: Callee, loses: str) -> None:
+async def test_a_microbatch_does_not_wait_for_a_step_that_does_not_begin(
+    callee: Callee, loses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Others of the step under way may need its slot (hole 17)."""
+    monkeypatch.setattr("peerd.stage.calls.MOST_EARLY_S", 0.0 if loses == "its patience" else 1000.0)
     await average(callee)
 
     async def changed(timeout_s: float) -> None:
