@@ -79,12 +79,7 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
     from peerd.cli.demo_plan import DemoFlags, plan_of
     from peerd.cli.demo_view import print_summary, view_of
 
-    plan = plan_of(DemoFlags(**flags))
-    if out is not None:
-        create_folder(out)
-        if plan.manifest.train.local_batch:
-            plan = replace(plan, moves=str((out / "moves").absolute()))
-            create_folder(Path(plan.moves))
+    plan = _writing_to(out, plan_of(DemoFlags(**flags)))
     with _signals_interrupt():
         with view_of(as_json=as_json) as view, DemoSwarm(plan, view.say) as swarm:
             _say_what_comes(plan, view)
@@ -100,6 +95,18 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
         summary = summary_of(plan, seen)
         if not is_printed(summary, as_json):
             print_summary(summary)
+
+
+def _writing_to(out: Path | None, plan: DemoPlan) -> DemoPlan:
+    """Make the folders that the demo writes to. Returns the plan with the place for the moves of a run with local steps."""
+    if out is None:
+        return plan
+    create_folder(out)
+    if not plan.manifest.train.local_batch:
+        return plan
+    moves = (out / "moves").absolute()
+    create_folder(moves)
+    return replace(plan, moves=str(moves))
 
 
 def _say_what_comes(plan: DemoPlan, view: DemoView) -> None:

@@ -80,7 +80,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def _access_row(reply: StatusReply) -> list[tuple[str, str]]:
-    """Who may take part, where the run is by invitation or its organiser has made a list."""
+    """Tell who may take part, where the run is by invitation or its organiser has made a list."""
     access = reply.get("access")
     if access is None or not (access["by_invitation"] or access["number"]):
         return []

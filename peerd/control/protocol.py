@@ -142,7 +142,7 @@ class BannedInfo(TypedDict):
 
 
 class AccessInfo(TypedDict):
-    """Who may take part in the run, as this daemon knows it."""
+    """The peers that may take part in the run, as this daemon knows them."""
 
     by_invitation: bool
     number: int  # of the organiser's list; 0: there is none

@@ -49,7 +49,7 @@ def not_watched(_peer: PeerId) -> float:
 
 
 def access_info(access: RunAccess) -> AccessInfo:
-    """Who may take part, as this peer knows it."""
+    """Tell who may take part, as this peer knows it."""
     banned = sorted(access.listed.banned.items())
     return {
         "by_invitation": access.by_invitation,

@@ -1,4 +1,4 @@
-"""Who may take part in the run, as this daemon knows it: the organiser's newest list, and the invitations that peers have shown.
+"""The access to a run, as this daemon knows it: the organiser's newest list, and the invitations that peers have shown.
 
 `policy/swarm/access.py` judges. Here signatures are checked, and the list is kept on disk, so that a restart brings no older one back.
 """

@@ -1,4 +1,7 @@
-"""Who may call this daemon, as its door and the Swarm service ask. `swarm/access.py` answers; without it everybody may."""
+"""The question of who may call this daemon, which its door and the Swarm service ask.
+
+`swarm/access.py` answers; without it everybody may.
+"""
 
 from __future__ import annotations
 

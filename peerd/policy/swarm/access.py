@@ -1,4 +1,4 @@
-"""Who may take part in a run: the organiser's list, and invitations where the run asks for them. T9 (access). Pure.
+"""The rules of who may take part in a run: the organiser's list, and invitations where the run asks for them. T9 (access). Pure.
 
 What is judged here is verified already: lists and invitations are signed by the organiser (config/access.py).
 """
