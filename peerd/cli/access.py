@@ -47,8 +47,8 @@ def invite(context: click.Context, /, peers: tuple[str, ...], days: int, on_list
 
     \b
     Examples:
-      peerd invite 12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F --run my-run
-      peerd invite 12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F --run my-run --list
+      peerd invite 12D3KooW... --run my-run
+      peerd invite 12D3KooW... --run my-run --list
     """
     from peerd.config.access import NO_END, allowing, invitation_text, sign_invitation
     from peerd.control.protocol import SCHEMA
@@ -91,8 +91,8 @@ def ban(context: click.Context, /, peers: tuple[str, ...], reason: str, lift: bo
 
     \b
     Examples:
-      peerd ban 12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F --run my-run --reason "sends noise"
-      peerd ban --lift 12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F --run my-run
+      peerd ban 12D3KooW... --run my-run --reason "sends noise"
+      peerd ban --lift 12D3KooW... --run my-run
     """
     from peerd.config.access import banning, lifting
 
