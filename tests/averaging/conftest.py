@@ -1,4 +1,4 @@
-"""Groups of members of one stage, closed after the test."""
+"""Groups of members of one stage, closed after the test. Time passes for them only while all of them wait."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ import pytest
 from peerd.config.manifest import Manifest
 from peerd.table.record import PeerId
 from tests.averaging.rounds_group import AVERAGING_S, MANIFEST, MICROBATCHES, Group, fill, make_member
+from tests.steady_loop import SteadyLoop, steady, steady_clock
+
+__all__ = ["make_group", "pytest_asyncio_loop_factories", "steady_clock"]
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], SteadyLoop]]:
+    return {"steady": steady}
 
 
 @pytest.fixture

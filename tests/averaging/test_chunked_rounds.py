@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 
@@ -50,7 +51,7 @@ async def test_a_round_takes_as_many_chunks_as_its_slices_have(make_group: MakeG
     assert group.failures == []
 
 
-@pytest.mark.parametrize("num_members", [2, 3, 4])
+@pytest.mark.parametrize("num_members", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize(("codec", "apart"), [*LOSSY, ("powersgd:2", 1.0)])
 async def test_each_codec_travels_in_many_chunks(make_group: MakeGroup, codec: str, apart: float, num_members: int) -> None:
     group = make_group(num_members, compressed(codec))
@@ -65,6 +66,7 @@ async def test_each_member_sends_in_the_codec_that_the_roster_names_for_it(make_
     group = make_group(3, compressed("auto"))
     for member in group.members.values():
         member.host.rates = {peer: (SLOW if peer == "member1" else 1e9, 1e9) for peer in group.members}
+    await asyncio.sleep(1.0)  # the step: exact sums take the others a small share of it, and member1 many times as long
     roster = await averaged(group)
     assert len(set(roster.codecs)) > 1
     leader = group.leader(roster)

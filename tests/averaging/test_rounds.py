@@ -35,6 +35,7 @@ from tests.averaging.rounds_group import (
     no_fault,
     whole_sum,
 )
+from tests.steady_loop import PoolJobs
 from tests.tiny_run import replace_train
 
 MakeGroup = Callable[..., Group]
@@ -81,14 +82,16 @@ async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
         assert bool(left_out.any()) == (num_members > 1)
 
 
-async def test_where_steps_overlap_a_round_is_summed_while_every_member_computes(make_group: MakeGroup) -> None:
+async def test_where_steps_overlap_a_round_is_summed_while_every_member_computes(make_group: MakeGroup, steady_clock: PoolJobs) -> None:
     group = make_group(2, replace_train(MANIFEST, delayed_updates=True))
     roster, computed = group.roster(), threading.Event()
     assert await group.leader(roster).rounds.lead(roster) == ""
     sums = [member.rounds.open.exchange.done.wait() for member in group.members.values() if member.rounds.open is not None]
     passes = [asyncio.ensure_future(member.executor.run(Priority.BACKWARD, computed.wait)) for member in group.members.values()]
+    steady_clock.blocked = {member.executor._pool for member in group.members.values()}
     async with asyncio.timeout(20):
         await asyncio.gather(*sums)
+    steady_clock.blocked.clear()
     computed.set()
     await asyncio.gather(*passes)
     await group.settled(Phase.AVERAGED)
@@ -113,6 +116,7 @@ async def test_the_codecs_that_a_leader_names_are_part_of_the_round_and_one_that
     leader = group.leader(group.roster())
     leader.host.rates = dict.fromkeys(group.members, (1.0, 1e9))  # no step is so long that exact sums were a small share of it
     leader.host.rates[PeerId("member1")] = (1e9, 1e9)
+    await asyncio.sleep(1.0)  # but for member1 they are
     assert await leader.rounds.lead(group.roster()) == ""
     await group.settled(Phase.AVERAGED)
     roster = leader.state.average.roster if leader.state.average else group.roster()
