@@ -85,7 +85,7 @@ class TrainConfig:
     local_batch: Annotated[int, Between(0, MAX_MICROBATCHES_PER_STEP)] = 0
     """Local steps: each peer updates its own parameters after so many of its microbatches, and a step averages the changes; 0: none.
 
-    Only `peerd reference` makes them so far. A step's peers make microbatches_per_step / (peers of a stage * local_batch) updates each.
+    A step's peers make microbatches_per_step / (peers of a stage * local_batch) updates each.
     """
     # The rate of the update that a step makes of the averaged changes: SGD with Nesterov momentum. With 1.0 and no momentum it is plain
     # averaging.

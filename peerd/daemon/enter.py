@@ -26,7 +26,7 @@ from peerd.daemon.open_files import check_limit
 from peerd.daemon.peer import Peer
 from peerd.daemon.place import Entry, Place
 from peerd.daemon.row import Row
-from peerd.daemon.run_data import check_is_made, organise, start_for, text_for
+from peerd.daemon.run_data import organise, start_for, text_for
 from peerd.daemon.twin import refuse_own_address, refuse_twin
 from peerd.data.progress import ByteProgress, Interrupted, ProgressLog, Report, TerminalBar
 from peerd.errors import ClockError, PeerdError, PortTakenError, RemoteError, ShutOutError, UnreachableError, UnwelcomeError, UsageError
@@ -84,7 +84,6 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
         manifest = signed.manifest
-        check_is_made(manifest)
         remembered = local.data if local.run == signed.run else ""
         corpus, source = await _with_progress(lambda report: text_for(manifest, settings, remembered, report))
         place = Place(signed=signed, data_source=source, corpus=corpus, start=None)
@@ -140,7 +139,6 @@ def _known_run(settings: Settings, local: LocalState, report: Report) -> Place:
     if local.manifest is None:
         raise UsageError("this home has not been in a run yet", "give the address to join")
     signed = unpack_manifest(local.manifest)
-    check_is_made(signed.manifest)
     corpus, source = text_for(signed.manifest, settings, local.data, report)
     return Place(signed=signed, data_source=source, corpus=corpus, start=start_for(signed.manifest, local.start))
 

@@ -38,7 +38,6 @@ def organise(settings: Settings, report: Report = silent) -> Place:
     """Read run.toml, make the token file, find the state that the run begins from, sign."""
     path = Path(settings.run_file)
     manifest = load(path)
-    check_is_made(manifest)
     check_model(manifest)
     manifest = with_cut(manifest)
     check_no_decay(manifest)
@@ -49,14 +48,6 @@ def organise(settings: Settings, report: Report = silent) -> Place:
         published = start.agree(replace(published, start=replace(manifest.start, state=LOCAL)))
     signed = sign_manifest(published, load_key(path.parent / KEY_FILE))
     return Place(signed=signed, data_source=source, corpus=corpus, start=start)
-
-
-def check_is_made(manifest: Manifest) -> None:
-    """Raise a ManifestError if no daemon trains so."""
-    if manifest.train.local_batch:
-        raise ManifestError(
-            "train.local_batch: daemons make no local steps yet, only `peerd reference` does", "leave it out, or set it to 0"
-        )
 
 
 def check_model(manifest: Manifest) -> None:

@@ -23,8 +23,7 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.__main__ import main
 from peerd.errors import ERROR_PREFIX, ExitCode
-from peerd.swarm.identity import LocalState, lock_home
-from peerd.swarm.signed import pack, sign_manifest
+from peerd.swarm.identity import lock_home
 from tests.tiny_run import tiny_manifest
 
 SOMEBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWEXTUXiqjRrCJRZ1AJuwYtJ7E1hENCwDBAFpVVjKpVHJd"
@@ -63,18 +62,6 @@ def joining(home: Home, **changes: object) -> Settings:
 def test_a_damaged_state_file_is_told(home: Home, refuse: Refuse, content: str) -> None:
     home.state.write_text(content)
     refuse(joining(home), ExitCode.DISK, "is damaged; delete it")
-
-
-def test_a_run_with_local_steps_is_refused_by_its_organisers_daemon(home: Home, refuse: Refuse, tmp_path: Path) -> None:
-    run_file = tmp_path / "run.toml"
-    run_file.write_text(dump(tiny_manifest(2, local_batch=1)))
-    refuse(Settings(home=str(home.folder), run_file=str(run_file)), ExitCode.MANIFEST, "daemons make no local steps yet")
-
-
-def test_a_home_that_was_in_a_run_with_local_steps_does_not_go_back(home: Home, refuse: Refuse) -> None:
-    signed = sign_manifest(tiny_manifest(2, local_batch=1), create_key(home.folder / "organiser.key"))
-    LocalState(home).remember(signed.run, pack(signed), 1)
-    refuse(Settings(home=str(home.folder)), ExitCode.MANIFEST, "daemons make no local steps yet")
 
 
 @pytest.mark.parametrize("content", [b"", b"not a key", b"\x08\x01\x12\x40" + bytes(10), bytes(68)])
