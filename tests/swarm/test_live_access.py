@@ -86,6 +86,7 @@ def test_a_banned_peer_is_dropped_by_all_within_a_moment_and_says_why_and_the_ru
         shutil.rmtree(noisy.home.folder)
 
 
+@pytest.mark.slow
 def test_a_run_by_invitation_takes_invited_peers_and_nobody_else() -> None:
     with Swarm(by_invitation(swarm_manifest(num_stages=1))) as swarm:
         first = swarm.start(compute_stand_in_ms=PACE_MS)
