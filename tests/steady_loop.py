@@ -11,7 +11,7 @@ import functools
 import selectors
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -102,11 +102,12 @@ JOBS = PoolJobs()
 
 
 @pytest.fixture(autouse=True)
-def steady_clock(monkeypatch: pytest.MonkeyPatch) -> PoolJobs:
+def steady_clock() -> Iterator[PoolJobs]:
     """Count the jobs of thread pools. A conftest.py whose loops are `steady` has to import this."""
     JOBS.begin()
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", JOBS.counted(ThreadPoolExecutor.submit))
-    return JOBS
+    with pytest.MonkeyPatch.context() as patch:  # a test may undo its own
+        patch.setattr(ThreadPoolExecutor, "submit", JOBS.counted(ThreadPoolExecutor.submit))
+        yield JOBS
 
 
 def steady() -> SteadyLoop:
