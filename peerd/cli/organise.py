@@ -25,7 +25,7 @@ from peerd.cli.options import (
     reply_options,
     told_settings,
 )
-from peerd.errors import ExitCode, ManifestError, UsageError
+from peerd.errors import ExitCode, ManifestError, NoDaemonError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,7 +214,11 @@ def _launch_each(homes: DeviceHomes, each: Sequence[Settings], *, detach: bool, 
 def _tell_more(homes: DeviceHomes) -> None:
     """Say what to do next, and whether the line is too slow for the run."""
     click.echo("others join with the line above; watch with `peerd status`, end with `peerd leave`", err=True)
-    for item in first_of(ask_each(homes.root, "status"))["health"]:
+    try:
+        health = first_of(ask_each(homes.root, "status"))["health"]
+    except NoDaemonError:
+        return  # they were told to end meanwhile
+    for item in health:
         if item["code"] == "slow-line":
             click.echo(f"peerd: warning: {item['title']}; {item['remedy']}", err=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from peerd.cli import devices, supervise
+from peerd.cli import devices, organise, supervise
 from peerd.config.device_homes import DeviceHomes, note_devices
 from peerd.config.limits import load_wishes
 from peerd.config.paths import Home
@@ -129,6 +129,12 @@ def test_in_the_foreground_the_command_minds_all_of_them_and_ctrl_c_ends_them(
     assert done.code == 0
     assert done.out.startswith("peerd join /ip4/")
     assert not any(map(runs, both))
+
+
+def test_daemons_that_have_ended_meanwhile_have_nothing_more_to_tell(both: tuple[Home, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C may come between their start and the first look at what they say."""
+    organise._tell_more(DeviceHomes(both[0], ("cuda:0", "cuda:1")))
+    assert "end with `peerd leave`" in capsys.readouterr().err
 
 
 def test_in_the_foreground_one_that_fails_is_started_again_while_another_runs(
