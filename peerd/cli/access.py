@@ -178,15 +178,15 @@ def _folder(daemons: Sequence[dict[str, Any]]) -> str:
 
 
 def _list_told(reply: dict[str, Any], run_id: str, organiser_key: bytes) -> AccessList | None:
-    from peerd.config.access import SIGNATURE_BYTES, read_list
+    from peerd.config.access import read_list, unpacked
 
-    packed = bytes.fromhex(reply["list"])
-    return read_list((packed[SIGNATURE_BYTES:], packed[:SIGNATURE_BYTES]), run_id, organiser_key) if packed else None
+    told = bytes.fromhex(reply["list"])
+    return read_list(unpacked(told), run_id, organiser_key) if told else None
 
 
 def _change(context: click.Context, office: Office, change: Callable[[AccessList], AccessList], as_json: bool) -> None:
     """Sign the next list, keep it beside the key, and hand it to this home's daemons."""
-    from peerd.config.access import LIST_FILE, sign_list, write_list
+    from peerd.config.access import LIST_FILE, packed, sign_list, write_list
 
     try:
         listed = change(office.listed)
@@ -196,7 +196,7 @@ def _change(context: click.Context, office: Office, change: Callable[[AccessList
     if own := sorted(set(office.peers_here) & listed.banned.keys()):
         raise UsageError(f"{own[0]} is the daemon of this home, which hands the list to the others", "end it with `peerd leave` first")
     write_list(office.folder / LIST_FILE, raw)
-    handed = _daemons(chosen_home(context), list=(raw[1] + raw[0]).hex()) if office.peers_here else []
+    handed = _daemons(chosen_home(context), list=packed(raw).hex()) if office.peers_here else []
     _tell(office, listed, len(handed), as_json)
 
 

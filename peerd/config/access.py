@@ -100,10 +100,19 @@ def _check_list(listed: AccessList, body: bytes, organiser_key: bytes) -> None:
         raise ValueError("a list cannot ban the organiser's own key")
 
 
+def packed(raw: RawList) -> bytes:
+    """A list as it lies in a file and goes through the control socket: the signature, then the body."""
+    body, signature = raw
+    return signature + body
+
+
+def unpacked(told: bytes) -> RawList:
+    return told[SIGNATURE_BYTES:], told[:SIGNATURE_BYTES]
+
+
 def write_list(path: Path, raw: RawList) -> None:
     """Keep a list on disk. Raises DiskError or LimitError."""
-    body, signature = raw
-    replace_file(path, signature + body)
+    replace_file(path, packed(raw))
 
 
 def list_on_disk(path: Path, run: str, organiser_key: bytes) -> tuple[RawList, AccessList] | None:
@@ -115,7 +124,7 @@ def list_on_disk(path: Path, run: str, organiser_key: bytes) -> tuple[RawList, A
         return None
     except OSError as error:
         raise disk_error(path, error) from None
-    raw = told[SIGNATURE_BYTES:], told[:SIGNATURE_BYTES]
+    raw = unpacked(told)
     return raw, read_list(raw, run, organiser_key)
 
 

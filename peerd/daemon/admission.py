@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peerd.config.access import LIST_FILE, RawList, invitation_text, invitations_in, list_on_disk, read_list, sign_invitation
+from peerd.config.access import LIST_FILE, invitation_text, invitations_in, list_on_disk, packed, read_list, sign_invitation, unpacked
 from peerd.config.atomic import replace_file
 from peerd.config.organiser import KEY_FILE, load_key, public_bytes
 from peerd.config.paths import Home
@@ -87,20 +87,18 @@ class AccessVerb:
     async def access(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         if "list" in request:
             self._take(request["list"])
-        body, signature = self._access.raw
         return {
             "schema": SCHEMA,
             "peer": self._me,
             "run": self._signed.run,
             "organiser": str(self._folder or ""),
-            "list": (signature + body).hex(),
+            "list": packed(self._access.raw).hex(),
             **access_info(self._access),
         }
 
     def _take(self, told: object) -> None:
         try:
-            packed = bytes.fromhex(told) if isinstance(told, str) else b""
-            raw: RawList = packed[64:], packed[:64]
+            raw = unpacked(bytes.fromhex(told) if isinstance(told, str) else b"")
             listed = read_list(raw, self._signed.run, self._signed.organiser_key)
         except (ValueError, BadMessageError) as error:
             raise SignatureError(f"the daemon does not take the list: {error}", "sign it with this run's own organiser.key") from None

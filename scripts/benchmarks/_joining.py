@@ -23,10 +23,10 @@ from typing import Any
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
-from peerd.errors import PeerdError, TimedOutError
 from peerd.models.stages import initial_parameter_spec
 from scripts.benchmarks._namespaces import Network
 from scripts.benchmarks._report import SCHEMA, progress
+from scripts.benchmarks._swarms import until_holds
 from scripts.benchmarks._switch import Links, Rates
 from scripts.benchmarks._turns import place_in
 
@@ -134,15 +134,7 @@ class Joining:
 
     def until(self, holds: Callable[[], bool], what: str) -> float:
         """Look until this holds. Returns the time at which it did."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            if time.monotonic() > deadline_s:
-                raise TimedOutError(f"not within {PATIENCE_S:.0f} s: {what}")
-            time.sleep(LOOK_S)
-            self._swarm.poll()
-            if any(not daemon.alive for daemon in self._swarm.daemons):
-                raise PeerdError("a peer has ended")
-        return time.monotonic()
+        return until_holds(self._swarm, holds, what, PATIENCE_S, LOOK_S)
 
     def ends(self) -> list[float]:
         """When each step ended."""

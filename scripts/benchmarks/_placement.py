@@ -18,9 +18,9 @@ from itertools import pairwise
 from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
-from peerd.errors import PeerdError, TimedOutError
 from scripts.benchmarks._namespaces import Network
 from scripts.benchmarks._report import SCHEMA, progress
+from scripts.benchmarks._swarms import until_holds
 from scripts.benchmarks._switch import Links, Rates
 
 PER_STAGE = 4
@@ -74,14 +74,7 @@ class Placed:
         self._swarm = swarm
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            if time.monotonic() > deadline_s:
-                raise TimedOutError(f"not within {PATIENCE_S:.0f} s: {what}")
-            time.sleep(LOOK_S)
-            self._swarm.poll()
-            if any(not daemon.alive for daemon in self._swarm.daemons):
-                raise PeerdError("a peer has ended")
+        until_holds(self._swarm, holds, what, PATIENCE_S, LOOK_S)
 
     def step_s(self) -> float:
         """The median time of some steps, after others in which all settles."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from peerd.cli.demo_daemons import DemoSwarm
-from peerd.errors import TimedOutError
+from peerd.errors import PeerdError, TimedOutError
 
 POLL_S = 1.0
 """Polling takes processor time from the daemons; it need not be frequent, because steps carry the time of their end."""
@@ -29,6 +29,19 @@ def looks(swarm: DemoSwarm, period_s: float = POLL_S, silence_s: float = SILENCE
             heard, heard_at = swarm.heard(), time.monotonic()
         elif time.monotonic() - heard_at > silence_s:
             raise TimedOutError(f"nothing done for {silence_s:.0f} s in step {swarm.step}")
+
+
+def until_holds(swarm: DemoSwarm, holds: Callable[[], bool], what: str, patience_s: float, look_s: float) -> float:
+    """Poll until this holds. Returns the time at which it did. Raises PeerdError if a peer ends, or after so long."""
+    deadline_s = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > deadline_s:
+            raise TimedOutError(f"not within {patience_s:.0f} s: {what}")
+        time.sleep(look_s)
+        swarm.poll()
+        if any(not daemon.alive for daemon in swarm.daemons):
+            raise PeerdError("a peer has ended")
+    return time.monotonic()
 
 
 def until_done(swarm: DemoSwarm, num_steps: int, after_each_look: Callable[[], None] = nothing) -> None:
