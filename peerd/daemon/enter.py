@@ -252,8 +252,10 @@ async def _look_again(network: Network, membership: Membership, contact: Address
 async def _measure_upload(network: Network, membership: Membership, contact: Address) -> None:
     """Measure the upload with a few megabytes, which may take longer than records live. Another peer is asked where the contact refuses."""
     others = [peer for peer in membership.view.sightings if peer not in (membership.me, contact.peer)]
+    began_s = time.monotonic()
     up, _ = await probe_line(network.links, membership.run, (contact.peer, *others[:1]), downwards=False)
-    network.links.traffic.line.probed(up or 0.0, 0.0)
+    ended_s = time.monotonic()
+    network.links.traffic.line.probes.saw(up or 0.0, ended_s - began_s, ended_s)
 
 
 async def _foretell(network: Network, place: Place, membership: Membership, governor: Governor) -> None:

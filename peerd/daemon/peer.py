@@ -15,6 +15,7 @@ from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.daemon.admission import watch
 from peerd.daemon.clocks import ClockWatch
+from peerd.daemon.line_probe import LineProbes
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.notes import Notes
 from peerd.daemon.place import Entry, Place
@@ -76,6 +77,7 @@ class Peer:
         network.serves(run)
         self.reachability = Reachability(network, membership, run, self)
         self.clocks = ClockWatch(network.links, membership, period_s)
+        self._line_probes = LineProbes(network.links, membership)
         self.notes = Notes(membership, entry.local, manifest.train)
         self.past = Past(self, archive)
         self.fetcher = DataFetcher(DataClient(network.links, run), membership, manifest.data, cache_folder(), self.patience_s)
@@ -156,6 +158,7 @@ class Peer:
             self.reachability.run,
             self.notes.run,
             self.clocks.run,
+            self._line_probes.run,
             self._sweep,
             *([direct.endpoint.run] if direct is not None else []),
         )

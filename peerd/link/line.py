@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from peerd.policy.owner.governor import Limits
 from peerd.policy.round.line_rates import LineMeter, RateSamples, claims, line_rate
+from peerd.policy.round.probing import Probes
 from peerd.table.record import PeerId, PeerRecord
 
 MOST_BEYOND = 4.0
@@ -34,8 +35,8 @@ class OwnLine:
         self._clock = clock
         self._up, self._down = LineMeter(), LineMeter(is_up=False)
         self._before = LineRates(None, None)
-        """What is known from a probe, or from peers that are gone."""
-        self._was_probed = False
+        """What is known from peers that are gone."""
+        self.probes = Probes()
         self._told: defaultdict[PeerId, RateSamples] = defaultdict(partial(RateSamples, follows=True))
         """The rates at which each peer says that this peer's tensors arrive there."""
         self._ups: defaultdict[PeerId, RateSamples] = defaultdict(RateSamples)
@@ -60,10 +61,6 @@ class OwnLine:
         """Take the rate at which a peer says that this peer's tensors arrive there; the last ones had `num_bytes`."""
         self._told[peer].saw(rate, num_bytes / rate)
 
-    def probed(self, up: float, down: float) -> None:
-        """Take the rates of a probe (0: not measured). They count until chunks of averages tell more."""
-        self._before, self._was_probed = LineRates(up or None, down or None), up > 0
-
     @property
     def measured(self) -> LineRates:
         """The rates of this peer's own line, as far as it has seen them.
@@ -71,16 +68,17 @@ class OwnLine:
         What was acknowledged and what others tell are lower bounds, since the other end may be the slower one: where the only mate has a
         slow line, chunks of averages show that line. Of what is told the second highest counts, which one liar among several cannot raise.
         The highest counts up to `MOST_BEYOND` times what else is known: of two honest tellers, one may have got a few tensors alone.
+        Probes fill the line, so what they show counts beside all that.
         """
         told = sorted(rate for meter in self._told.values() if (rate := meter.rate) is not None)
-        known = max(self._up.rate or self._before.up or 0.0, told[-2] if len(told) > 1 else 0.0)
+        known = max(self._up.rate or self._before.up or 0.0, told[-2] if len(told) > 1 else 0.0, self.probes.rate or 0.0)
         up = max(known, min(told[-1], MOST_BEYOND * known or math.inf) if told else 0.0)
         return LineRates(up or None, self._down.rate or self._before.down)
 
     @property
     def is_sound(self) -> bool:
         """Whether the uplink was measured with enough under way: a few microbatches may show less than it can do."""
-        return self._up.rate is not None or self._was_probed
+        return self._up.rate is not None or self.probes.rate is not None
 
     def claims(self, limits: Limits) -> tuple[int, int]:
         """Up and down for this peer's record."""

@@ -37,6 +37,11 @@ class Uplink:
             self._use.num_exchanges -= 1
             self._is_freed.set()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of training leaves now, as far as the line's rate is known."""
+        return not self._use.num_exchanges and self._use.wait_s(self._clock()) <= 0
+
     async def turn(self, num_bytes: int) -> None:
         """Wait until a chunk that can wait may leave. Chunks leave in the order in which they asked, one at a time."""
         async with self._turns:

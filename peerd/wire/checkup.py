@@ -11,7 +11,7 @@ from typing import Any
 from peerd.errors import BadMessageError, BusyError, WrongStateError
 from peerd.generated import checkup_pb2, checkup_pb2_grpc
 from peerd.link.dialling import answers_as
-from peerd.link.links import ending, remote_errors
+from peerd.link.links import answer_of, ending, remote_errors
 from peerd.policy.owner.rate_limit import Ration
 from peerd.table.circuit import host_in
 from peerd.table.record import PeerId
@@ -108,9 +108,13 @@ class CheckupClient(Client):
             raise WrongStateError("the peer does not know direct connections")
         return DialBack(reply.observed[:64], reply.reached)
 
-    async def upload(self, peer: PeerId, num_bytes: int) -> Speed:
-        """Return the speed of an upload, as the peer measured it. Raises RemoteError if it gives no answer."""
-        reply = await self._ask(peer, "Sink", _pieces(num_bytes), PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)
+    async def upload(self, peer: PeerId, num_bytes: int, *, as_tensors: bool = False) -> Speed:
+        """Return the speed of an upload, as the peer measured it. Raises RemoteError if it gives no answer.
+
+        `as_tensors`: on the way that tensors take, so that no news waits behind it.
+        """
+        stub = self.stub_of(await self._links.channel_for_tensors(peer)) if as_tensors else await self._stub(peer)
+        reply = await answer_of(stub.Sink(_pieces(num_bytes), timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S))
         return Speed(int(reply.num_bytes), float(reply.took_s))
 
     async def download(self, peer: PeerId, num_bytes: int) -> Speed:

@@ -112,15 +112,23 @@ def test_a_line_that_became_slower_shows_in_what_others_tell() -> None:
     assert line.measured.up == pytest.approx(3 * MBIT)
 
 
-def test_a_probe_counts_until_chunks_of_averages_tell_more() -> None:
+def test_a_probe_shows_what_a_member_that_waits_for_others_does_not() -> None:
     clock = Clock()
     line = OwnLine(clock)
-    line.probed(up=10 * MBIT, down=0.0)
-    assert line.measured == LineRates(10 * MBIT, None)
+    line.probes.saw(20 * MBIT, 0.5, clock.now_s)
+    assert line.measured == LineRates(20 * MBIT, None)
     assert line.is_sound
     line.told(A, 1 * MBIT, 8 << 20)
-    assert line.measured == LineRates(10 * MBIT, None)
+    exchange(line, clock, (A,), 3 * MBIT, 3 * MBIT, 10)
+    assert line.measured.up == 20 * MBIT
+
+
+def test_a_line_that_became_slower_shows_in_the_next_probes() -> None:
+    clock = Clock()
+    line = OwnLine(clock)
+    line.probes.saw(100 * MBIT, 0.5, clock.now_s)
     exchange(line, clock, (A,), 5 * MBIT, 5 * MBIT, 10)
+    line.probes.saw(5 * MBIT, 0.5, clock.now_s)
     assert line.measured.up == pytest.approx(5 * MBIT)
 
 

@@ -61,7 +61,7 @@ async def test_a_joiner_asks_for_chunks_by_number_and_gets_them_in_the_order_in_
 
 async def test_a_state_waits_until_what_training_has_sent_is_gone(callee: Callee) -> None:
     traffic = callee.door.traffic
-    traffic.line.probed(1e6, 0.0)
+    traffic.line.probes.saw(1e6, 0.1, time.monotonic())
     await traffic.uplink.turn(1 << 20)  # another joiner has just got a chunk
     traffic.uplink.sends(400_000)
     began_s = time.monotonic()
@@ -73,7 +73,7 @@ async def test_a_state_waits_until_what_training_has_sent_is_gone(callee: Callee
 async def test_microbatches_and_their_gradients_count_as_what_training_sends(callee: Callee) -> None:
     links, call = callee.links(), callee.call()
     for traffic in (links.traffic, callee.door.traffic):
-        traffic.line.probed(call.inputs.num_bytes / 10.0, 0.0)
+        traffic.line.probes.saw(call.inputs.num_bytes / 10.0, 0.1, time.monotonic())
         await traffic.uplink.turn(1 << 20)
     await StageClient(links, RUN).backpropagate(callee.caller.peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
     for traffic in (links.traffic, callee.door.traffic):

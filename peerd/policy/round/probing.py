@@ -1,0 +1,77 @@
+"""When a peer measures its uplink with bytes that nobody needs, and what it believes of it then. Pure.
+
+What tensors carry is a lower bound of a line: a member of a round that waits for slower ones sends no more than they take. With uplinks
+of 5, 20, 20 and 100 Mbit/s such members claimed 3 of their 20. So the slowest one got a fifth of the average to reduce, and the round took
+1.6 times as long as it had to. So now and then a peer fills its uplink for half a second, by choice while nothing else leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+KEPT = 3
+"""Probes that count. Of some the second highest is believed: one may meet other traffic, and one may be told by a liar."""
+FIRST_BYTES = 256 * 1024
+PROBE_S = 0.5
+"""A probe that is to be exact takes so long."""
+LEAST_PAUSE_S, LINE_SHARE = 60.0, 0.01
+"""Between two probes: at least so long, and so long that they take this share of the line's time."""
+MOST_PAUSES = 16
+"""The pause doubles up to so many times while probes agree."""
+AGREES = 1.25
+"""Two rates agree if the larger is at most so many times the smaller."""
+MOST_BEYOND = 4.0
+"""What the other end tells counts up to so many times what the sender's own clock shows: that has the connection's begin, too."""
+
+
+class Probes:
+    """Rates are bytes per second; times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=KEPT)
+        self._due_s = self._at_any_rate_s = -math.inf
+        self._pauses = 1.0
+
+    @property
+    def rate(self) -> float | None:
+        """The uplink as the last probes have shown it; None before the first one."""
+        ranked = sorted(self._rates)
+        return ranked[-2] if len(ranked) > 1 else next(iter(ranked), None)
+
+    def is_due(self, now_s: float, is_idle: bool) -> bool:
+        """Whether to probe now. `is_idle`: nothing else leaves the uplink. One that is always busy is probed all the same."""
+        return now_s >= (self._due_s if is_idle else self._at_any_rate_s)
+
+    def exact_bytes(self, rate: float, most_bytes: int) -> int:
+        """The size of a probe that fills a line of this rate long enough; 0 if the first bytes have done so."""
+        num_bytes = min(most_bytes, int(PROBE_S * rate))
+        return num_bytes if num_bytes > FIRST_BYTES else 0
+
+    def saw(self, rate: float, took_s: float, now_s: float) -> None:
+        """Take the result of a probe that took so long in all."""
+        if not (0 < rate < math.inf and 0 <= took_s < math.inf):
+            self.failed(now_s)
+            return
+        known = self.rate
+        agrees = known is not None and max(rate, known) <= AGREES * min(rate, known)
+        self._pauses = min(2 * self._pauses, MOST_PAUSES) if agrees else 1.0
+        self._rates.append(rate)
+        self._wait(self._pauses * max(LEAST_PAUSE_S, took_s / LINE_SHARE), now_s)
+
+    def failed(self, now_s: float) -> None:
+        """Nobody took the bytes."""
+        self._wait(LEAST_PAUSE_S, now_s)
+
+    def _wait(self, pause_s: float, now_s: float) -> None:
+        self._due_s, self._at_any_rate_s = now_s + pause_s, now_s + 2 * pause_s
+
+
+def told_rate(num_bytes: int, told_s: float, own_s: float) -> float:
+    """The rate that a probe has shown: by the other end's clock, which leaves the way there out, as far as the own clock allows it.
+
+    `own_s`: from the first byte until the answer. 0 if nothing can be said.
+    """
+    if not (num_bytes > 0 and 0 < told_s < math.inf and 0 < own_s < math.inf):
+        return 0.0
+    return min(num_bytes / told_s, MOST_BEYOND * num_bytes / own_s)
