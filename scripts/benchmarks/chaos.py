@@ -10,7 +10,8 @@ of 18 microbatches divides evenly among three peers of a stage and among two.
 
 Others need root: `scripts/bench chaos asymmetric` (a link between mates that is dead in one direction), and `nat-rebind`,
 `address-change`, `slow-join` and `busy-uplink`, which `scripts/bench chaos nat-rebind --help` explains. `scripts/bench chaos seeds`
-compares runs under the demo's chaos with one process, on loopback or with each link at so many Mbit/s.
+compares runs under the demo's chaos with one process, on loopback or with each link at so many Mbit/s; `scripts/bench chaos unreliable`
+lets a share of twelve peers come and go.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from scripts.benchmarks._changed import KINDS, changed
 from scripts.benchmarks._report import Row, print_json, print_table, progress, run
 from scripts.benchmarks._seeds import seeds
 from scripts.benchmarks._swarms import looks
+from scripts.benchmarks._unreliable import unreliable
 
 NUM_STAGES, NUM_PEERS = 3, 9
 WARMUP = 2
@@ -179,6 +181,8 @@ def main() -> int:
         return asymmetric(sys.argv[2:])
     if kind == "seeds":
         return seeds(sys.argv[2:])
+    if kind == "unreliable":
+        return unreliable(sys.argv[2:])
     if kind in KINDS:
         return changed(kind, sys.argv[2:])
     plan = parse()

@@ -121,6 +121,7 @@ class Stage:
         self.numbers = itertools.count()
         self.events: list[tuple[float, int, str, object]] = []
         self.open: dict[bytes, Roster] = {}
+        self.dead: set[PeerId] = set()
         for name in names:
             self.at(self.rng.expovariate(1 / plan.lifetime_s), "dies", name)
 
@@ -196,7 +197,7 @@ class Stage:
         self.at(least_exchange_s(num_bytes, [self.plan.up] * len(roster.peers)), "done", roster)
 
     def ends(self, roster: Roster) -> None:
-        if self.open.pop(roster.average_id, None) is None:
+        if not self.dead.isdisjoint(roster.peers) or self.open.pop(roster.average_id, None) is None:
             return
         union = union_of(roster.entries)
         if roster.num_sections > 1:
@@ -258,17 +259,16 @@ class Stage:
         self.at(self.plan.tick_s, "gathers", None)
 
     def dies(self, peer: PeerId) -> None:
+        """Rounds with it do not end. Until that is noticed, others may begin some."""
         self.deaths += 1
-        hit = [roster for roster in self.open.values() if peer in roster.peers]
-        for roster in hit:
-            del self.open[roster.average_id]
-        self.at(self.plan.noticed_s, "noticed", (peer, hit))
+        self.dead.add(peer)
+        self.at(self.plan.noticed_s, "noticed", peer)
 
-    def is_noticed(self, what: tuple[PeerId, list[Roster]]) -> None:
-        peer, hit = what
+    def is_noticed(self, peer: PeerId) -> None:
         del self.members[peer]
         self.flows = [flow for flow in self.flows if peer not in (flow.donor, flow.to)]
-        for roster in hit:
+        for roster in [roster for roster in self.open.values() if peer in roster.peers]:
+            del self.open[roster.average_id]
             for name in roster.peers:
                 if name in self.members and self.members[name].phase is Phase.AVERAGING:
                     self.members[name] = replace(self.members[name], phase=Phase.ACCUMULATING)
