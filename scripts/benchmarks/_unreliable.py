@@ -1,9 +1,9 @@
 """Peers that come and go beside peers that mean to stay: what departures cost, and whether they cost anything else.
 
 Three stages of four peers. Of the twelve a share is unreliable: in each step each of these is killed with a certain chance, at a moment of
-its own, and one that chooses its stage itself takes its place. The others have said that they stay (`--stay`). A stand-in sleeps in place of work.
-A row has the median time of a step beside that of the same peers while nobody goes: the hybrid parameter server's figure 2, by real
-daemons. A row is missed if anything was counted twice or lost, an average is inexact, or a stage had no reliable peer at any look.
+its own, and one that chooses its stage itself takes its place. The others have said that they stay (`--stay`). A stand-in sleeps in place
+of work. A row has the median time of a step beside that of the same peers while nobody goes: the hybrid parameter server's figure 2, by
+real daemons. A row is missed if anything was counted twice or lost, an average is inexact, or a stage had no reliable peer at any look.
 """
 
 from __future__ import annotations
