@@ -56,10 +56,11 @@ class LineProbes:
         self._client = CheckupClient(links, membership.run)
 
     async def run(self) -> None:
-        probes, uplink = self._links.traffic.line.probes, self._links.traffic.uplink
+        line, uplink = self._links.traffic.line, self._links.traffic.uplink
+        probes = line.probes
         while True:
             await asyncio.sleep(LOOK_S)
-            if not probes.is_due(time.monotonic(), uplink.is_idle) or not (able := self._able()):
+            if not probes.is_due(time.monotonic(), uplink.is_idle, line.shown) or not (able := self._able()):
                 continue
             began_s = time.monotonic()
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -70,10 +70,21 @@ class OwnLine:
         The highest counts up to `MOST_BEYOND` times what else is known: of two honest tellers, one may have got a few tensors alone.
         Probes fill the line, so what they show counts beside all that.
         """
-        told = sorted(rate for meter in self._told.values() if (rate := meter.rate) is not None)
-        known = max(self._up.rate or self._before.up or 0.0, told[-2] if len(told) > 1 else 0.0, self.probes.rate or 0.0)
+        told = self._told_rates()
+        known = max(self._shown(told), self.probes.rate or 0.0)
         up = max(known, min(told[-1], MOST_BEYOND * known or math.inf) if told else 0.0)
         return LineRates(up or None, self._down.rate or self._before.down)
+
+    @property
+    def shown(self) -> float | None:
+        """The uplink as tensors show it, apart from probes."""
+        return self._shown(self._told_rates()) or None
+
+    def _told_rates(self) -> list[float]:
+        return sorted(rate for meter in self._told.values() if (rate := meter.rate) is not None)
+
+    def _shown(self, told: Sequence[float]) -> float:
+        return max(self._up.rate or self._before.up or 0.0, told[-2] if len(told) > 1 else 0.0)
 
     @property
     def is_sound(self) -> bool:

@@ -8,32 +8,76 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.round.probing import FIRST_BYTES, KEPT, LEAST_PAUSE_S, LINE_SHARE, MOST_BEYOND, MOST_PAUSES, Probes, told_rate
+from peerd.policy.round.probing import (
+    FIRST_BYTES,
+    KEPT,
+    LEAST_PAUSE_S,
+    LINE_SHARE,
+    MOST_BEYOND,
+    MOST_PAUSES,
+    SOON_S,
+    Probes,
+    told_rate,
+)
 
 MBIT = 125_000.0
 RATES = st.floats(1.0, 1e10)
 
 
+def wait_s(probes: Probes, now_s: float, shown: float | None = None, *, is_idle: bool = True) -> float:
+    """After how many seconds the next probe is due."""
+    return next(later for later in range(100_000) if probes.is_due(now_s + later, is_idle, shown))
+
+
 def test_the_first_probe_is_due_at_once_and_the_next_one_after_a_pause_if_the_line_is_idle() -> None:
     probes = Probes()
     assert probes.rate is None
-    assert probes.is_due(0.0, is_idle=True)
+    assert wait_s(probes, 0.0) == 0
     probes.saw(20 * MBIT, 0.2, 0.0)
-    assert not probes.is_due(LEAST_PAUSE_S - 1, is_idle=True)
-    assert probes.is_due(LEAST_PAUSE_S, is_idle=True)
-    assert not probes.is_due(LEAST_PAUSE_S, is_idle=False)
-    assert probes.is_due(2 * LEAST_PAUSE_S, is_idle=False)
+    assert wait_s(probes, 0.0) == LEAST_PAUSE_S
+    assert wait_s(probes, 0.0, is_idle=False) == 2 * LEAST_PAUSE_S
 
 
-def test_probes_that_agree_become_rare_and_one_that_differs_makes_them_frequent_again() -> None:
+def test_probes_that_agree_become_rare() -> None:
     probes, now_s, pauses_s = Probes(), 0.0, list[float]()
-    for rate in [20 * MBIT] * 10 + [5 * MBIT] * 2:
-        probes.saw(rate, 0.2, now_s)
-        due_s = next(later for later in range(100_000) if probes.is_due(now_s + later, is_idle=True))
-        pauses_s.append(due_s)
-        now_s += due_s
-    assert pauses_s[:6] == [LEAST_PAUSE_S * times for times in (1, 2, 4, 8, 16, 16)]
-    assert pauses_s[9:] == [LEAST_PAUSE_S * times for times in (MOST_PAUSES, 1, 1)]
+    for _ in range(8):
+        probes.saw(20 * MBIT, 0.2, now_s)
+        pauses_s.append(wait_s(probes, now_s))
+        now_s += pauses_s[-1]
+    assert pauses_s == [LEAST_PAUSE_S * times for times in (1, 2, 4, 8, MOST_PAUSES, MOST_PAUSES, MOST_PAUSES, MOST_PAUSES)]
+
+
+def test_a_probe_that_shows_another_line_is_repeated_soon_and_two_of_them_are_believed() -> None:
+    probes, now_s = Probes(), 0.0
+    for _ in range(4):
+        probes.saw(100 * MBIT, 0.2, now_s)
+    probes.saw(5 * MBIT, 0.5, now_s)
+    assert probes.rate == 100 * MBIT
+    assert wait_s(probes, now_s) == SOON_S
+    probes.saw(5 * MBIT, 0.5, now_s)
+    assert probes.rate == 5 * MBIT
+
+
+def test_a_line_whose_probes_never_agree_is_not_probed_without_a_pause() -> None:
+    probes, pauses_s = Probes(), list[float]()
+    for number in range(9):
+        probes.saw(4.0**number * MBIT, 0.2, 0.0)
+        pauses_s.append(wait_s(probes, 0.0))
+    assert pauses_s.count(SOON_S) <= 2 * pauses_s.count(LEAST_PAUSE_S)
+
+
+def test_a_line_that_tensors_begin_to_contradict_is_probed_at_once_and_then_once_a_pause() -> None:
+    """A member that waits for others contradicts its probes for ever."""
+    probes, now_s, pauses_s = Probes(), 0.0, list[float]()
+    for _ in range(4):
+        probes.saw(20 * MBIT, 0.2, now_s)
+        now_s += 100.0
+    assert not probes.is_due(now_s, True, 15 * MBIT)
+    for _ in range(4):
+        pauses_s.append(wait_s(probes, now_s, 3 * MBIT))
+        now_s += pauses_s[-1]
+        probes.saw(20 * MBIT, 0.2, now_s)
+    assert pauses_s == [0, LEAST_PAUSE_S, LEAST_PAUSE_S, LEAST_PAUSE_S]
 
 
 @given(st.floats(0.0, 1e4), st.floats(0.0, 1e6))

@@ -18,9 +18,12 @@ PROBE_S = 0.5
 LEAST_PAUSE_S, LINE_SHARE = 60.0, 0.01
 """Between two probes: at least so long, and so long that they take this share of the line's time."""
 MOST_PAUSES = 16
-"""The pause doubles up to so many times while probes agree."""
-AGREES = 1.25
-"""Two rates agree if the larger is at most so many times the smaller."""
+"""The pause doubles up to so many times while probes agree, and what tensors show does not contradict them."""
+AGREES, CONTRADICTS = 1.25, 2.0
+"""Two probes agree if the larger is at most so many times the smaller. Tensors contradict a rate that is more than so many times theirs:
+who sends them waits for others, or the line is slower now."""
+SOON_S, MOST_SOON = 5.0, 2
+"""A probe that shows another rate is repeated after so long, up to so many times in a row. So is one that tensors begin to contradict."""
 MOST_BEYOND = 4.0
 """What the other end tells counts up to so many times what the sender's own clock shows: that has the connection's begin, too."""
 
@@ -30,8 +33,12 @@ class Probes:
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=KEPT)
-        self._due_s = self._at_any_rate_s = -math.inf
+        self._ended_s = self._due_s = -math.inf
+        self._pause_s = LEAST_PAUSE_S
+        """The least one after the last probe."""
         self._pauses = 1.0
+        self._num_soon = 0
+        self._is_contradicted = False
 
     @property
     def rate(self) -> float | None:
@@ -39,9 +46,18 @@ class Probes:
         ranked = sorted(self._rates)
         return ranked[-2] if len(ranked) > 1 else next(iter(ranked), None)
 
-    def is_due(self, now_s: float, is_idle: bool) -> bool:
-        """Whether to probe now. `is_idle`: nothing else leaves the uplink. One that is always busy is probed all the same."""
-        return now_s >= (self._due_s if is_idle else self._at_any_rate_s)
+    def is_due(self, now_s: float, is_idle: bool, shown: float | None = None) -> bool:
+        """Whether to probe now. `is_idle`: nothing else leaves the uplink. One that is always busy is probed all the same, somewhat later.
+
+        `shown`: the rate that tensors show; None: none did.
+        """
+        rate, was_contradicted = self.rate, self._is_contradicted
+        self._is_contradicted = rate is not None and shown is not None and CONTRADICTS * shown < rate
+        if self._is_contradicted:
+            soonest_s = self._ended_s + (self._pause_s if was_contradicted else SOON_S)
+            self._due_s = min(self._due_s, max(soonest_s, now_s if not was_contradicted else soonest_s))
+        patience_s = SOON_S if self._is_contradicted or self._num_soon else self._pause_s
+        return now_s >= self._due_s + (0.0 if is_idle else patience_s)
 
     def exact_bytes(self, rate: float, most_bytes: int) -> int:
         """The size of a probe that fills a line of this rate long enough; 0 if the first bytes have done so."""
@@ -55,16 +71,19 @@ class Probes:
             return
         known = self.rate
         agrees = known is not None and max(rate, known) <= AGREES * min(rate, known)
-        self._pauses = min(2 * self._pauses, MOST_PAUSES) if agrees else 1.0
         self._rates.append(rate)
-        self._wait(self._pauses * max(LEAST_PAUSE_S, took_s / LINE_SHARE), now_s)
+        self._ended_s, self._pause_s = now_s, max(LEAST_PAUSE_S, took_s / LINE_SHARE)
+        if known is not None and not agrees and self._num_soon < MOST_SOON:
+            self._num_soon, self._pauses = self._num_soon + 1, 1.0
+            self._due_s = now_s + SOON_S
+            return
+        self._num_soon = 0
+        self._pauses = min(2 * self._pauses, MOST_PAUSES) if agrees else 1.0
+        self._due_s = now_s + self._pauses * self._pause_s
 
     def failed(self, now_s: float) -> None:
         """Nobody took the bytes."""
-        self._wait(LEAST_PAUSE_S, now_s)
-
-    def _wait(self, pause_s: float, now_s: float) -> None:
-        self._due_s, self._at_any_rate_s = now_s + pause_s, now_s + 2 * pause_s
+        self._ended_s, self._due_s = now_s, now_s + self._pause_s
 
 
 def told_rate(num_bytes: int, told_s: float, own_s: float) -> float:
