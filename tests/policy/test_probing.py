@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.round.probing import (
+    CONTRADICTED,
     FIRST_BYTES,
     KEPT,
     LEAST_PAUSE_S,
@@ -66,18 +67,28 @@ def test_a_line_whose_probes_never_agree_is_not_probed_without_a_pause() -> None
     assert pauses_s.count(SOON_S) <= 2 * pauses_s.count(LEAST_PAUSE_S)
 
 
-def test_a_line_that_tensors_begin_to_contradict_is_probed_at_once_and_then_once_a_pause() -> None:
-    """A member that waits for others contradicts its probes for ever."""
-    probes, now_s, pauses_s = Probes(), 0.0, list[float]()
-    for _ in range(4):
-        probes.saw(20 * MBIT, 0.2, now_s)
-        now_s += 100.0
-    assert not probes.is_due(now_s, True, 15 * MBIT)
-    for _ in range(4):
-        pauses_s.append(wait_s(probes, now_s, 3 * MBIT))
-        now_s += pauses_s[-1]
-        probes.saw(20 * MBIT, 0.2, now_s)
-    assert pauses_s == [0, LEAST_PAUSE_S, LEAST_PAUSE_S, LEAST_PAUSE_S]
+def probed(rate: float) -> Probes:
+    """After four probes that agree, 100 s between them; the last one at 0 s."""
+    probes = Probes()
+    for number in range(4):
+        probes.saw(rate, 0.2, 100.0 * (number - 3))
+    return probes
+
+
+def test_a_line_that_tensors_begin_to_contradict_is_probed_soon_and_a_member_that_waits_for_others_no_more_often_than_usual() -> None:
+    probes = probed(20 * MBIT)
+    assert wait_s(probes, 0.0, 15 * MBIT) == 8 * LEAST_PAUSE_S
+    probes.saw(20 * MBIT, 0.2, 480.0)
+    soon_s = wait_s(probes, 480.0, 3 * MBIT)
+    assert soon_s == CONTRADICTED * LEAST_PAUSE_S
+    probes.saw(20 * MBIT, 0.2, 480.0 + soon_s)
+    assert wait_s(probes, 480.0 + soon_s, 3 * MBIT) == MOST_PAUSES * LEAST_PAUSE_S
+
+
+def test_a_line_that_becomes_slower_after_tensors_showed_more_is_contradicted_again() -> None:
+    probes = probed(20 * MBIT)
+    assert not probes.is_due(100.0, True, 18 * MBIT)
+    assert probes.is_due(110.0, True, 5 * MBIT)
 
 
 @given(st.floats(0.0, 1e4), st.floats(0.0, 1e6))
@@ -107,7 +118,7 @@ def test_what_is_no_rate_counts_as_a_probe_that_failed(rate: float) -> None:
 def test_a_fast_line_is_filled_with_more_bytes_within_what_a_probe_may_take() -> None:
     probes, most = Probes(), 2 << 20
     assert probes.exact_bytes(1 * MBIT, most) == 0
-    assert FIRST_BYTES < probes.exact_bytes(20 * MBIT, most) < most
+    assert FIRST_BYTES < probes.exact_bytes(50 * MBIT, most) < most
     assert probes.exact_bytes(1000 * MBIT, most) == most
 
 

@@ -2,7 +2,7 @@
 
 What tensors carry is a lower bound of a line: a member of a round that waits for slower ones sends no more than they take. With uplinks
 of 5, 20, 20 and 100 Mbit/s such members claimed 3 of their 20. So the slowest one got a fifth of the average to reduce, and the round took
-1.6 times as long as it had to. So now and then a peer fills its uplink for half a second, by choice while nothing else leaves.
+1.6 times as long as it had to. So now and then a peer fills its uplink for a moment, by choice while nothing else leaves.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from collections import deque
 KEPT = 3
 """Probes that count. Of some the second highest is believed: one may meet other traffic, and one may be told by a liar."""
 FIRST_BYTES = 256 * 1024
-PROBE_S = 0.5
-"""A probe that is to be exact takes so long."""
+PROBE_S = 0.15
+"""A probe that is to be exact takes so long. Microbatches that leave meanwhile come later by as much."""
 LEAST_PAUSE_S, LINE_SHARE = 60.0, 0.01
 """Between two probes: at least so long, and so long that they take this share of the line's time."""
 MOST_PAUSES = 16
 """The pause doubles up to so many times while probes agree, and what tensors show does not contradict them."""
 AGREES, CONTRADICTS = 1.25, 2.0
 """Two probes agree if the larger is at most so many times the smaller. Tensors contradict a rate that is more than so many times theirs:
-who sends them waits for others, or the line is slower now."""
+who sends them waits for others, or the line is slower now. If the next probe agrees all the same, it was the former, and they contradict
+again only by showing so many times less."""
+CONTRADICTED = 0.25
+"""The least pause before a rate is probed that tensors contradict, as a share of the usual one."""
 SOON_S, MOST_SOON = 5.0, 2
-"""A probe that shows another rate is repeated after so long, up to so many times in a row. So is one that tensors begin to contradict."""
+"""A probe that shows another rate is repeated after so long, up to so many times in a row."""
 MOST_BEYOND = 4.0
 """What the other end tells counts up to so many times what the sender's own clock shows: that has the connection's begin, too."""
 
@@ -38,7 +41,8 @@ class Probes:
         """The least one after the last probe."""
         self._pauses = 1.0
         self._num_soon = 0
-        self._is_contradicted = False
+        self._shown: float | None = None
+        """The most that tensors showed since the last probe was due."""
 
     @property
     def rate(self) -> float | None:
@@ -51,13 +55,17 @@ class Probes:
 
         `shown`: the rate that tensors show; None: none did.
         """
-        rate, was_contradicted = self.rate, self._is_contradicted
-        self._is_contradicted = rate is not None and shown is not None and CONTRADICTS * shown < rate
-        if self._is_contradicted:
-            soonest_s = self._ended_s + (self._pause_s if was_contradicted else SOON_S)
-            self._due_s = min(self._due_s, max(soonest_s, now_s if not was_contradicted else soonest_s))
-        patience_s = SOON_S if self._is_contradicted or self._num_soon else self._pause_s
-        return now_s >= self._due_s + (0.0 if is_idle else patience_s)
+        rate = self.rate
+        if shown is not None:
+            self._shown = max(self._shown, shown) if self._shown is not None else shown if rate is None else max(rate, shown)
+        is_contradicted = rate is not None and shown is not None and CONTRADICTS * shown < min(rate, self._shown or rate)
+        if is_contradicted:
+            self._due_s = min(self._due_s, self._ended_s + self._pause_s * CONTRADICTED)
+        patience_s = SOON_S if is_contradicted or self._num_soon else self._pause_s
+        if now_s < self._due_s + (0.0 if is_idle else patience_s):
+            return False
+        self._shown = shown
+        return True
 
     def exact_bytes(self, rate: float, most_bytes: int) -> int:
         """The size of a probe that fills a line of this rate long enough; 0 if the first bytes have done so."""
