@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import stat
@@ -30,14 +31,19 @@ class Segments:
     """The longest of the connections that sent some; 0: unknown."""
     busy_s: float = 0.0
     """For how long a connection had something to send or under way, summed over all; 0: unknown."""
+    least_s: float = 0.0
+    """The least round trip of the connections that sent some, lately; 0: unknown."""
 
     def __add__(self, more: Segments) -> Segments:
         round_trip_s = max(self.round_trip_s, more.round_trip_s)
-        return Segments(self.sent + more.sent, self.again + more.again, round_trip_s, self.busy_s + more.busy_s)
+        least_s = min(self.least_s or math.inf, more.least_s or math.inf)
+        known_s = least_s if least_s < math.inf else 0.0
+        return Segments(self.sent + more.sent, self.again + more.again, round_trip_s, self.busy_s + more.busy_s, known_s)
 
     def since(self, before: Segments) -> Segments:
         sent, again = max(0, self.sent - before.sent), max(0, self.again - before.again)
-        return Segments(sent, again, self.round_trip_s if sent else 0.0, max(0.0, self.busy_s - before.busy_s))
+        round_trip_s, least_s = (self.round_trip_s, self.least_s) if sent else (0.0, 0.0)
+        return Segments(sent, again, round_trip_s, max(0.0, self.busy_s - before.busy_s), least_s)
 
 
 class KernelInfo(NamedTuple):
@@ -57,6 +63,8 @@ class KernelInfo(NamedTuple):
     """What that counts in."""
     busy_at: int | None = None
     """Where it stands for how long the connection was busy, 8 bytes of microseconds."""
+    least_at: int | None = None
+    """Where its least round trip of the last minutes stands, as the smoothed one."""
 
     def read(self, connection: socket.socket) -> Segments | None:
         """None where the kernel gives less, as an older one does. Raises OSError if this is no connection any more."""
@@ -66,17 +74,21 @@ class KernelInfo(NamedTuple):
         if len(answer) < max(self.sent_at, self.again_at) + self.form.size:
             return None
         sent, again = (self.form.unpack_from(answer, place)[0] for place in (self.sent_at, self.again_at))
-        round_trip_s = self.unit_s * int.from_bytes(answer[self.round_trip_at : self.round_trip_at + 4], sys.byteorder)
-        busy_us = 0 if self.busy_at is None else int.from_bytes(answer[self.busy_at : self.busy_at + 8], sys.byteorder)
-        return Segments(sent, again, round_trip_s, 1e-6 * busy_us)
+        round_trip, least = (_number(answer, place, 4) for place in (self.round_trip_at, self.least_at))
+        return Segments(sent, again, self.unit_s * round_trip, 1e-6 * _number(answer, self.busy_at, 8), self.unit_s * least)
+
+
+def _number(answer: bytes, place: int | None, num_bytes: int) -> int:
+    """0 where the kernel does not tell it."""
+    return 0 if place is None else int.from_bytes(answer[place : place + num_bytes], sys.byteorder)
 
 
 KERNELS: Mapping[str, KernelInfo] = {
-    "linux": KernelInfo(11, 192, sent_at=156, again_at=100, form=struct.Struct("=I"), round_trip_at=68, unit_s=1e-6, busy_at=168),
+    "linux": KernelInfo(11, 192, 156, 100, struct.Struct("=I"), round_trip_at=68, unit_s=1e-6, busy_at=168, least_at=148),
     "darwin": KernelInfo(0x106, 112, sent_at=56, again_at=104, form=struct.Struct("=Q"), round_trip_at=44, unit_s=1e-3),
 }
-"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans`, `tcpi_rtt` and `tcpi_busy_time` of `struct tcp_info` (linux/tcp.h),
-`tcpi_txpackets`, `tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
+"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans`, `tcpi_rtt`, `tcpi_busy_time` and `tcpi_min_rtt` of `struct tcp_info`
+(linux/tcp.h), `tcpi_txpackets`, `tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
 
 
 class SegmentCounts:

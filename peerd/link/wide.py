@@ -148,8 +148,8 @@ class Widening:
     def counted(self, counts: Mapping[str, Segments]) -> None:
         """Take what was sent to each address since the last call."""
         found = [counts[host] for host in self.hosts if host in counts]
-        all_of_it = sum(found, Segments())
-        if found and self.parallel.counted(all_of_it.sent, all_of_it.again, all_of_it.busy_s, all_of_it.round_trip_s):
+        path = sum(found, Segments())
+        if found and self.parallel.counted(path.sent, path.again, path.busy_s, path.round_trip_s, path.least_s):
             self._changed.set()
 
     def _failed(self) -> None:

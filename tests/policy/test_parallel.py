@@ -102,3 +102,21 @@ def test_a_slow_line_on_which_packets_queue_for_long_is_no_lossy_one(round_trip_
     """5 Mbit/s that three paths share, 144 segments a second for each. Where packets take so long they wait in the line's own queue."""
     parallel = Parallel()
     assert not any(parallel.counted(144, 2, 1.0, round_trip_s) for _ in range(2 * LOOKS_LOSSY))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.14])
+def test_a_line_whose_own_queue_is_full_is_no_lossy_one_however_many_paths_share_it(share: float) -> None:
+    """2.5 Mbit/s that four paths share, 54 segments a second for each; the modem holds a second of them."""
+    parallel = Parallel()
+    assert not any(parallel.counted(54, round(54 * share), 1.0, 0.7, 0.04) for _ in range(8 * LOOKS_LOSSY))
+
+
+def test_a_path_has_fewer_while_its_segments_queue_and_as_many_again_afterwards() -> None:
+    parallel = Parallel()
+    looks(parallel, lambda _number: 0.03, LOOKS_LOSSY + 2)
+    numbers = []
+    for _ in range(3):
+        parallel.counted(1000, 30, 100.0, 1.0, 0.06)
+        numbers.append(parallel.number)
+    assert numbers == [15, 7, 3]
+    assert looks(parallel, lambda _number: 0.03, 2)[-1] == 30
