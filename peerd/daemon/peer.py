@@ -122,6 +122,7 @@ class Peer:
         """Publish this seat in the table and send calls to it from now on."""
         if self._seat is not None:
             self.earlier_counts.update(self._seat.counts())
+            seat.follows(self._seat)
         self._seat = seat
         self._row.show(seat)
         self.reception.open(seat)

@@ -46,7 +46,7 @@ class Row(OwnRow):
         peer, counters, history, trainer = seat.peer, seat.service.counters, seat.state.history, seat.trainer
         line = peer.network.links.traffic.line
         up, down = line.claims(peer.governor.limits)
-        throughput, computes = min(seat.service.throughput, MAX_THROUGHPUT), 0.0
+        throughput, computes = min(seat.throughput, MAX_THROUGHPUT), 0.0
         if line.is_sound and seat.demands:
             computes, throughput = throughput, min(throughput, carried(up, down, seat.demands[seat.stage]))
         return Vitals(

@@ -32,7 +32,7 @@ from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, cut_links
 from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.queues import MeanQueue
-from peerd.policy.swarm.rates import SampleDemand
+from peerd.policy.swarm.rates import SampleDemand, computed_elsewhere
 from peerd.policy.swarm.rebalance import Move
 from peerd.stage.adapting import LinkCodecs
 from peerd.stage.calls import StageService
@@ -110,6 +110,7 @@ class Seat:
         self.rebalance_moves: tuple[Move, ...] = ()
         """The moves of all peers in the last plan."""
         self.demands: tuple[SampleDemand, ...] = ()
+        self._throughput_before = 0.0
         self.backlog = MeanQueue(manifest.swarm.rebalance_period_s or OVER_S)
         self._chosen_s = clock_s()
         self.join_took_s = 0.0
@@ -165,6 +166,17 @@ class Seat:
     def served_s(self) -> float:
         """Seconds since this peer chose the stage."""
         return clock_s() - self._chosen_s
+
+    def follows(self, before: Seat) -> None:
+        """This peer comes from another seat. It is as fast here as it was there until it is measured: others would take it for a usual one,
+        and could move another peer after it."""
+        self.demands = before.demands
+        self._throughput_before = computed_elsewhere(before.throughput, before.demands, before.stage, self.stage)
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second of computing time; 0: not known yet."""
+        return self.service.throughput or self._throughput_before
 
     @property
     def is_idle(self) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.swarm.choosing import NEAR_EQUAL, Joiner, choose_stage, stage_strengths
-from peerd.policy.swarm.rates import SampleDemand
+from peerd.policy.swarm.rates import SampleDemand, computed_elsewhere
 from peerd.table.record import Coordinate, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, view_of
@@ -116,3 +116,10 @@ def test_a_joiner_that_means_to_stay_goes_where_fewest_mean_to_stay_whoever_else
     assert choose_stage(everywhere, replace(TWO, is_reliable=True)).stage == 1
     nowhere = view_of(ME, member("a", throughput=9.0), member("b", stage=1, throughput=1.0))
     assert choose_stage(nowhere, replace(TWO, is_reliable=True)).stage == 1
+
+
+def test_a_peer_that_moves_computes_as_its_new_stages_work_allows() -> None:
+    demands = (SampleDemand(work=1.0), SampleDemand(work=4.0))
+    assert computed_elsewhere(100.0, demands, 0, 1) == 25.0
+    assert computed_elsewhere(25.0, demands, 1, 0) == 100.0
+    assert computed_elsewhere(25.0, (), 1, 0) == 25.0

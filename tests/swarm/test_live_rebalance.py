@@ -30,6 +30,7 @@ def test_seven_and_one_become_four_and_four_and_recover_from_the_loss_of_three()
             daemon.wait_until_serving(timeout_s=120)
         until(lambda: is_measured(first), timeout_s=120)
         until(lambda: serving(first) == [4, 4], timeout_s=3 * PERIOD_S + LAST_MOVE_S)
+        assert is_measured(first), "who has moved computes as it did before"
         assert sum(daemon.status["moves"] for daemon in others) == 3
         assert swarm.total("replayed_microbatches") == 0
         balanced = first.status["peer"]["step"]

@@ -44,6 +44,11 @@ def speed_of(record: PeerRecord, demands: Demands) -> float:
     return (record.computes or record.throughput) * demand_of(demands, record.stage).work
 
 
+def computed_elsewhere(throughput: float, demands: Demands, stage: int, elsewhere: int) -> float:
+    """Samples per second that a peer which computes so many in one stage would compute in another."""
+    return throughput * demand_of(demands, stage).work / demand_of(demands, elsewhere).work
+
+
 def rate_at(record: PeerRecord, speed: float, demand: SampleDemand) -> float:
     """Samples per second that a peer of this speed would do in a stage. Its line counts where its record says that it is known well."""
     computed = speed / demand.work
