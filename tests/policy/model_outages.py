@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from peerd.policy.step.tied import other_end
 from peerd.table.record import PeerId, Phase
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Outages:
         world, stage = self._world, target.record.stage
         if not world.takes_part(target) or target.record.phase is Phase.JOINING or world.now > until_s:
             return
-        if target.record.phase is not Phase.ACCUMULATING or self._is_needed_for_a_sum(target):
+        if target.record.phase is not Phase.ACCUMULATING or self.is_needed_for_a_sum(target):
             for mate in mates:
                 mate.awake_at = max(mate.awake_at, world.now + RETRY_S)
             world.at(RETRY_S, None, lambda: self._pause(target, mates, until_s))
@@ -72,12 +73,17 @@ class Outages:
             world.wake(mate.name)
         world.at(BACK_WITHIN_S * world.rng.random(), None, lambda: self.come_back(target.name, stage))
 
-    def _is_needed_for_a_sum(self, target: ModelPeer) -> bool:
-        """Where stages are tied: whether peers of other stages have yet to finish the step before this peer's: gap 4."""
+    def is_needed_for_a_sum(self, target: ModelPeer) -> bool:
+        """Where stages are tied: whether nobody at the other end has finished the step before this peer's: gap 4.
+
+        This peer may then be the only one that knows the sum of that step. Stages in between know no sums.
+        """
         world = self._world
-        others = [p.record for p in world.peers.values() if world.takes_part(p) and p.record.phase is not Phase.JOINING]
-        newest = max((r.step for r in others if r.stage != target.record.stage), default=target.record.step)
-        return world.rules.ties_stages and newest < target.record.step
+        other = other_end(target.record.stage, world.rules.num_stages) if world.rules.ties_stages else None
+        if other is None:
+            return False
+        ends = [p.record for p in world.peers.values() if world.takes_part(p) and p.record.phase is not Phase.JOINING]
+        return max((r.step for r in ends if r.stage == other), default=target.record.step) < target.record.step
 
     def wipe(self, stage: int, lasts_s: float) -> None:
         """Left out while the disks of this stage and what the other stages hold have no step in common."""
