@@ -31,7 +31,7 @@ from peerd.link.links import Links
 from peerd.link.local import Neighbours
 from peerd.link.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
 from peerd.link.pins import Pins, caller_past_the_tunnel
-from peerd.link.relay import Relay
+from peerd.link.relay import Relay, bans_nobody
 from peerd.link.run_folder import RunFolder
 from peerd.link.seal import Seal
 from peerd.link.throttle import Throttles
@@ -120,9 +120,10 @@ class Network:
         if self.direct is not None:
             await self.direct.endpoint.open(servicers)
 
-    def serves(self, run: RunId) -> None:
-        """Set the run that this peer relays for and asks relays for."""
+    def serves(self, run: RunId, is_banned: Callable[[PeerId], bool] = bans_nobody) -> None:
+        """Set the run that this peer relays for and asks relays for. It relays for no peer that is banned."""
         self.circuits.run = self.relay.run = run
+        self.relay.is_banned = is_banned
 
     def path_to(self, peer: PeerId) -> PathInfo:
         """Return how tensors travel to a peer now."""

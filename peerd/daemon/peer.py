@@ -74,7 +74,7 @@ class Peer:
         reached = (membership, self.swarm_client, entry.directory, self.liveness)
         self.gossip = Gossip(*reached, period_s, num_stages, manifest.swarm.group_size)
         self.meeting = Meeting(membership, self.liveness, network.links.drop, period_s)
-        network.serves(run)
+        network.serves(run, membership.access.is_banned)
         self.reachability = Reachability(network, membership, run, self)
         self.clocks = ClockWatch(network.links, membership, period_s)
         self._line_probes = LineProbes(network.links, membership)

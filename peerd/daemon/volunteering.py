@@ -31,8 +31,9 @@ class Volunteering:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def look(self) -> None:
-        """Decide anew, and announce a change."""
+        """Decide anew, and announce a change. Peers that were banned since the last look are dropped."""
         peer, relay = self._peer, self._peer.network.relay
+        relay.drop_banned()
         standing = VolunteerState(
             limits=peer.governor.limits,
             pause=peer.governor.pause,

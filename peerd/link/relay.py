@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from peerd.errors import PeerdError
@@ -21,8 +22,13 @@ from peerd.policy.swarm.relaying import Bounds, why_not_connect, why_not_reserve
 from peerd.table.record import PeerId, RunId
 
 NOT_ASKED = "this peer does not volunteer"
+BANNED = "the run's organiser has banned a peer that it would connect"
 MORE_ASKED = 8
 """Streams on which one peer may ask at once, beside those of its circuits."""
+
+
+def bans_nobody(_peer: PeerId) -> bool:
+    return False
 
 
 class RelayedBytes(Throttle):
@@ -48,16 +54,24 @@ class Relay:
         """Why it does not relay now; empty while it does."""
         self.run = RunId("")
         self.carried = RelayedBytes(bounds.rate, whole)
-        self.circuits: list[tuple[PeerId, PeerId]] = []
+        self.is_banned: Callable[[PeerId], bool] = bans_nobody
+        """Whether the run's organiser has banned a peer: T9 (access)."""
         self._p2pd: P2pd
         self._streams = StreamTasks()
         self._asking = FewEach()
         self._reserved: dict[PeerId, Stream] = {}
+        self._circuits: dict[asyncio.StreamWriter, tuple[PeerId, PeerId]] = {}
+        """The caller and the callee of each circuit, by the stream to the caller."""
 
     @property
     def reserved(self) -> tuple[PeerId, ...]:
         """The peers that hold a reservation."""
         return tuple(self._reserved)
+
+    @property
+    def circuits(self) -> list[tuple[PeerId, PeerId]]:
+        """The caller and the callee of each open circuit."""
+        return list(self._circuits.values())
 
     async def attach(self, p2pd: P2pd) -> None:
         self._p2pd = p2pd
@@ -68,6 +82,12 @@ class Relay:
         self.off = off
         if off:
             await self._streams.close()
+
+    def drop_banned(self) -> None:
+        """End the reservations and the circuits of peers that the organiser has banned since they began."""
+        held = [stream[1] for peer, stream in self._reserved.items() if self.is_banned(peer)]
+        for writer in (*held, *(writer for writer, ends in self._circuits.items() if any(map(self.is_banned, ends)))):
+            writer.transport.abort()
 
     async def close(self) -> None:
         await self._streams.close()
@@ -83,7 +103,8 @@ class Relay:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 request = await hear(reader, relay_pb2.RelayRequest)
             callee = PeerId(request.to)
-            refusal = self.off or (self._why_not_connect(caller, callee) if callee else self._why_not_reserve(caller, request.run))
+            refusal = self.off or (BANNED if self.is_banned(caller) or self.is_banned(callee) else "")
+            refusal = refusal or (self._why_not_connect(caller, callee) if callee else self._why_not_reserve(caller, request.run))
             if refusal:
                 say(writer, relay_pb2.RelayReply(reason=refusal))
             elif callee:
@@ -121,8 +142,7 @@ class Relay:
 
     async def _connect(self, caller: PeerId, callee: PeerId, stream: Stream) -> None:
         """Offer the circuit to the callee, pass its reply to the caller, then copy both ways until either side ends."""
-        ends = (caller, callee)
-        self.circuits.append(ends)
+        self._circuits[stream[1]] = caller, callee
         try:
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -138,4 +158,4 @@ class Relay:
                 if reply.accepted and not reply.direct:
                     await splice(stream, far, Throttles(self.carried, self.carried))
         finally:
-            self.circuits.remove(ends)
+            del self._circuits[stream[1]]

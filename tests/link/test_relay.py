@@ -245,3 +245,25 @@ async def test_one_peer_asks_on_few_streams_at_once_and_an_offer_of_no_relay_of_
             writer.close()
         offer, _ = await its.internet.open(silent.id, other.id, CIRCUIT_PROTOCOL)
         assert "holds no reservation" in (await hear(offer, relay_pb2.RelayReply)).reason
+
+
+async def test_a_banned_peer_holds_no_place_at_a_relay_and_is_connected_with_nobody() -> None:
+    banned: set[PeerId] = set()
+    async with world() as its:
+        its.relay.is_banned = banned.__contains__
+        one, two = await its.behind_the_relay(), await its.behind_the_relay()
+        held = await two.circuits.reserve(its.relay_id, its.relay_address)
+        streams = [await end.circuits.dial(other.id, its.addresses[other.id]) for end, other in ((one, two), (two, one))]
+        banned.add(two.id)
+        its.relay.drop_banned()
+        assert "ended the reservation" in await held.held()
+        for reader, _ in streams:
+            with contextlib.suppress(OSError):
+                assert await reader.read() == b""
+        while its.relay.circuits or its.relay.reserved != (one.id,):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.001)
+        with pytest.raises(BusyError, match="has banned"):
+            await two.circuits.reserve(its.relay_id, its.relay_address)
+        for caller, callee in ((one, two), (two, one)):
+            with pytest.raises(UnreachableError, match="has banned"):
+                await caller.circuits.dial(callee.id, its.addresses[callee.id])
