@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from peerd.control.protocol import AccessInfo, HealthItem, PathInfo, PeerInfo, PeersReply, StageInfo
+from peerd.control.protocol import AccessInfo, Counters, EvaluationInfo, HealthItem, PathInfo, PeerInfo, PeersReply, RunInfo, StageInfo
 
 WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -224,11 +224,31 @@ def swarm_line(reply: PeersReply) -> str:
     run = reply["run"]
     step = "-" if reply["work_step"] is None else str(reply["work_step"])
     end = f" of {run['steps']}" if run["steps"] else ""
-    loss = "-" if reply["last_loss"] is None else f"{reply['last_loss']:.4f}"
-    evaluation = reply.get("evaluation")
-    if evaluation:
-        loss += f" (evaluation {evaluation['loss']:.4f})"
+    loss = loss_text(run, reply["last_loss"], reply.get("evaluation"))
     return f"{plain(run['name'], 30)}: step {step}{end}, loss {loss}, {amount(reply['tokens_per_second'])} tokens/s"
+
+
+def loss_text(run: RunInfo, last_loss: float | None, evaluation: EvaluationInfo | None) -> str:
+    """The loss in words. Where steps are local a step's is that of each peer's own parameters, and an evaluation's that of the average."""
+    of_step, of_average = "-" if last_loss is None else f"{last_loss:.4f}", "-" if evaluation is None else f"{evaluation['loss']:.4f}"
+    if run.get("local_batch", 0):
+        return f"{of_average} averaged, {of_step} within steps"
+    return of_step if evaluation is None else f"{of_step} (evaluation {of_average})"
+
+
+def own_updates(counters: Counters, local_batch: int) -> str:
+    """What a peer has done to its own parameters within steps."""
+    return f"{counters.get('own_updates', 0)} updates of its own, after {local_batch} microbatches each; a step averages them"
+
+
+def loss_rows(run: RunInfo, last_loss: float | None, evaluation: EvaluationInfo | None) -> list[tuple[str, str]]:
+    """The same in rows, for `peerd status`."""
+    of_step = "-" if last_loss is None else f"{last_loss:.4f}"
+    of_average = f"{evaluation['loss']:.4f} at step {evaluation['step']}" if evaluation else ""
+    if run.get("local_batch", 0):
+        within = ("within steps", f"loss {of_step}, of each peer's own parameters")
+        return [("loss", f"{of_average or '-'}, of the averaged parameters"), within]
+    return [("loss", of_step), *([("evaluation", f"loss {of_average}")] if of_average else [])]
 
 
 def swarm_table(reply: PeersReply, labels: Mapping[str, str] | None = None) -> Table:

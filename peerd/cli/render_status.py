@@ -14,7 +14,9 @@ from peerd.cli.render import (
     exactness,
     held_by,
     line_of,
+    loss_rows,
     lossy_paths,
+    own_updates,
     pause_line,
     phase_of,
     plain,
@@ -50,9 +52,8 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("peer", f"{plain(peer['id'])}, up {duration(reply['uptime_s'])}, process {reply['pid']}"),
         ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
         ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {held_by(peer)} of {run['microbatches_per_step']} microbatches"),
-        ("loss", "-" if peer["last_loss"] is None else f"{peer['last_loss']:.4f}"),
+        *loss_rows(run, peer["last_loss"], reply.get("evaluation")),
         *_update_rows(reply),
-        *_evaluation_row(reply),
         *_link_rows(reply),
         *computing_row(reply),
         *_memory_row(reply),
@@ -131,8 +132,7 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
         text += f", parameters {update['drift']:.1e} off the mates' mean when last averaged"
     rows = [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
     if local_batch := update.get("local_batch", 0):
-        made = reply["counters"].get("own_updates", 0)
-        rows.append(("local steps", f"{made} updates of its own, after {local_batch} microbatches each; a step averages them"))
+        rows.append(("local steps", own_updates(reply["counters"], local_batch)))
     return rows
 
 
@@ -170,8 +170,3 @@ def _link_rows(reply: StatusReply) -> list[tuple[str, str]]:
         speed = f"{8 * rate / 1e6:,.1f} Mbit/s, " if rate else ""
         rows.append(("link", f"{way} {plain(link['peer'])[-6:]} as {plain(link['codec'], 16)}: {speed}{plain(link['reason'])}"))
     return rows
-
-
-def _evaluation_row(reply: StatusReply) -> list[tuple[str, str]]:
-    evaluation = reply.get("evaluation")
-    return [("evaluation", f"loss {evaluation['loss']:.4f} at step {evaluation['step']}")] if evaluation else []

@@ -55,6 +55,7 @@ class RunInfo(TypedDict):
     tokens_per_step: int  # at full sequence length
     boundary_bytes: int  # size of one microbatch's activations between two stages
     group_size: NotRequired[int]  # peers of a stage that average in one round; 0: all; absent from older daemons
+    local_batch: NotRequired[int]  # microbatches behind each of a peer's own updates within a step; 0: steps are not local
 
 
 class PathInfo(TypedDict, total=False):

@@ -90,6 +90,7 @@ class TableReport:
             "tokens_per_step": manifest.tokens_per_step,
             "boundary_bytes": manifest.boundary_bytes,
             "group_size": manifest.swarm.group_size,
+            "local_batch": manifest.train.local_batch,
         }
 
     def peers(self, tokens_per_second: float) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peerd.cli.demo_view import summary_rows
 from peerd.cli.render import amount, duration, plain, print_peers, short_id, sparkline
 from peerd.cli.render_status import print_status
-from peerd.control.protocol import DirectInfo, HealthItem, LineInfo, UpdateInfo
+from peerd.control.protocol import DirectInfo, EvaluationInfo, HealthItem, LineInfo, UpdateInfo
 from tests.cli.replies import counters, owner_info, peer_info, peers_reply, run_info, status_reply
 
 HUGE = 10**15
@@ -76,9 +76,21 @@ def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("local_batch", [0, 8])
 def test_status_tells_a_peers_own_updates_from_steps(local_batch: int, capsys: pytest.CaptureFixture[str]) -> None:
     update = UpdateInfo(learning_rate=0.003, gradient_norm=None, max_gradient_norm=0.0, loss_scale=None, local_batch=local_batch)
-    print_status(status_reply(update=update, counters=counters(own_updates=31)))
+    print_status(status_reply(run=run_info(local_batch=local_batch), update=update, counters=counters(own_updates=31)))
     told = " ".join(capsys.readouterr().out.split())
+    assert ("loss 3.4000 at step 2, of the averaged parameters within steps loss 3.2100, of each" in told) == bool(local_batch)
+    assert ("loss 3.2100 evaluation loss 3.4000 at step 2" in told) == (not local_batch)
     assert ("local steps 31 updates of its own, after 8 microbatches each; a step averages them" in told) == bool(local_batch)
+
+
+@pytest.mark.parametrize(("evaluation", "told"), [({"step": 2, "loss": 3.4}, "3.4000"), (None, "-")])
+def test_the_loss_of_local_steps_is_that_of_the_averaged_parameters(
+    evaluation: EvaluationInfo | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reply = peers_reply()
+    reply["run"], reply["evaluation"] = run_info(local_batch=8), evaluation
+    print_peers(reply)
+    assert f"demo: step 3 of 30, loss {told} averaged, 3.2100 within steps, 5.12K tokens/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("offloads", [False, True])

@@ -32,12 +32,13 @@ class PaperSource:
         """Ids of the peers, which serve the stages in turn."""
         self.health: list[dict[str, str]] = []
         self.name = "paper"
+        self.local_batch = 0
 
     async def past(self, reach_s: float) -> Mapping[str, Any]:
         self.reaches_s.append(reach_s)
         run = {"id": "a" * 32, "name": self.name, "num_stages": self.num_stages, "microbatches_per_step": 16, "steps": 100}
         return {
-            "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144},
+            "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144, "local_batch": self.local_batch},
             "me": ME,
             "steps": [[step, 5.5 - step / 20, 1.8e9 + step] for step in range(20)],
             "evaluations": [[step, 5.6 - step / 20] for step in range(0, 20, 5)],
@@ -56,7 +57,8 @@ class PaperSource:
         stages = [
             {"stage": stage, **numbers, "num_peers": len(known) + self.num_unknown, "peers": known} for stage, known in enumerate(by_stage)
         ]
-        names = ("accumulated_microbatches", "bytes_sent", "bytes_received", "duplicate_microbatches", "lost_microbatches", "inexact_steps")
+        exact = ("duplicate_microbatches", "lost_microbatches", "inexact_steps")
+        names = ("accumulated_microbatches", "own_updates", "bytes_sent", "bytes_received", *exact)
         own = {
             "peer": {"stage": 0, "phase": "accumulating", "leaving": False, "queue": 2, "throughput": 12.5, "tokens": 40960, "step": 20},
             "counters": dict.fromkeys(names, 0),

@@ -42,6 +42,18 @@ async def test_it_appears_with_figures_map_charts_events_and_shares() -> None:
         assert await page.is_hidden("#pause")
 
 
+async def test_with_local_steps_the_loss_is_that_of_the_averaged_parameters() -> None:
+    source = PaperSource()
+    source.local_batch = 8
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        assert await page.inner_text("#loss") == "4.600"
+        assert "averaged parameters, step 20" in await page.inner_text("#loss-note")
+        assert "within the last step" in await page.inner_text("#loss-note")
+        assert "0, each after 8 microbatches" in await page.inner_text("#own")
+
+
 @pytest.mark.parametrize(("num_peers", "width"), [(5, 1280), (200, 1280), (200, 420)])
 async def test_peers_that_are_near_each_other_are_shown_so_and_none_covers_another(num_peers: int, width: int) -> None:
     source = PaperSource(2, num_peers)

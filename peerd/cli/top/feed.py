@@ -11,7 +11,7 @@ from typing import Any, cast
 from peerd.cli.top.picture import Picture, picture_of
 from peerd.cli.top.recall import KEPT_STEPS, Poll, Recall
 from peerd.control.client import ControlClient
-from peerd.control.protocol import EventInfo, HistoryReply, PeersReply, StatusReply, StepInfo
+from peerd.control.protocol import SCHEMA, HistoryReply, PeersReply, StatusReply
 from peerd.errors import NoDaemonError, PeerdError
 
 PERIOD_S = 1.0
@@ -88,8 +88,16 @@ class Feed:
     def _poll(self) -> Poll:
         status = cast("StatusReply", self._client.request("status", silence_s=SILENCE_S))
         peers = cast("PeersReply", self._client.request("peers", silence_s=SILENCE_S))
-        steps, events = self._news(status, peers)
-        return Poll(at_s=time.monotonic(), status=status, further=self._others(), peers=peers, steps=steps, events=events)
+        news = self._news(status, peers)
+        return Poll(
+            at_s=time.monotonic(),
+            status=status,
+            further=self._others(),
+            peers=peers,
+            steps=tuple(news["steps"]),
+            evaluations=tuple(news.get("evaluations", ())),
+            events=tuple(news["events"]),
+        )
 
     def _others(self) -> dict[str, StatusReply | None]:
         """The status of the other devices' daemons; None for one that does not answer."""
@@ -99,17 +107,17 @@ class Feed:
                 found[device] = cast("StatusReply", client.request("status", silence_s=SILENCE_S))
         return found
 
-    def _news(self, status: StatusReply, peers: PeersReply) -> tuple[tuple[StepInfo, ...], tuple[EventInfo, ...]]:
-        """Steps and events since the last request. The daemon reads them from disk, so they are requested less often than the rest."""
+    def _news(self, status: StatusReply, peers: PeersReply) -> HistoryReply:
+        """What is new since the last request. The daemon reads it from disk, so it is requested less often than the rest."""
         told = (status["pid"], status["peer"]["step"], peers["work_step"], peers["last_loss"])
         if told == self._told and time.monotonic() - self._asked_s < HISTORY_PERIOD_S:
-            return (), ()
+            return HistoryReply(schema=SCHEMA, steps=[], evaluations=[], events=[])
         known = self._recall.of_daemon(status["pid"])
         since = max(known.ask_since, status["peer"]["step"] - KEPT_STEPS)
         asked = self._client.request("history", since=since, events=True, after=known.last_event, silence_s=SILENCE_S)
         reply = cast("HistoryReply", asked)
         self._told, self._asked_s = told, time.monotonic()
-        return tuple(reply["steps"]), tuple(reply["events"])
+        return reply
 
 
 def _refusal(client: ControlClient, verb: str, arguments: Mapping[str, Any]) -> PeerdError | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import AT_WORK_FROM_S, connections_of, exactness, held_by, line_of, phase_of, plain, short_id
+from peerd.cli.render import AT_WORK_FROM_S, connections_of, exactness, held_by, line_of, own_updates, phase_of, plain, short_id
 from peerd.cli.render_status import computing_row, joining_row
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
@@ -67,7 +67,7 @@ class Picture:
     """The run's last step; 0 if it has no end."""
     num_microbatches: int
     loss: float | None
-    """The last known loss, even if no peer reports one any more."""
+    """The last known loss, even if no peer reports one any more. Where steps are local, an evaluation's: that of the average."""
     tokens_per_second: float
     losses: tuple[float, ...]
     speeds: tuple[float, ...]
@@ -101,7 +101,9 @@ def picture_of(poll: Poll, recall: Recall) -> Picture:
     mine = frozenset(each["peer"]["id"] for each in poll.own)
     stages = tuple(_part(stage, run["microbatches_per_step"], mine) for stage in peers["stages"])
     step = peers["work_step"] if peers["work_step"] is not None else status["peer"]["step"] or None
-    losses = tuple(recall.losses.values())
+    local_batch = run.get("local_batch", 0)
+    losses = tuple((recall.evaluations if local_batch else recall.losses).values())
+    of_step = peers["last_loss"] if peers["last_loss"] is not None and not local_batch else None
     return Picture(
         pid=status["pid"],
         paused=bool(status["owner"]["paused"]),
@@ -109,11 +111,11 @@ def picture_of(poll: Poll, recall: Recall) -> Picture:
         step=step,
         last_step=run["steps"],
         num_microbatches=run["microbatches_per_step"],
-        loss=peers["last_loss"] if peers["last_loss"] is not None else losses[-1] if losses else None,
+        loss=of_step if of_step is not None else losses[-1] if losses else None,
         tokens_per_second=peers["tokens_per_second"],
         losses=losses,
         speeds=tuple(recall.speeds.values()),
-        step_span="; ".join(filter(None, (_evaluated(poll), _span_of(recall)))),
+        step_span="; ".join(filter(None, (_evaluated(poll), _span_of(recall, "within steps " if local_batch else "")))),
         stages=stages,
         greatest_queue=max((row.peer["queue"] for part in stages for row in part.peers), default=0),
         own=tuple(_own(poll, recall)),
@@ -124,17 +126,19 @@ def picture_of(poll: Poll, recall: Recall) -> Picture:
     )
 
 
-def _span_of(recall: Recall) -> str:
-    """The range of the losses and of their steps, in words."""
+def _span_of(recall: Recall, before: str) -> str:
+    """The range of the losses and of their steps, in words; `before` says of which losses."""
     losses = recall.losses
     if len(losses) < 2:
         return "".join(f"step {step}" for step in losses)
     low, high = min(losses.values()), max(losses.values())
-    return f"{fixed(low)} to {fixed(high)}, steps {min(losses)}-{max(losses)}"
+    return f"{before}{fixed(low)} to {fixed(high)}, steps {min(losses)}-{max(losses)}"
 
 
 def _evaluated(poll: Poll) -> str:
     evaluation = poll.peers.get("evaluation")
+    if poll.peers["run"].get("local_batch", 0):
+        return f"averaged parameters at step {evaluation['step']}" if evaluation else "averaged parameters: not evaluated"
     return f"evaluation {fixed(evaluation['loss'])} at {evaluation['step']}" if evaluation else ""
 
 
@@ -170,6 +174,8 @@ def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
         yield plain(device, 9), "does not answer" if other is None else _place(other["peer"])
     yield from computing_row(status)
     yield from joining_row(status)
+    if local_batch := status["run"].get("local_batch", 0):
+        yield "local", own_updates(counters, local_batch)
     given = f"{amount(math.fsum(each['peer']['tokens'] for each in poll.own))} tokens{_share(poll)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"
     yield "exact", f"{exactness(counters)}; relaunched {counters['replayed_microbatches']}, faults {counters['faults_seen']}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from peerd.cli.render import plain, short_id
-from peerd.control.protocol import EventInfo, PeersReply, StatusReply, StepInfo
+from peerd.control.protocol import EvaluationInfo, EventInfo, PeersReply, StatusReply, StepInfo
 
 KEPT_STEPS = 2000
 KEPT_EVENTS = 200
@@ -42,6 +42,7 @@ class Poll:
     status: StatusReply
     peers: PeersReply
     steps: tuple[StepInfo, ...]
+    evaluations: tuple[EvaluationInfo, ...] = ()
     events: tuple[EventInfo, ...] = ()
     further: Mapping[str, StatusReply | None] = field(default_factory=dict)
     """The status of the daemons of this home's other devices, by device; None for one that does not answer."""
@@ -74,6 +75,8 @@ class Recall:
     """Steps of the daemon's history, in order: all of them in the last stage, which knows the losses, few in other stages."""
     losses: Mapping[int, float] = field(default_factory=dict)
     """Loss by step, in order: from the history, else from the polls during the following step."""
+    evaluations: Mapping[int, float] = field(default_factory=dict)
+    """Loss on the evaluation text by the step that its parameters begin, in order."""
     speeds: Mapping[int, float] = field(default_factory=dict)
     """Tokens per second by step, from the same sources."""
     traffic: tuple[ByteCount, ...] = ()
@@ -108,11 +111,14 @@ class Recall:
         seen, loss, speed = poll.peers["work_step"], poll.peers["last_loss"], poll.peers["tokens_per_second"]
         losses = {seen - 1: loss} if seen and loss is not None else {}
         speeds = {seen: speed} if seen is not None and speed > 0 else {}
+        newest = poll.peers.get("evaluation")
+        evaluated = {each["step"]: each["loss"] for each in (*poll.evaluations, *([newest] if newest else []))}
         return replace(
             self,
             traffic=(*traffic, latest),
             steps=steps,
             losses=_course({**self.losses, **losses, **{entry["step"]: entry["loss"] for entry in steps}}),
+            evaluations=_course({**self.evaluations, **evaluated}),
             speeds=_course({**self.speeds, **speeds, **dict(speeds_of(steps))}),
         )
 

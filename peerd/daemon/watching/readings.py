@@ -45,6 +45,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_executor_busy_seconds_total": peer.seat.executor.busy_s,
         "peerd_activity_seconds_total": {kind.name.lower(): spent_s for kind, spent_s in peer.spans.spent_s.items() if kind not in PHASES},
         "peerd_averages_total": peer.seat.rounds.num_applied,
+        "peerd_local_batch": peer.place.manifest.train.local_batch,
         "peerd_own_updates_total": counters["own_updates"],
         "peerd_rounds_failed_total": counters["rounds_failed"],
         "peerd_group_sums_total": counters["group_sums"],

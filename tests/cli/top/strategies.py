@@ -57,7 +57,14 @@ def peers_replies(draw: st.DrawFn) -> PeersReply:
         )
     reply = {
         "schema": 1,
-        "run": run_info(name=draw(words), num_stages=num_stages, steps=draw(counts), microbatches_per_step=draw(st.integers(1, 8192))),
+        "run": run_info(
+            name=draw(words),
+            num_stages=num_stages,
+            steps=draw(counts),
+            microbatches_per_step=draw(st.integers(1, 8192)),
+            local_batch=draw(st.sampled_from([0, 0, 8, 8192])),
+        ),
+        "evaluation": draw(st.none() | st.fixed_dictionaries({"step": counts, "loss": numbers})),
         "work_step": draw(st.none() | counts),
         "last_loss": draw(st.none() | numbers),
         "tokens_per_second": draw(numbers),

@@ -15,8 +15,8 @@ from peerd.cli.top.ink import Ink, Line, bar, fitted, line_fitted, width_of
 from peerd.cli.top.notes import entry, heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import StageRow, details_of, picture_of
 from peerd.cli.top.recall import Poll, Recall
-from peerd.control.protocol import PeersReply
-from tests.cli.replies import event_info, peer_info, peers_reply, run_info, status_reply
+from peerd.control.protocol import EvaluationInfo, PeersReply
+from tests.cli.replies import counters, event_info, history_reply, peer_info, peers_reply, run_info, status_reply
 from tests.cli.top.strategies import polls
 
 WIDTHS = st.integers(0, 220)
@@ -158,6 +158,20 @@ def test_where_a_stage_has_nobody_the_last_loss_and_my_own_step_stay() -> None:
     empty = Poll(at_s=2.0, status=poll.status, peers=with_values(peers_reply(), work_step=None, last_loss=None), steps=())
     picture = picture_of(empty, recall.after(empty))
     assert (picture.step, picture.loss) == (poll.status["peer"]["step"], 2.5)
+
+
+def test_with_local_steps_the_loss_is_that_of_the_averaged_parameters() -> None:
+    of_run = with_values(peers_reply(), run=run_info(local_batch=8))
+    status = status_reply(run=run_info(local_batch=8), counters=counters(own_updates=31))
+    steps = tuple(history_reply(4)["steps"])
+    earlier = (EvaluationInfo(step=0, loss=5.5),)
+    picture = picture_of(*picture_from(peers=of_run, status=status, steps=steps, evaluations=earlier))
+    assert (picture.loss, picture.losses) == (3.4, (5.5, 3.4))
+    assert text_of(loss_title(picture, 90)).startswith("loss 3.4000  averaged parameters at step 2; within steps 5.3500 to 5.5000")
+    assert dict(picture.own)["local"] == "31 updates of its own, after 8 microbatches each; a step averages them"
+    unknown = picture_of(*picture_from(peers=with_values(of_run, evaluation=None), status=status, steps=steps))
+    assert (unknown.loss, unknown.losses) == (None, ())
+    assert "not evaluated" in text_of(loss_title(unknown, 75))
 
 
 def test_a_speed_that_nobody_knows_yet_is_not_called_zero() -> None:

@@ -67,7 +67,7 @@ function takeNow(now) {
   showChosen($("chosen"), map.find(map.chosen), past.me, past.run.microbatches_per_step);
   if ($("as-table").open) showRows($("rows"), stages);
   showNear();
-  showOwn($("own"), $("own-said"), now.own, share);
+  showOwn($("own"), $("own-said"), now.own, share, past.run.local_batch);
   showActs(now.own.paused);
   showHealth($("health"), $("notes"), now.own.health);
   showCharts();
@@ -107,11 +107,13 @@ function showFigures(now, stages) {
   say($("step"), whole(step));
   say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
   $("progress").value = run.steps ? step / run.steps : 0;
-  const loss = now.loss ?? losses.at(-1)?.[1] ?? null, before = losses.at(-11); // known even if no peer reports it any more
+  const ofStep = now.loss ?? losses.at(-1)?.[1] ?? null, before = losses.at(-11); // known even if no peer reports it any more
+  const evaluation = run.local_batch ? now.evaluation ?? [...past.evaluations.values()].sort((a, b) => a[0] - b[0]).at(-1) ?? null : null;
+  const loss = run.local_batch ? evaluation?.[1] ?? null : ofStep;
   say($("loss"), loss === null ? "\u2013" : loss.toFixed(3));
-  if (loss === null) say($("loss-note"), "known after the first step");
-  const change = before && loss !== null ? loss - before[1] : null;
-  if (loss !== null) say($("loss-note"), change === null ? "" : `${change > 0 ? "up" : "down"} ${Math.abs(change).toFixed(3)} in 10 steps`);
+  if (run.local_batch) say($("loss-note"), `averaged parameters, ${evaluation ? `step ${whole(evaluation[0])}` : "not evaluated yet"}${ofStep === null ? "" : `; ${ofStep.toFixed(3)} within the last step`}`);
+  else if (loss === null) say($("loss-note"), "known after the first step");
+  else say($("loss-note"), before ? `${loss > before[1] ? "up" : "down"} ${Math.abs(loss - before[1]).toFixed(3)} in 10 steps` : "");
   say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "\u2013");
   say($("peers"), whole(peers));
   const suspects = sum(stages.map((stage) => stage.peers.filter((peer) => peer.phase === "suspect").length));
@@ -125,7 +127,8 @@ function showCharts() {
   if (key === charted) return;
   charted = key;
   const loss = steps.map((row) => [row[0], row[1]]);
-  charts.loss.show([{ name: "each step", points: loss, faint: true }, { name: "loss, smoothed", points: smoothed(loss.filter(([, y]) => y !== null), Math.min(12, Math.floor(loss.length / 12))) }, { name: "evaluation", points: evaluations, colour: 1, dashed: true }]);
+  const evaluated = past.run.local_batch ? "evaluation of averaged parameters" : "evaluation", within = past.run.local_batch ? " (within steps)" : "";
+  charts.loss.show([{ name: `each step${within}`, points: loss, faint: true }, { name: `loss, smoothed${within}`, points: smoothed(loss.filter(([, y]) => y !== null), Math.min(12, Math.floor(loss.length / 12))) }, { name: evaluated, points: evaluations, colour: 1, dashed: !past.run.local_batch }]);
   charts.rate.show([{ name: "tokens per second", points: gapped(samples, (row) => row[1] || null) }]);
   charts.traffic.show([{ name: "sent", points: smoothed(gapped(samples, (row) => row[2]), 3) }, { name: "received", points: smoothed(gapped(samples, (row) => row[3]), 3), colour: 1, dashed: true }]);
   charts.peers.show([{ name: "in all stages", points: gapped(samples, (row) => sum(row[4])) }, { name: "in the smallest stage", points: gapped(samples, (row) => Math.min(...row[4])), colour: 3, dashed: true }], past.churn);

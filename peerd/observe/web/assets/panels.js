@@ -83,13 +83,14 @@ export function showChosen(host, peer, me, microbatches) {
 
 const mbit = (rate) => (rate ? amount(8e-6 * rate) : "-");
 
-export function showOwn(host, said, own, share) {
+export function showOwn(host, said, own, share, localBatch) {
   const { peer, counters } = own, exact = counters.duplicate_microbatches + counters.lost_microbatches + counters.inexact_steps;
   facts(said, [["Now", own.paused ? "paused" : own.joining?.plan || own.decision], ["Rebalancing", own.rebalancing || "not looked at yet"]], true);
   facts(host, [
     ["Stage", own.moves ? `${peer.stage}, after ${own.moves} ${own.moves === 1 ? "move" : "moves"}` : String(peer.stage)],
     ["Phase", own.paused ? "paused" : peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
-    ["Microbatches", whole(counters.accumulated_microbatches)], ["Given", `${amount(peer.tokens)} tokens`],
+    ["Microbatches", whole(counters.accumulated_microbatches)],
+    ...(localBatch ? [["Updates of its own", `${whole(counters.own_updates)}, each after ${localBatch} microbatches`]] : []), ["Given", `${amount(peer.tokens)} tokens`],
     ["Share of the work", share === null ? "not counted yet" : `${(100 * share).toFixed(1)}%`],
     ["Sent", bytes(counters.bytes_sent)], ["Received", bytes(counters.bytes_received)],
     ["Exactness", exact ? `${exact} faults counted` : "every step exact"], ["Up", duration(own.uptime_s)],
