@@ -115,7 +115,9 @@ def train_reference(
         if train.evaluates_at(step):
             evaluations.append(evaluate(manifest, corpus, stages, step))
         try:
-            if copies is not None:
+            if copies is not None and train.is_local_at(step):
+                if step == train.local_steps_after > 0:
+                    copies.begin_from(optimizers)
                 loss, gradients = copies.mean_changes(step, backward_of(manifest, corpus, step))
             else:
                 loss, gradients = mean_gradients(manifest, corpus, stages, step, scale.value)

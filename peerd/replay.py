@@ -135,13 +135,20 @@ class Replay:
 
     def play_step(self) -> None:
         """Compute a step again. Raises UsageError if the logs lack what it takes."""
-        self._play_all()
         train = self._manifest.train
+        is_local = train.is_local_at(self.step)
+        if is_local:
+            self._play_all()
+        plain, loss_sum = ([], 0.0) if is_local else self._sums_of_gradients()
         for stage, optimizer in zip(self.stages, self.outer, strict=True):
             computed = self._applied(stage.stage).computed
             if not computed:  # the step was given up
+                optimizer.skip(self.step)
                 continue
-            total, loss_sum = self._sum_of(stage.stage, computed)
+            if is_local:
+                total, loss_sum = self._sum_of(stage.stage, computed)
+            else:
+                total = plain[stage.stage]
             shapes = {name: parameter.shape for name, parameter in stage.named_parameters()}
             apply_sums(train, optimizer, self.step, views_of(total, shapes), train.microbatches_per_step, None)
             if stage.is_last:
@@ -152,6 +159,17 @@ class Replay:
         for peer in self._peers:
             peer.given.clear()
         self.step += 1
+
+    def _sums_of_gradients(self) -> tuple[list[Tensor], float]:
+        """Of a step before local steps: its gradients by stage, flat and summed over its microbatches, and the sum of its losses."""
+        totals = [torch.cat([each.detach().flatten() for each in stage.parameters()]).to(self._precision).zero_() for stage in self.stages]
+        loss_sum, work = 0.0, self._backward_of(self.step)
+        for index in range(self._manifest.train.microbatches_per_step):
+            loss_sum += work(self.stages, index)
+            for stage, total in zip(self.stages, totals, strict=True):
+                total += torch.cat([_gradient(parameter).flatten() for parameter in stage.parameters()])
+                stage.zero_grad()
+        return totals, loss_sum
 
     def _play_all(self) -> None:
         """Play the step at all peers, a move of each in turn. What is in no average has changed moments, too."""
@@ -213,6 +231,8 @@ class Replay:
                 peer.step, peer.num_sealed, peer.loss_sum = move["step"], 0, 0.0
                 peer.batches.clear()
                 self._take_back(peer)
+                if peer.step == self._manifest.train.local_steps_after > 0:
+                    peer.inner.begin_from(self.outer[peer.stage])
             case "forget":
                 peer.inner = self._fresh(peer.module)
             case "add":

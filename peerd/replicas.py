@@ -20,6 +20,7 @@ from peerd.config.manifest import Manifest
 from peerd.models.stages import StageModule
 from peerd.stage.accumulator import views_of
 from peerd.stage.local_steps import LocalSteps
+from peerd.stage.optimizer import Optimizer
 from peerd.table.record import AverageId
 
 Backpropagate = Callable[[Sequence[StageModule], int], float]
@@ -32,6 +33,11 @@ class Replicas:
     def __init__(self, manifest: Manifest, stages: Sequence[StageModule], num_replicas: int) -> None:
         self._manifest = manifest
         self._stages = [_Replicated(manifest, stage, num_replicas) for stage in stages]
+
+    def begin_from(self, optimizers: Sequence[Optimizer]) -> None:
+        """End a synchronous beginning: each copy's own updates go on with the moments of the steps before."""
+        for stage, optimizer in zip(self._stages, optimizers, strict=True):
+            stage.begin_from(optimizer)
 
     def mean_changes(self, step: int, backpropagate: Backpropagate) -> tuple[float, list[dict[str, Tensor]]]:
         """Make the local steps of a step. Returns the mean loss and, per stage, the change of each parameter per microbatch, downhill.
@@ -63,6 +69,10 @@ class _Replicated:
         allowed = parse_averaged(manifest.wire.weight_gradients)
         shapes = [*self._shapes.values()]
         self._compressions = [Compression(allowed, dtype, shapes, num_exact=0) for _ in self.modules]
+
+    def begin_from(self, optimizer: Optimizer) -> None:
+        for steps in self._steps:
+            steps.inner.begin_from(optimizer)
 
     def begin(self) -> None:
         parameters = dict(self._stage.named_parameters())

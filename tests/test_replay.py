@@ -206,6 +206,13 @@ class Several:
             found.play_step()
         return found
 
+    def assert_like(self, replay: Replay) -> None:
+        """Where gradients were summed in another order than in one process."""
+        for hand in self.hands:
+            mine = hand.state.holdings.module
+            for name, value in replay.stages[hand.state.record.stage].named_parameters():
+                assert torch.allclose(mine.get_parameter(name), value, rtol=0, atol=1e-9), (hand.peer, name)
+
     def assert_equal(self, replay: Replay) -> None:
         for hand in self.hands:
             mine, stage = hand.state.holdings, hand.state.record.stage
@@ -276,6 +283,20 @@ async def test_so_is_one_in_which_a_peer_is_killed_and_another_joins(tmp_path: P
         await joiner.do(joiner.state.serve)
         await swarm.step()
         swarm.assert_equal(swarm.replay())
+
+
+@pytest.mark.parametrize(("after", "optimizer"), [(1, "adamw"), (2, "adamw"), (1, "sgd")])
+async def test_so_is_one_with_a_synchronous_beginning(tmp_path: Path, after: int, optimizer: str) -> None:
+    async with several(tmp_path, after, local_steps_after=after, optimizer=optimizer) as swarm:
+        for _ in range(after):
+            await swarm.step()
+        assert sum(hand.state.num_own_updates for hand in swarm.hands) == 0
+        moments = swarm.hands[0].state.holdings.optimizer.tensors()
+        assert any(value.any() for value in moments.values()), "a newcomer that begins the first local step gets them"
+        await swarm.step(mishaps=[drop_a_batch, drop_the_sealed])
+        await swarm.step(victim=swarm.hands[after].peer)
+        assert all(hand.state.num_own_updates for hand in swarm.hands)
+        swarm.assert_like(swarm.replay())
 
 
 @pytest.mark.parametrize("seed", range(2))

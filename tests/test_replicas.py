@@ -14,8 +14,10 @@ from peerd.child import main
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.errors import ExitCode, UsageError
 from peerd.models.stages import StageModule, build_stage
+from peerd.planner.memory import optimizer_bytes
 from peerd.reference import MAX_REPLICAS, ReferenceRequest, ReferenceResult, train_reference
 from peerd.replicas import Replicas
+from peerd.stage.optimizer import optimizer_parts
 from tests.test_reference import assert_same_bits, request, write_run
 from tests.tiny_run import corpus_of, real_text, replace_train, tiny_manifest
 
@@ -61,6 +63,38 @@ def test_several_copies_learn_together(tmp_path: Path, codec: str, share: float)
 
 def test_a_run_with_local_steps_repeated_is_the_same_run(tmp_path: Path) -> None:
     assert_same_bits(*(train(LOCAL, tmp_path, 2, num_replicas=3) for _ in range(2)))
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_synchronous_beginning_is_plain_training(tmp_path: Path, after: int) -> None:
+    local = replace_train(LOCAL, local_steps_after=after)
+    plain = replace_train(LOCAL, local_batch=0)
+    one, other = train(local, tmp_path, after, 3), train(plain, tmp_path, after, 1)
+    assert all(torch.equal(one.parameters[name], other.parameters[name]) for name in one.parameters)
+    found, other = train(local, tmp_path, after + 1, 3), train(replace_train(local, local_steps_after=after + 1), tmp_path, after + 1, 3)
+    assert any(not torch.equal(found.parameters[name], other.parameters[name]) for name in found.parameters)
+    assert {float(value) for name, value in found.optimizer_state.items() if name.endswith(".step")} == {1.0}, "the outer momentum is new"
+    assert all(not value.any() for name, value in found.optimizer_state.items() if name.endswith(".exp_avg_sq"))
+
+
+@pytest.mark.parametrize("bits", [8, 32])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_state_with_a_synchronous_beginning_is_no_other_runs(optimizer: str, bits: int) -> None:
+    """Its first moments are the outer momentum later on: as moments of gradients they would ruin a run."""
+    settings = {"optimizer": optimizer, "optimizer_bits": bits}
+    local = replace_train(LOCAL, local_steps_after=2, **settings).train
+    plain = replace_train(LOCAL, local_batch=0, **settings).train
+    assert (optimizer_parts(local) == optimizer_parts(plain)) == (optimizer == "sgd")
+    assert optimizer_bytes(local) == optimizer_bytes(plain)
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_own_updates_go_on_with_the_moments_of_a_synchronous_beginning(tmp_path: Path, bits: int) -> None:
+    """One copy that averages alone, and updates after a whole step's microbatches, goes on as plain training does."""
+    plain = replace_train(LOCAL, local_batch=0, microbatches_per_step=2, accumulate="float64", optimizer_bits=bits)
+    local = replace_train(plain, local_batch=2, local_steps_after=2, **PLAIN)
+    found, expected = train(local, tmp_path, 5, 1), train(plain, tmp_path, 5, 1)
+    assert all(torch.allclose(value, expected.parameters[name], atol=1e-6) for name, value in found.parameters.items())
 
 
 def test_the_number_of_copies_changes_the_result(tmp_path: Path) -> None:

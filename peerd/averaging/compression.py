@@ -155,16 +155,16 @@ class Compression:
 
     def codecs_of(self, roster: Roster) -> list[Codec] | None:
         """Return the codec of what each member of a round sends; None where the run does not allow one of them."""
-        codecs = [self.codec_of(named) for named in roster.codecs or len(roster.entries) * ("",)]
+        codecs = [self.codec_of(named, roster.step) for named in roster.codecs or len(roster.entries) * ("",)]
         allowed = [codec for codec in codecs if codec is not None]
         return allowed if len(allowed) == len(codecs) else None
 
-    def codec_of(self, named: str) -> Codec | None:
+    def codec_of(self, named: str, step: int) -> Codec | None:
         """Return the codec of a round whose leader named `named` (empty: the run's own); None where the run does not allow it."""
         if named and not self.allowed.is_auto:
             return None
-        codec = parse_codec(named) if named else self.allowed.most_exact
-        return codec if self.allowed.permits(codec) else None
+        codec = parse_codec(named) if named else self.allowed.at(step)[0]
+        return codec if codec in self.allowed.at(step) else None
 
     def piece(self, length: int, start: int, end: int, codec: Codec) -> Elements:
         """Return these elements of an accumulator of so many."""

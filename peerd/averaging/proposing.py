@@ -62,7 +62,7 @@ class Proposing:
         if len(roster.entries) == 1:
             return roster
         up, down = self._believed(roster.peers)
-        codecs = self._allowed.codecs
+        codecs = self._allowed.at(roster.step)
         start, end = section_bounds(length - room, roster.section, roster.num_sections, room if roster.averages_parameters else 0)
         sizes = [compression.num_bytes(compression.piece(length, start, end, codec)) for codec in codecs]
         within_s = AVERAGING_SHARE * max(now_s - self._begun_s, 0.0) if self._allowed.is_auto else math.inf

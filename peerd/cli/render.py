@@ -224,16 +224,21 @@ def swarm_line(reply: PeersReply) -> str:
     run = reply["run"]
     step = "-" if reply["work_step"] is None else str(reply["work_step"])
     end = f" of {run['steps']}" if run["steps"] else ""
-    loss = loss_text(run, reply["last_loss"], reply.get("evaluation"))
+    loss = loss_text(local_batch_at(run, reply["work_step"]) > 0, reply["last_loss"], reply.get("evaluation"))
     return f"{plain(run['name'], 30)}: step {step}{end}, loss {loss}, {amount(reply['tokens_per_second'])} tokens/s"
 
 
-def loss_text(run: RunInfo, last_loss: float | None, evaluation: EvaluationInfo | None) -> str:
+def loss_text(is_local: bool, last_loss: float | None, evaluation: EvaluationInfo | None) -> str:
     """The loss in words. Where steps are local a step's is that of each peer's own parameters, and an evaluation's that of the average."""
     of_step, of_average = "-" if last_loss is None else f"{last_loss:.4f}", "-" if evaluation is None else f"{evaluation['loss']:.4f}"
-    if run.get("local_batch", 0):
+    if is_local:
         return f"{of_average} averaged, {of_step} within steps"
     return of_step if evaluation is None else f"{of_step} (evaluation {of_average})"
+
+
+def local_batch_at(run: RunInfo, step: int | None) -> int:
+    """Microbatches behind each of a peer's own updates within this step; 0: the step is not local."""
+    return run.get("local_batch", 0) if (step or 0) >= run.get("local_steps_after", 0) else 0
 
 
 def own_updates(counters: Counters, local_batch: int) -> str:
@@ -241,11 +246,11 @@ def own_updates(counters: Counters, local_batch: int) -> str:
     return f"{counters.get('own_updates', 0)} updates of its own, after {local_batch} microbatches each; a step averages them"
 
 
-def loss_rows(run: RunInfo, last_loss: float | None, evaluation: EvaluationInfo | None) -> list[tuple[str, str]]:
+def loss_rows(is_local: bool, last_loss: float | None, evaluation: EvaluationInfo | None) -> list[tuple[str, str]]:
     """The same in rows, for `peerd status`."""
     of_step = "-" if last_loss is None else f"{last_loss:.4f}"
     of_average = f"{evaluation['loss']:.4f} at step {evaluation['step']}" if evaluation else ""
-    if run.get("local_batch", 0):
+    if is_local:
         within = ("within steps", f"loss {of_step}, of each peer's own parameters")
         return [("loss", f"{of_average or '-'}, of the averaged parameters"), within]
     return [("loss", of_step), *([("evaluation", f"loss {of_average}")] if of_average else [])]

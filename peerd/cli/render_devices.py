@@ -13,6 +13,7 @@ from peerd.cli.render import (
     duration,
     exactness,
     held_by,
+    local_batch_at,
     loss_rows,
     mbit,
     pause_line,
@@ -32,7 +33,7 @@ def print_devices(reply: Mapping[str, Any]) -> None:
     out = console()
     rows = [
         ("run", f"{plain(run['name'])} ({plain(run['id'])})"),
-        *loss_rows(run, reply["peer"]["last_loss"], first.get("evaluation")),
+        *loss_rows(local_batch_at(run, reply["peer"]["step"]) > 0, reply["peer"]["last_loss"], first.get("evaluation")),
         *[(each["device"], _device_line(each)) for each in reply["devices"]],
         *_totals([status for _, status in found]),
         ("limits", pause_line(first["owner"]) or "work is allowed (`peerd limits`)"),

@@ -14,6 +14,7 @@ from peerd.cli.render import (
     exactness,
     held_by,
     line_of,
+    local_batch_at,
     loss_rows,
     lossy_paths,
     own_updates,
@@ -52,7 +53,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("peer", f"{plain(peer['id'])}, up {duration(reply['uptime_s'])}, process {reply['pid']}"),
         ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
         ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {held_by(peer)} of {run['microbatches_per_step']} microbatches"),
-        *loss_rows(run, peer["last_loss"], reply.get("evaluation")),
+        *loss_rows(local_batch_at(run, peer["step"]) > 0, peer["last_loss"], reply.get("evaluation")),
         *_update_rows(reply),
         *_link_rows(reply),
         *computing_row(reply),
@@ -132,7 +133,9 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
         text += f", parameters {update['drift']:.1e} off the mates' mean when last averaged"
     rows = [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
     if local_batch := update.get("local_batch", 0):
-        rows.append(("local steps", own_updates(reply["counters"], local_batch)))
+        begins = reply["run"].get("local_steps_after", 0)
+        before = "" if local_batch_at(reply["run"], reply["peer"]["step"]) else f"from step {begins} on; "
+        rows.append(("local steps", before + own_updates(reply["counters"], local_batch)))
     return rows
 
 

@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 TOPK_CHUNK = 4096
 """Number of values in a chunk, of which top-k keeps the largest. A position inside a chunk fits in 2 bytes."""
@@ -194,6 +194,12 @@ class Allowed:
     """The codecs that a run allows for one kind of tensor: one, or several with `auto`, from the most exact to the smallest."""
 
     codecs: tuple[Codec, ...]
+    exact_before: int = 0
+    """In steps before this one tensors pass exactly."""
+
+    def at(self, step: int) -> tuple[Codec, ...]:
+        """Those of a step, in this order."""
+        return self.codecs if step >= self.exact_before else (NONE,)
 
     def __str__(self) -> str:
         return f"auto:{self.codecs[-1]}" if self.is_auto else str(self.codecs[0])
@@ -243,6 +249,12 @@ def parse_averaged(text: str) -> Allowed:
     except ValueError as error:
         others = f'"powersgd:RANK" with a rank of 1 to {MOST_RANK}, or "sparse:NUMBER" with 1 to {MOST_SPARSE} values of each {TOPK_CHUNK}'
         raise ValueError(f"{error}; for averaging also {others}") from None
+
+
+def averaged_codecs(text: str, local_after: int) -> Allowed:
+    """The same for each step of a run whose steps are local from `local_after` on: a sparse codec leaves out too much of gradients."""
+    allowed = parse_averaged(text)
+    return replace(allowed, exact_before=local_after) if allowed.most_exact.is_sparse else allowed
 
 
 def as_matrix(shape: Sequence[int]) -> tuple[int, int]:

@@ -87,6 +87,9 @@ class TrainConfig:
 
     A step's peers make microbatches_per_step / (peers of a stage * local_batch) updates each.
     """
+    # The first step with local steps. Those before it are made of averaged gradients, by the optimizer that peers use for their own updates
+    # afterwards.
+    local_steps_after: NumSteps = 0
     # The rate of the update that a step makes of the averaged changes: SGD with Nesterov momentum. With 1.0 and no momentum it is plain
     # averaging.
     outer_learning_rate: Annotated[float, Between(0.0, 100.0)] = 0.7
@@ -125,6 +128,8 @@ class TrainConfig:
         self._check_schedule()
         if self.local_batch:
             self._check_local_steps()
+        elif self.local_steps_after:
+            raise ValueError(f"train.local_steps_after ({self.local_steps_after}) needs train.local_batch")
         if self.delayed_updates and self.average_parameters == "always":
             raise ValueError('train.average_parameters = "always" cannot go with train.delayed_updates: set one of them only')
         if not math.log2(self.loss_scale).is_integer():
@@ -162,7 +167,11 @@ class TrainConfig:
     @property
     def inner(self) -> TrainConfig:
         """The settings by which a peer updates its own parameters within a step, where steps are local."""
-        return replace(self, local_batch=0)
+        return replace(self, local_batch=0, local_steps_after=0)
+
+    def is_local_at(self, step: int) -> bool:
+        """True if peers update their own parameters within this step."""
+        return self.local_batch > 0 and step >= self.local_steps_after
 
     @property
     def shares_norms(self) -> bool:

@@ -56,6 +56,7 @@ class RunInfo(TypedDict):
     boundary_bytes: int  # size of one microbatch's activations between two stages
     group_size: NotRequired[int]  # peers of a stage that average in one round; 0: all; absent from older daemons
     local_batch: NotRequired[int]  # microbatches behind each of a peer's own updates within a step; 0: steps are not local
+    local_steps_after: NotRequired[int]  # the first step that is local
 
 
 class PathInfo(TypedDict, total=False):

@@ -91,6 +91,7 @@ class TableReport:
             "boundary_bytes": manifest.boundary_bytes,
             "group_size": manifest.swarm.group_size,
             "local_batch": manifest.train.local_batch,
+            "local_steps_after": manifest.train.local_steps_after,
         }
 
     def peers(self, tokens_per_second: float) -> Mapping[str, Any]:

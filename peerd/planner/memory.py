@@ -82,12 +82,13 @@ def placing_in(room: Room, manifest: Manifest, load: Load, slots: int) -> Placin
 
 def optimizer_bytes(train: TrainConfig) -> int:
     """Bytes of the optimizer's state per parameter: both moments for AdamW and LAMB, velocity for SGD with momentum and local steps.
+    With a synchronous beginning there is room for its moments, too.
 
     The scales of packed moments are not counted, a five-hundredth of them; nor that vectors keep 32 bits.
     """
     numbers = int(train.momentum > 0) if train.optimizer == "sgd" else 2
     if train.local_batch:
-        numbers = int(train.outer_momentum > 0)
+        numbers = max(int(train.outer_momentum > 0), numbers if train.local_steps_after else 0)
     return numbers * train.optimizer_bits // 8
 
 

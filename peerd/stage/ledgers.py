@@ -35,11 +35,11 @@ class StageLedgers(StageAverages):
         if reason := self.why_not_accumulate(ticket):
             return reason
         with self._whole_or_dropped(ticket.step) as held:
-            other = self._begin_aside(held, ticket) if self.own is None else self._begin_batch(held)
+            other = self._begin_aside(held, ticket) if self.updating is None else self._begin_batch(held)
             grown = marked(self.record, ticket.step, ticket.index, other)
             held.of(other).add(gradients, loss, overflowed)
-        if self.own is not None and other is not None:
-            self.own.moves.add(self.record, ticket.index, other, ticket.versions)
+        if self.updating is not None and other is not None:
+            self.updating.moves.add(self.record, ticket.index, other, ticket.versions)
         self.record = grown
         return ""
 
@@ -60,9 +60,9 @@ class StageLedgers(StageAverages):
             if held.is_void:
                 lost = (self.record.done if step == self.record.step else self.record.next_done).bit_count()
                 LOG.error("ledger dropped: an addition to it failed half way", step=step, microbatches=lost, error=repr(error))
-                if self.own is not None:
-                    self.own.moves.drop([aside.other for aside in self.record.asides])
-                    self.own.take_back()
+                if self.updating is not None:
+                    self.updating.moves.drop([aside.other for aside in self.record.asides])
+                    self.updating.take_back()
                 self.record = ledger_dropped(self.record, step)
                 held.void()
             raise
@@ -80,6 +80,11 @@ class StageLedgers(StageAverages):
     # Local steps
 
     @property
+    def updating(self) -> OwnUpdates | None:
+        """This peer's own updates, if it makes any in the present step."""
+        return self.own if self._manifest.train.is_local_at(self.record.step) else None
+
+    @property
     def keeps_versions(self) -> bool:
         """Whether an update of this peer's own has to wait (`OwnUpdates`). Any thread may ask."""
         own = self.own
@@ -87,8 +92,8 @@ class StageLedgers(StageAverages):
 
     def note_version(self, batch: HeldMicrobatch) -> None:
         """Note with which version a microbatch is computed forward, and keep that for its backward pass."""
-        if self.own is not None and batch.ticket.step == self.record.step:
-            version = self.own.version()
+        if self.updating is not None and batch.ticket.step == self.record.step:
+            version = self.updating.version()
             batch.ticket.version = version.name
             if batch.ticket.backward:
                 version.hold_for(batch)
@@ -101,10 +106,11 @@ class StageLedgers(StageAverages):
 
     def seal_batch(self, name: PeerId) -> None:
         """Rule 19 (seal): update this peer's own parameters with an open batch. It stays open while the update has to wait."""
-        if self.own is not None and self.record.phase is Phase.ACCUMULATING:
-            self.own.look()
-            if not self.own.keeps_versions:
-                self._seal(self.own, name)
+        own = self.updating
+        if own is not None and self.record.phase is Phase.ACCUMULATING:
+            own.look()
+            if not own.keeps_versions:
+                self._seal(own, name)
 
     def _seal(self, own: OwnUpdates, name: PeerId) -> None:
         step, num_microbatches = self.record.step, sums(self.record).get(name, 0).bit_count()
@@ -121,17 +127,18 @@ class StageLedgers(StageAverages):
 
     def _make_one(self, step: int) -> None:
         """Make all of a ledger one sum. With local steps open batches are sealed, and the sum is the change of the parameters."""
-        if self.own is None:
+        own = self.updating
+        if own is None:
             with self._whole_or_dropped(step) as held:
                 held.merge_all()
             return
-        self.own.end()
+        own.end()
         for aside in self.record.asides:
-            self._seal(self.own, aside.other)
+            self._seal(own, aside.other)
         if self.record.group == NO_AVERAGE:  # else it is the sum of a group already
             with self._whole_or_dropped(step) as held, held.main.changing():
-                self.own.put_change(held.main, self.record.done.bit_count())
-                self.own.moves.give(self.record)
+                own.put_change(held.main, self.record.done.bit_count())
+                own.moves.give(self.record)
 
     # What is dropped
 
@@ -144,12 +151,12 @@ class StageLedgers(StageAverages):
         if self.record.peer in names:
             self.accumulator.is_void = True
             self.accumulator.zero()
-            if self.own is not None:
-                self.own.take_back()
+            if self.updating is not None:
+                self.updating.take_back()
 
     def _drop_for_fence(self) -> None:
         """Drop what a fence drops: with local steps the open batches alone, unless a group's sum is held."""
-        if self.own is None or self.record.group != NO_AVERAGE:
+        if self.updating is None or self.record.group != NO_AVERAGE:
             self._drop_ledgers()
         else:
             names = [aside.other for aside in self.record.asides]
@@ -159,8 +166,8 @@ class StageLedgers(StageAverages):
     def _drop_apart(self, names: Sequence[PeerId]) -> None:
         """Drop asides, or open batches."""
         self._sums[0].drop(names)
-        if self.own is not None:
-            self.own.moves.drop(names)
+        if self.updating is not None:
+            self.updating.moves.drop(names)
 
     def _drop_ledgers(self) -> None:
         """Empty the ledger of this step and, where steps overlap, of the next."""

@@ -24,7 +24,10 @@ class LocalSteps:
 
     def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter]) -> None:
         self.inner = Optimizer(manifest.inner, parameters)
-        """Its moments are this peer's own. They go on from step to step, and no other peer learns them."""
+        """Its moments are this peer's own. They go on from step to step, and no other peer learns them.
+
+        With a synchronous beginning (`train.local_steps_after`) all peers' are those of the step at which it ends.
+        """
         self.num_open = 0
         """Microbatches in the open batch."""
         self.num_sealed = 0

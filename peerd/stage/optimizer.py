@@ -24,6 +24,7 @@ from peerd.transfers import queues_copies, to_device
 
 _LEAST_NORMAL = torch.finfo(torch.float32).tiny
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTUM = "momentum_buffer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ class Optimizer:
     def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter], place: torch.device | None = None) -> None:
         """`place`: where its state lies, and where it updates; by default each parameter's device."""
         self._train = manifest.train
-        self._kind = kind_of(manifest.train)
+        self._kind, self._local_from = kind_of(manifest.train), manifest.train.local_steps_after
+        self._at_first = kind_of(manifest.train.inner) if self._local_from else self._kind
+        self._names_at_first = {MOMENTUM + end: part + end for part in self._at_first.parts[:1] for end in ("", SCALE)}
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         self._state = {
             name: _fresh_state(self._train, parameter.shape, place or parameter.device) for name, parameter in parameters.items()
@@ -78,24 +81,49 @@ class Optimizer:
         parameter without a gradient would silently go without its update.
         """
         _check_shapes("gradient", self._shapes, gradients)
-        rate = self._train.outer_learning_rate if self._train.local_batch else learning_rate_at(self._train, step)
+        self._begin_local_steps(step)
+        is_first = step < self._local_from
+        kind = self._at_first if is_first else self._kind
+        rate = self._train.outer_learning_rate if self._train.is_local_at(step) else learning_rate_at(self._train, step)
         for names, weight_decay in self._groups:
             for name in names:
-                updated = self._updated(name, gradient_of(gradients[name]))
-                self._kind.update([updated], self._train, rate, weight_decay)
+                updated = self._updated(name, gradient_of(gradients[name]), self._state_at_first(name) if is_first else self._state[name])
+                kind.update([updated], self._train, rate, weight_decay)
                 if updated.value is not self._parameters[name]:
                     self._parameters[name].copy_(updated.value, non_blocking=queues_copies(self._parameters[name].device))
+
+    def skip(self, step: int) -> None:
+        """Go on where a step was given up: it makes no update."""
+        self._begin_local_steps(step)
+
+    def begin_from(self, other: Optimizer) -> None:
+        """Take over the moments of a synchronous beginning from the state that peers share, of parameters of the same names."""
+        for name, state in self._state.items():
+            theirs = other._state_at_first(name)
+            for part in state.keys() & theirs.keys():
+                state[part].copy_(theirs[part])
+
+    def _state_at_first(self, name: str) -> dict[str, Tensor]:
+        """The state of a parameter by the names that it has in the optimizer of a synchronous beginning."""
+        return {self._names_at_first.get(part, part): value for part, value in self._state[name].items()}
+
+    def _begin_local_steps(self, step: int) -> None:
+        """The first step with local steps ends: the moments of the steps before it are with the peers, and the outer momentum is zero."""
+        if step == self._local_from > 0:
+            for state in self._state.values():
+                for value in state.values():
+                    value.zero_()
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
         return parameter.dim() > 1 and not any(fnmatchcase(name, pattern) for pattern in self._train.no_decay)
 
-    def _updated(self, name: str, gradient: Tensor) -> Updated:
+    def _updated(self, name: str, gradient: Tensor, state: Mapping[str, Tensor]) -> Updated:
         """The update's arguments, on the state's device: where that is offloaded, a GPU's parameter is copied to the CPU and back.
 
         So is one whose numbers do not lie in the usual order: torch's AdamW pairs numbers as they lie in memory.
         `to` is called only where it is needed: every torch call releases the interpreter lock and may wait long to get it back.
         """
-        parameter, state = self._parameters[name], self._state[name]
+        parameter = self._parameters[name]
         place, dtype = state["step"].device, parameter.dtype
         value = parameter if parameter.device == place and parameter.is_contiguous() else parameter.to(place).contiguous()
         fits = gradient.device == place and gradient.dtype == dtype and gradient.is_contiguous()
@@ -134,7 +162,7 @@ def optimizer_parts(train: TrainConfig) -> set[str]:
 
 def alike(train: TrainConfig) -> list[TrainConfig]:
     """These settings, and those whose state is the same but for the bits of its moments."""
-    packable = bool(kind_of(train).parts) and train.optimizer != "lamb"
+    packable = bool(state_parts(train)) and train.optimizer != "lamb"
     return [train, *[replace(train, optimizer_bits=bits) for bits in (32, 8) if packable and bits != train.optimizer_bits]]
 
 
@@ -213,7 +241,7 @@ def _nesterov(group: Sequence[Updated], train: TrainConfig, rate: float, _weight
     """The update of averaged changes (DiLoCo, arXiv 2311.08105): SGD with Nesterov momentum, as in torch.optim.SGD, without decay."""
     for each in group:
         each.state["step"].add_(1)
-        velocity = each.state["momentum_buffer"].mul_(train.outer_momentum).add_(each.gradient)
+        velocity = each.state[MOMENTUM].mul_(train.outer_momentum).add_(each.gradient)
         each.value.add_(each.gradient.add(velocity, alpha=train.outer_momentum), alpha=-rate)
 
 
@@ -234,22 +262,34 @@ def _plain_sgd(group: Sequence[Updated], _train: TrainConfig, rate: float, weigh
 KINDS: dict[str, Kind] = {
     "adamw": Kind(ADAM_MOMENTS, _adamw),
     "lamb": Kind(ADAM_MOMENTS, _lamb),
-    "sgd": Kind(("momentum_buffer",), _sgd),
+    "sgd": Kind((MOMENTUM,), _sgd),
 }
 """The optimizer for each value of the manifest's train.optimizer."""
 PIECEWISE: dict[str, Update] = {"adamw": _adamw_by_operations, "sgd": _sgd}
 """The update of a piece of a tensor, for those that change each number by itself."""
 PLAIN_SGD = Kind((), _plain_sgd)
-OUTER, PLAIN_OUTER = Kind(("momentum_buffer",), _nesterov), Kind((), _plain_outer)
+OUTER, PLAIN_OUTER = Kind((MOMENTUM,), _nesterov), Kind((), _plain_outer)
 """The optimizers of a step whose changes were made by local steps."""
 
 
 def kind_of(train: TrainConfig) -> Kind:
-    """The optimizer of a step."""
+    """The optimizer of a step; with local steps that of the averaged changes."""
     if train.local_batch:
         return _packed(OUTER, _nesterov, train) if train.outer_momentum else PLAIN_OUTER
     kind = PLAIN_SGD if train.optimizer == "sgd" and not train.momentum else KINDS[train.optimizer]
     return _packed(kind, PIECEWISE.get(train.optimizer, kind.update), train)
+
+
+def state_parts(train: TrainConfig) -> tuple[str, ...]:
+    """The moments that all peers of a stage have alike.
+
+    With a synchronous beginning they are those of its optimizer, of which the first is the outer momentum once steps are local. It has that
+    name: else such a state might be taken for that of a run without local steps.
+    """
+    if not train.local_batch:
+        return kind_of(train).parts
+    at_first = kind_of(train.inner).parts if train.local_steps_after else ()
+    return (MOMENTUM, *at_first[1:]) if train.outer_momentum or at_first else ()
 
 
 def _packed(kind: Kind, update_piece: Update, train: TrainConfig) -> Kind:
@@ -282,7 +322,7 @@ def _in_pieces(kind: Kind, update_piece: Update) -> Update:
 def _fresh_state(train: TrainConfig, shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
     """Zeros: the state of one parameter. `step` is float32, as torch's fused AdamW requires."""
     state: dict[str, Tensor] = {}
-    for part in kind_of(train).parts:
+    for part in state_parts(train):
         if train.optimizer_bits == 8:
             blocks = num_blocks(shape.numel())
             state[part] = torch.zeros(shape, dtype=torch.uint8 if blocks else torch.float32, device=device)

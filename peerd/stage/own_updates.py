@@ -72,6 +72,8 @@ class OwnUpdates:
         self._holdings = holdings
         self._inner = self._fresh()
         """Its moments are this peer's own. They go on from step to step, and no other peer learns them."""
+        self._has_begun = False
+        """Whether an update was made with them since the step began."""
         self._present: Version | None = None
         """None until the step's first pass, and again once all updates are dropped."""
         self._earlier: list[Version] = []
@@ -92,7 +94,7 @@ class OwnUpdates:
         """Begin a step. This cannot fail."""
         if self._present is not None:
             self._present.let_go()
-        self._present = None
+        self._present, self._has_begun = None, False
         self._let_go_of_earlier()
         self.moves.restart(anew=False)
 
@@ -127,6 +129,9 @@ class OwnUpdates:
         try:
             module = copy.deepcopy(before.module) if before.is_used else before.module
             self._inner.move_to(dict(module.named_parameters()))
+            if not self._has_begun and mine.step == self._manifest.train.local_steps_after > 0:
+                self._inner.begin_from(self._holdings.optimizer)
+            self._has_begun = True
             self._inner.update(mine.step, sums, lambda total: total / num_microbatches)
         except BaseException:
             self.forget()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
 import torch
 from torch import Tensor
 
-from peerd.config.codec import parse_averaged
+from peerd.config.codec import averaged_codecs
 from peerd.config.manifest import Manifest
 from peerd.errors import WrongStateError
 from peerd.models.stages import StageModule
@@ -82,7 +83,7 @@ class StageState(StageLedgers):
         self.history: list[HistoryEntry] = []
         self.gradient_norms: dict[int, float] = {}
         """Gradient norms by step, where the run shares norms: of steps finished here and those that came with a state."""
-        self.weight_codecs = parse_averaged(manifest.wire.weight_gradients)
+        self.weight_codecs = averaged_codecs(manifest.wire.weight_gradients, manifest.train.local_steps_after)
         """The codec in which peers of this stage send each other gradients."""
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self.evaluated = EvaluatedStep(manifest, self.holdings.places)
@@ -92,8 +93,8 @@ class StageState(StageLedgers):
     def module_at(self, step: int) -> StageModule:
         """The module to compute with now. Raises WrongStateError if the parameters of that step are not here."""
         steps_ahead = step - self.record.step
-        if self.own is not None and not steps_ahead:
-            return self.holdings.places.to_compute(self.own.version().module)
+        if self.updating is not None and not steps_ahead:
+            return self.holdings.places.to_compute(self.updating.version().module)
         module = self.holdings.of_step(steps_ahead) if steps_ahead < len(self._sums) else None
         if module is None:
             raise WrongStateError(f"this peer is at step {self.record.step}")
@@ -263,7 +264,7 @@ class StageState(StageLedgers):
         lineage = lineage_skipped(self.record.lineage, self.record.step)
         if self.own is not None:
             self.own.moves.apply(self.record, lineage, {})
-        self.holdings.advance(lambda: None)
+        self.holdings.advance(partial(self.holdings.optimizer.skip, self.record.step))
         self.holdings.passes.finish_step(None)
         self._begin_next(lineage, lineage_skipped(self.record.tied, self.record.step) if self.holdings.tied_names else self.record.tied)
         self._move(Phase.ACCUMULATING)

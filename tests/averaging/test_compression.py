@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from peerd.averaging.compression import Compression, Elements
-from peerd.config.codec import CODECS, parse_allowed, parse_averaged
+from peerd.config.codec import CODECS, averaged_codecs, parse_allowed, parse_averaged
 from peerd.errors import BadMessageError
 from peerd.table.record import AverageId
 
@@ -138,10 +138,17 @@ def test_what_one_rounds_codec_left_out_the_next_ones_makes_up_for(codecs: list[
     assert codecs[-1] != "none" or not bool(left.any())
 
 
+def test_a_sparse_codec_is_for_local_steps_alone() -> None:
+    compression = Compression(averaged_codecs("sparse:64", 3), torch.float32)
+    assert [str(compression.codec_of("", step)) for step in (0, 2, 3, 4)] == ["none", "none", "sparse:64", "sparse:64"]
+    assert compression.codec_of("sparse:64", 3) is None, "no leader names one"
+    assert [str(codec) for codec in averaged_codecs("int8", 3).at(0)] == ["int8"]
+
+
 @pytest.mark.parametrize(
     ("allowed", "named", "expected"),
     [("int8", "", "int8"), ("int8", "int8", None), ("auto", "int8", "int8"), ("auto", "", "none"), ("auto:int8", "topk:0.1", None)],
 )
 def test_a_leader_names_a_codec_only_where_and_as_the_run_allows(allowed: str, named: str, expected: str | None) -> None:
-    codec = Compression(parse_allowed(allowed), torch.float32).codec_of(named)
+    codec = Compression(parse_allowed(allowed), torch.float32).codec_of(named, 0)
     assert (None if codec is None else str(codec)) == expected

@@ -96,6 +96,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         average_parameters_every_steps=draw(st.integers(1, 1_000_000)),
         delayed_updates=delayed,
         local_batch=draw(st.integers(1, num_microbatches)) if local else 0,
+        local_steps_after=draw(st.integers(0, 1000)) if local else 0,
         outer_learning_rate=draw(st.floats(0, 100)),
         outer_momentum=draw(st.floats(0, 0.99)),
         precision=draw(st.sampled_from(["float32", "tf32", "bfloat16"] if lossy or local else ["float32", "tf32", "bfloat16", "float16"])),

@@ -128,6 +128,7 @@ def test_a_broken_rule_is_told_by_the_name_of_its_field(section: str, field: str
 @pytest.mark.parametrize(
     ("document", "words"),
     [
+        ({"train": {"local_steps_after": 3}}, "train.local_steps_after (3) needs train.local_batch"),
         ({"train": {"local_batch": 17}}, "must not exceed train.microbatches_per_step"),
         ({"train": {"local_batch": 2, "delayed_updates": True}}, "train.delayed_updates cannot go with train.local_batch"),
         ({"train": {"local_batch": 2, "precision": "float16"}}, 'train.precision "float16" cannot go with train.local_batch'),

@@ -38,7 +38,7 @@ class PaperSource:
         self.reaches_s.append(reach_s)
         run = {"id": "a" * 32, "name": self.name, "num_stages": self.num_stages, "microbatches_per_step": 16, "steps": 100}
         return {
-            "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144, "local_batch": self.local_batch},
+            "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144, "local_batch": self.local_batch, "local_steps_after": 0},
             "me": ME,
             "steps": [[step, 5.5 - step / 20, 1.8e9 + step] for step in range(20)],
             "evaluations": [[step, 5.6 - step / 20] for step in range(0, 20, 5)],

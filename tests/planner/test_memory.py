@@ -40,6 +40,7 @@ def bytes_of(manifest: Manifest, placing: Placing) -> tuple[float, float]:
         ({"delayed_updates": True}, 36, (32, 4), (24, 12)),
         ({"average_parameters": "always"}, 24, (24, 4), (12, 16)),
         ({"local_batch": 1}, 44, (44, 4), (28, 20)),
+        ({"local_batch": 1, "local_steps_after": 9}, 48, (48, 4), (28, 24)),
         ({"local_batch": 1, "accumulate": "float64"}, 60, (56, 8), (40, 24)),
     ],
 )

@@ -53,6 +53,7 @@ def _rules(world: World) -> StepRules:
         num_sections=random.choice((1, 2, 16)),
         certifies=random.random() < 0.5,
         local_batch=random.choice((0, 0, 1, 4)),
+        local_after=random.choice((0, 0, 3)),
     )
 
 

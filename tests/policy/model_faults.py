@@ -155,6 +155,7 @@ class Scenario:
     num_sections: int = 1
     """The sections of an average that is made in two levels."""
     local_batch: int = 0
+    local_after: int = 0
     """Steps are local: peers update their own parameters after so many microbatches; 0: they do not."""
     certifies: bool = False
     """Averages count once more than half of the voters hold them."""

@@ -28,7 +28,7 @@ class Local:
 
     @property
     def is_on(self) -> bool:
-        return self._peer.world.rules.local_batch > 0
+        return self._peer.world.rules.batch_at(self._peer.record.step) > 0
 
     @property
     def version(self) -> ThetaId:

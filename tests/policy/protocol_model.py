@@ -104,6 +104,7 @@ class World:
             group_size=scenario.group_size,
             num_sections=scenario.num_sections,
             local_batch=scenario.local_batch,
+            local_after=scenario.local_after,
             certifies=scenario.certifies,
         )
         self._events: list[tuple[float, int, ModelPeer | None, Callable[[], None]]] = []
@@ -194,7 +195,7 @@ class World:
         )
         if wrong is not None:
             self.violations.append(f"I1 at {peer.name} of stage {peer.record.stage}: {wrong}")
-        lost = why_not_replayed(self, average) if self.scenario.local_batch else None
+        lost = why_not_replayed(self, average) if self.rules.batch_at(peer.record.step) else None
         if lost is not None:
             self.violations.append(f"I8 at {peer.name} of stage {peer.record.stage}: {lost}")
 

@@ -36,6 +36,14 @@ def test_a_run_with_local_steps_survives_all_kinds_of_faults_at_once_exactly(see
     assert outcome.counts["inexact"] == 0
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_so_does_one_that_begins_with_averaged_gradients(seed: int) -> None:
+    outcome = run(replace(local(1300 + seed, HONEST), local_after=1 + seed % 2))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["sealed"] > 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_so_does_one_whose_averages_are_certified(seed: int) -> None:
     outcome = run(replace(local(1200 + seed, HONEST, local_batch=1 + seed), certifies=True))

@@ -7,7 +7,18 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from peerd.cli.render import AT_WORK_FROM_S, connections_of, exactness, held_by, line_of, own_updates, phase_of, plain, short_id
+from peerd.cli.render import (
+    AT_WORK_FROM_S,
+    connections_of,
+    exactness,
+    held_by,
+    line_of,
+    local_batch_at,
+    own_updates,
+    phase_of,
+    plain,
+    short_id,
+)
 from peerd.cli.render_status import computing_row, joining_row
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
@@ -101,7 +112,7 @@ def picture_of(poll: Poll, recall: Recall) -> Picture:
     mine = frozenset(each["peer"]["id"] for each in poll.own)
     stages = tuple(_part(stage, run["microbatches_per_step"], mine) for stage in peers["stages"])
     step = peers["work_step"] if peers["work_step"] is not None else status["peer"]["step"] or None
-    local_batch = run.get("local_batch", 0)
+    local_batch = local_batch_at(run, step)
     losses = tuple((recall.evaluations if local_batch else recall.losses).values())
     of_step = peers["last_loss"] if peers["last_loss"] is not None and not local_batch else None
     return Picture(
@@ -137,7 +148,7 @@ def _span_of(recall: Recall, before: str) -> str:
 
 def _evaluated(poll: Poll) -> str:
     evaluation = poll.peers.get("evaluation")
-    if poll.peers["run"].get("local_batch", 0):
+    if local_batch_at(poll.peers["run"], poll.peers["work_step"]):
         return f"averaged parameters at step {evaluation['step']}" if evaluation else "averaged parameters: not evaluated"
     return f"evaluation {fixed(evaluation['loss'])} at {evaluation['step']}" if evaluation else ""
 
@@ -174,7 +185,7 @@ def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
         yield plain(device, 9), "does not answer" if other is None else _place(other["peer"])
     yield from computing_row(status)
     yield from joining_row(status)
-    if local_batch := status["run"].get("local_batch", 0):
+    if local_batch := local_batch_at(status["run"], peer["step"]):
         yield "local", own_updates(counters, local_batch)
     given = f"{amount(math.fsum(each['peer']['tokens'] for each in poll.own))} tokens{_share(poll)}"
     yield "gave", f"{given}; traffic {amount(rates[0])}B/s out, {amount(rates[1])}B/s in"

@@ -41,13 +41,14 @@ def batch_to_seal(now: Situation) -> PeerId | None:
     None while microbatches on their way need as many versions of the parameters as this peer keeps.
     """
     mine, rules = now.mine, now.rules
-    if not rules.local_batch or mine.phase is not Phase.ACCUMULATING or now.own.keeps_versions:
+    local_batch = rules.batch_at(mine.step)
+    if not local_batch or mine.phase is not Phase.ACCUMULATING or now.own.keeps_versions:
         return None
     since_s, others = dict(now.own.open_since_s), 0
     for member in now.live.members(mine.stage, mine.step):
         others |= member.done if member.peer != mine.peer else 0
     for aside in mine.asides:
         told_s = now.now_s - since_s.get(aside.other, now.now_s)
-        if aside.done.bit_count() >= rules.local_batch and told_s >= rules.seal_after_s and not aside.done & others:
+        if aside.done.bit_count() >= local_batch and told_s >= rules.seal_after_s and not aside.done & others:
             return aside.other
     return None

@@ -58,9 +58,9 @@ class StepClocks:
         """Look once. Returns the state with the times of the rules 7 (propose), 10 (commit), 14, 15, 19 (seal) and J1 (join)."""
         mine = own.record
         complete = mine.step if is_complete(mine, live, rules.num_microbatches, rules.group_size, rules.num_sections) else None
-        if rules.local_batch:
+        if local_batch := rules.batch_at(mine.step):
             self._open = {batch: self._open.get(batch, now_s) for batch in mine.asides}
-            self._is_full = any(batch.done.bit_count() >= rules.local_batch for batch in mine.asides)
+            self._is_full = any(batch.done.bit_count() >= local_batch for batch in mine.asides)
         averaged = mine.step if mine.phase is Phase.AVERAGED and _is_averaged(live, rules, mine.step) else None
         exchanging_since_s = self._exchanging.since_s(mine.step if mine.phase is Phase.AVERAGING else None, now_s)
         if exchanging_since_s is not None:

@@ -46,8 +46,14 @@ class StepRules:
     """The number of sections of an average that is made in two levels."""
     local_batch: int = 0
     """Steps are local: a peer updates its own parameters after so many of its microbatches (batches.py); 0: they are not."""
+    local_after: int = 0
+    """The first step of which this holds: a run may begin with steps of averaged gradients."""
     certifies: bool = False
     """An average counts once more than half of the voters hold it (certificates.py). The stages of such a run have no groups."""
+
+    def batch_at(self, step: int) -> int:
+        """After how many microbatches a peer updates its own parameters in this step; 0: it does not."""
+        return self.local_batch if step >= self.local_after else 0
 
     @property
     def seal_after_s(self) -> float:

@@ -214,8 +214,9 @@ def _reset_overlap(now: Situation) -> Act | None:
     mine = now.mine
     if mine.phase is not Phase.ACCUMULATING or not mine.done:
         return None
+    is_local = now.rules.batch_at(mine.step) > 0
     for mate in now.live.members(mine.stage, mine.step):
-        names = sums_to_drop(mine, mate, now.rules.local_batch > 0) if mate.peer != mine.peer and mate.lineage == mine.lineage else []
+        names = sums_to_drop(mine, mate, is_local) if mate.peer != mine.peer and mate.lineage == mine.lineage else []
         if names:
             return acts.DropSums(f"the ledger shares microbatches with that of {mate.peer}", tuple(names))
     return None

@@ -108,10 +108,11 @@ function showFigures(now, stages) {
   say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
   $("progress").value = run.steps ? step / run.steps : 0;
   const ofStep = now.loss ?? losses.at(-1)?.[1] ?? null, before = losses.at(-11); // known even if no peer reports it any more
-  const evaluation = run.local_batch ? now.evaluation ?? [...past.evaluations.values()].sort((a, b) => a[0] - b[0]).at(-1) ?? null : null;
-  const loss = run.local_batch ? evaluation?.[1] ?? null : ofStep;
+  const isLocal = run.local_batch > 0 && step >= run.local_steps_after;
+  const evaluation = isLocal ? now.evaluation ?? [...past.evaluations.values()].sort((a, b) => a[0] - b[0]).at(-1) ?? null : null;
+  const loss = isLocal ? evaluation?.[1] ?? null : ofStep;
   say($("loss"), loss === null ? "\u2013" : loss.toFixed(3));
-  if (run.local_batch) say($("loss-note"), `averaged parameters, ${evaluation ? `step ${whole(evaluation[0])}` : "not evaluated yet"}${ofStep === null ? "" : `; ${ofStep.toFixed(3)} within the last step`}`);
+  if (isLocal) say($("loss-note"), `averaged parameters, ${evaluation ? `step ${whole(evaluation[0])}` : "not evaluated yet"}${ofStep === null ? "" : `; ${ofStep.toFixed(3)} within the last step`}`);
   else if (loss === null) say($("loss-note"), "known after the first step");
   else say($("loss-note"), before ? `${loss > before[1] ? "up" : "down"} ${Math.abs(loss - before[1]).toFixed(3)} in 10 steps` : "");
   say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "\u2013");
