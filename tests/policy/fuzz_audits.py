@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peerd.policy.step.auditing import AuditWord, Item
-from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors
+from peerd.policy.step.evidence import Evidence, SignedWord
+from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
 from tests.policy.fuzz_records import World
 
@@ -40,12 +41,28 @@ def _receipt(world: World) -> Receipt:
     return Receipt(_asked(world), AnsweredPass(_hash(world), _hash(world), _hash(world)), world.raw(64), world.raw(64))
 
 
+def _signed(world: World) -> SignedPass:
+    return SignedPass(_receipt(world), world.maybe(lambda: _receipt(world)))
+
+
+def _words(world: World) -> tuple[SignedWord, ...]:
+    return tuple(SignedWord(world.some_peer(), _word(world), world.raw(64)) for _ in range(world.random.randrange(40)))
+
+
+def _evidence(world: World) -> Evidence:
+    insists = world.random.choice((b"", world.raw(64)))
+    return Evidence(_signed(world), world.some_peer(), world.raw(64), insists=insists).with_words(_words(world))
+
+
 MAKERS: Mapping[type, Callable[[World], Any]] = {
     Item: _item,
     AuditWord: _word,
     Case: _case,
     Standing: lambda _w: Standing(),
     Receipt: _receipt,
+    SignedPass: _signed,
+    SignedWord: lambda w: SignedWord(w.some_peer(), _word(w), w.raw(64)),
+    Evidence: _evidence,
 }
 
 ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
@@ -55,6 +72,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("other", "AuditWord"): _word,
     ("other", "Case"): _case,
     "case": _case,
+    ("other", "Evidence"): _evidence,
+    ("words", "Iterable[SignedWord]"): _words,
     ("own", "Receipt"): _receipt,
     "below": lambda w: w.maybe(lambda: _receipt(w)),
     "shown": lambda w: ShownTensors(*(_hash(w) for _ in range(5))),

@@ -85,6 +85,21 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedPass:
+    """One peer's work on a microbatch, as it is signed: its own receipt, and the one that it got from the next stage."""
+
+    own: Receipt
+    below: Receipt | None = None
+    """None at the last stage."""
+
+    def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
+        """Why this binds the peer to nothing; empty if both receipts are signed, and the peer has named the second in the first."""
+        if self.own.answered.below != (NOTHING if self.below is None else self.below.signed(run)):
+            return "the receipt of the next stage is another one"
+        return self.own.why_unsigned(run, is_of) or (self.below.why_unsigned(run, is_of) if self.below is not None else "")
+
+
+@dataclass(frozen=True, slots=True)
 class ShownTensors:
     """The hashes of what somebody shows of an item: what its peer got and gave. NOTHING where a stage has no such tensor."""
 

@@ -1,0 +1,97 @@
+"""A case as it travels, with the signatures that let anybody check it: rule 20 (audit). Pure.
+
+It holds the receipts of the microbatch, the signed words of its judges, and the secret of the accuser's coins. This secret is the accuser's
+signature of run, stage and step, so nobody else can tell it before.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from peerd.policy.hashing import digest
+from peerd.policy.step.auditing import AuditWord, Item
+from peerd.policy.step.receipts import SignatureCheck, SignedPass
+from peerd.policy.step.verdicts import Case
+from peerd.table.record import PeerId, RunId
+
+MOST_WORDS_EACH = 2
+"""Words of one judge: two that contradict each other prove that it lies."""
+MOST_WORDS = 1024
+
+
+def coins_text(run: RunId, stage: int, step: int) -> bytes:
+    """The text whose signature is the secret of an auditor's coins for one step."""
+    return digest("coins of", run, stage, step, size=32)
+
+
+def word_text(run: RunId, item: Item, word: AuditWord) -> bytes:
+    """The text that a judge signs."""
+    return digest("word", run, item.id, struct.pack(">dd", word.deviation, word.tolerance), size=32)
+
+
+def insistence_text(run: RunId, item: Item) -> bytes:
+    """The text that an accuser signs once it has computed the item again after another judge found nothing."""
+    return digest("insists", run, item.id, size=32)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedWord:
+    judge: PeerId
+    word: AuditWord
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A case with its signatures."""
+
+    signed: SignedPass
+    """The microbatch that is said to be wrong."""
+    accuser: PeerId
+    coins: bytes
+    """The secret of the accuser's coins."""
+    words: tuple[SignedWord, ...] = ()
+    insists: bytes = b""
+    """The accuser's signature of that it has computed the item once more; empty: it has not."""
+
+    def item(self, run: RunId) -> Item:
+        return self.signed.own.item(run)
+
+    def case(self, run: RunId) -> Case | None:
+        """The case that these words make; None without a word of the accuser."""
+        first = next((each for each in self.words if each.judge == self.accuser), None)
+        if first is None:
+            return None
+        found = Case(self.item(run), self.accuser, {self.accuser: first.word}, bool(self.insists))
+        for each in self.words:
+            found = found.with_word(each.judge, each.word)
+        return found
+
+    def with_words(self, words: Iterable[SignedWord]) -> Evidence:
+        """This evidence with more words. A judge's second one is kept only if it contradicts its first."""
+        kept = list(self.words)
+        for each in words:
+            own = [known.word for known in kept if known.judge == each.judge]
+            is_news = not own or (len(own) < MOST_WORDS_EACH and not own[0].agrees_with(each.word))
+            if is_news and len(kept) < MOST_WORDS:
+                kept.append(each)
+        return replace(self, words=tuple(kept)) if len(kept) > len(self.words) else self
+
+    def merged(self, other: Evidence) -> Evidence:
+        """What two peers know of one case. Two accusers of one item have a case each, and all words count in both."""
+        insists = self.insists or (other.insists if other.accuser == self.accuser else b"")
+        return replace(self.with_words(other.words), insists=insists)
+
+    def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
+        """Why this proves nothing; empty if the microbatch and every word are signed by those that they name."""
+        item = self.item(run)
+        if (reason := self.signed.why_unsigned(run, is_of)) != "":
+            return reason
+        if not is_of(self.accuser, coins_text(run, item.stage, item.step), self.coins):
+            return "the accuser has not signed its coins"
+        if self.insists and not is_of(self.accuser, insistence_text(run, item), self.insists):
+            return "the accuser does not insist"
+        forged = (each.judge for each in self.words if not is_of(each.judge, word_text(run, item, each.word), each.signature))
+        return next((f"{judge} has not signed its word" for judge in forged), "")
