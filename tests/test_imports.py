@@ -84,6 +84,15 @@ ALLOWED: dict[str, dict[str, str]] = {
         "swarm": "it reads the view",
         "table": "records and phases",
     },
+    "audit": {
+        "config": "the precision decides how far two machines may be apart",
+        "models": "it computes with the stage's module",
+        "policy": "it does what the rules of audits decide",
+        "stage": "it computes what mates have computed",
+        "swarm": "it uses the swarm's clock",
+        "table": "peers and lineages",
+        "wire": "it asks for tensors, and tells cases",
+    },
     "train": {
         "config": "which seed, how large a microbatch",
         "data": "microbatches are windows of the token file",
@@ -133,11 +142,11 @@ WITHIN_POLICY: dict[str, set[str]] = {
 }
 
 # Modules of the control room that the thin client may load.
-CLIENT_SIDE = {"peerd.control.client", "peerd.control.protocol"}
+CLIENT_SIDE = {"peerd.control.audits", "peerd.control.client", "peerd.control.protocol"}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {
-    "torch": {"models", "wire", "stage", "averaging", "owner", "train", "transfers", "daemon", "reference"},
+    "torch": {"models", "wire", "stage", "averaging", "audit", "owner", "train", "transfers", "daemon", "reference"},
     "transformers": {"models"},
     "hivemind": {"link"},
     "grpc": {"link", "wire", "daemon"},

@@ -14,6 +14,7 @@ import click
 from peerd import __version__
 from peerd.cli import (
     access,
+    audit,
     demo,
     doctor,
     generate,
@@ -87,6 +88,7 @@ for _verb in (
     organise.start,
     access.invite,
     access.ban,
+    audit.audit,
     organise.export,
     generate.generate,
     organise.reference,

@@ -206,6 +206,7 @@ def print_peers(reply: PeersReply) -> None:
     for line in lossy_paths((peer["id"], peer) for stage in reply["stages"] for peer in stage["peers"]):
         out.print(Text(line, style="dim"))
     print_banned(out, reply.get("access"))
+    print_standing(out, reply)
     for stage in reply["stages"]:
         kinds = sorted({plain(peer["device"], 40) for peer in stage["peers"] if peer["device"]})
         if len(kinds) > 1:
@@ -217,6 +218,18 @@ def print_banned(out: Console, access: AccessInfo | None) -> None:
     for item in access["banned"] if access else ():
         reason = f": {plain(item['reason'])}" if item["reason"] else ""
         out.print(Text(f"banned by the organiser: {plain(item['peer'])}{reason}", style="dim"))
+
+
+def print_standing(out: Console, reply: PeersReply) -> None:
+    """A line for each peer that audits have cost its standing, and one that names mates whose word does not count yet."""
+    found = reply.get("audits")
+    if not found:
+        return
+    for peer in found["lost"]:
+        out.print(Text(f"lost its standing by audits: {plain(peer)}", style="dim"))
+    here = next((stage["peers"] for stage in reply["stages"] if set(found["standing"]) & {peer["id"] for peer in stage["peers"]}), [])
+    if fresh := [short_id(plain(peer["id"])) for peer in here if peer["id"] not in found["standing"]]:
+        out.print(Text(f"newcomers, of whose work audits look at a quarter: {', '.join(fresh)}", style="dim"))
 
 
 def swarm_line(reply: PeersReply) -> str:

@@ -6,6 +6,7 @@ import time
 
 from rich.text import Text
 
+from peerd.cli.audit import audits_line
 from peerd.cli.render import (
     AT_WORK_FROM_S,
     amount,
@@ -68,6 +69,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         *_direct_row(reply),
         ("data", plain(reply.get("data", ""))),
         *_access_row(reply),
+        *_audits_row(reply),
         *_reach_rows(reply),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
         ("rebalancing", plain(reply["rebalancing"]) or "not looked at yet"),
@@ -93,6 +95,11 @@ def _access_row(reply: StatusReply) -> list[tuple[str, str]]:
     if access["number"]:
         told.append(f"list {access['number']} of the organiser allows {access['allowed']} and bans {len(access['banned'])}")
     return [("access", "; ".join(told))]
+
+
+def _audits_row(reply: StatusReply) -> list[tuple[str, str]]:
+    found = reply.get("audits")
+    return [("audits", audits_line(found))] if found is not None else []
 
 
 def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:

@@ -108,8 +108,11 @@ class SwarmConfig:
     """Each peer keeps its stage on disk this often, so that a run that was switched off resumes; 0: never."""
     group_size: Annotated[int, Between(0, 1024)] = 32
     """The most peers of a stage that average in one round; those of a larger stage first make the sums of groups. 0: all in one round."""
-    trust: Literal["on", "off"] = "off"
-    """ "on": an average counts once most of its stage hold the same numbers, and a peer that signs two of one sum is shut out."""
+    trust: Literal["off", "on", "audits"] = "off"
+    """ "on": an average counts once most of its stage hold the same numbers, and a peer that signs two of one sum is shut out.
+
+    "audits": also, peers compute some microbatches of their mates again, and shut out those that most of them find wrong.
+    """
     access: Literal["open", "invited"] = "open"
     """ "invited": only peers that the organiser has invited (`peerd invite`) take part. Bans (`peerd ban`) hold in both kinds of run."""
 
@@ -117,8 +120,18 @@ class SwarmConfig:
         check_bounds("swarm.", self)
         if self.group_size == 1:
             raise ValueError("swarm.group_size is 1: a group has at least 2 peers; 0 is for no groups")
-        if self.group_size and self.trust == "on":
-            raise ValueError('swarm.trust "on" needs swarm.group_size 0: the sums of groups are not certified')
+        if self.group_size and self.certifies:
+            raise ValueError(f'swarm.trust "{self.trust}" needs swarm.group_size 0: the sums of groups are not certified')
+
+    @property
+    def certifies(self) -> bool:
+        """Whether averages are certified: rule 18 (certify)."""
+        return self.trust != "off"
+
+    @property
+    def audits(self) -> bool:
+        """Whether peers sign what they get and give of each microbatch, and audit each other: rule 20 (audit)."""
+        return self.trust == "audits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +178,26 @@ class Manifest:
             )
         if parse_averaged(self.wire.weight_gradients).most_exact.is_sparse and not self.train.local_batch:
             raise ValueError('wire.weight_gradients "sparse" needs train.local_batch: of single updates it leaves out too much')
-        if self.swarm.trust == "on" and self.wire.weight_gradients.startswith("powersgd"):
-            raise ValueError('swarm.trust "on" does not go with powersgd: its sums are not the same to the bit on all machines')
+        if self.swarm.certifies and self.wire.weight_gradients.startswith("powersgd"):
+            raise ValueError(
+                f'swarm.trust "{self.swarm.trust}" does not go with powersgd: its sums are not the same to the bit on all machines'
+            )
+        if self.swarm.audits and (unfit := self._why_no_audits()):
+            raise ValueError(f'swarm.trust "audits" does not go with {unfit}')
         if self.boundary_bytes > MAX_BOUNDARY_BYTES:
             raise ValueError(
                 f"a microbatch's activations take {self.boundary_bytes} bytes; the limit is {MAX_BOUNDARY_BYTES}: "
                 "lower train.microbatch_size or train.sequence_length"
             )
+
+    def _why_no_audits(self) -> str:
+        """The setting with which a microbatch cannot be computed again by a mate, and why; empty if there is none."""
+        train = self.train
+        if train.local_batch:
+            return "train.local_batch: mates have other parameters within a step"
+        if train.delayed_updates:
+            return "train.delayed_updates: a record does not say which updates the parameters of the next step have"
+        return 'train.precision "float16": values that overflow are right there' if train.precision == "float16" else ""
 
     @property
     def may_average_parameters(self) -> bool:

@@ -20,6 +20,7 @@ export    folder (absolute path), format       {"schema", "step", "folder", "fil
           ("peerd"), timeout_s (no limit)
 access    list (hex of a signed list), or      {"schema", "peer", "run", "organiser" (folder of its key), "list", AccessInfo's fields}
           nothing: it only tells
+audit     -                                    AuditReply (audits.py): who was audited, by whom, and what came of it
 reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
                                                for each peer asked; `direct` is DirectInfo with its own "answers"
 fault     kind, then for_s, factor, by_s, at,  {"schema"}; only with Settings.allow_faults, else an error: the daemon misbehaves as
@@ -33,6 +34,7 @@ from __future__ import annotations
 from typing import Any, NotRequired, TypedDict
 
 from peerd import SCHEMA as SCHEMA
+from peerd.control.audits import AuditsInfo
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
@@ -283,6 +285,7 @@ class StatusReply(TypedDict):
     relay: NotRequired[RelayInfo]
     update: NotRequired[UpdateInfo]
     access: NotRequired[AccessInfo]
+    audits: NotRequired[AuditsInfo | None]  # None: peers of the run do not audit each other
     links: NotRequired[list[LinkInfo]]  # empty where the manifest names the codecs
     lines: NotRequired[list[LineInfo]]  # of live peers of which something is known
 
@@ -306,6 +309,7 @@ class PeersReply(TypedDict):
     tokens_per_second: float
     stages: list[StageInfo]
     access: NotRequired[AccessInfo]
+    audits: NotRequired[AuditsInfo | None]  # None: peers of the run do not audit each other
 
 
 class StepInfo(TypedDict):

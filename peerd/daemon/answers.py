@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from peerd.background import INTERNAL_ERRORS
-from peerd.config.schedule import learning_rate_at
 from peerd.control.protocol import (
     SCHEMA,
     ComputingInfo,
@@ -27,10 +26,10 @@ from peerd.control.protocol import (
     PeersReply,
     ReachInfo,
     RunInfo,
-    UpdateInfo,
 )
 from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
+from peerd.daemon.audit_replies import audits_info
 from peerd.daemon.departure import Departure
 from peerd.daemon.device import lacks, memory_of
 from peerd.daemon.export import export_run
@@ -38,7 +37,7 @@ from peerd.daemon.link_needs import needs, why_unaveraged
 from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
-from peerd.daemon.swarm_replies import TableReport, access_info, evaluation_info, line_infos
+from peerd.daemon.swarm_replies import TableReport, access_info, evaluation_info, line_infos, update_info
 from peerd.daemon.volunteering import relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
@@ -111,10 +110,11 @@ class Answers:
             "dashboard": self._dashboard_address,
             "owner": cast("OwnerInfo", self._governor.fields()),
             "access": access_info(peer.membership.access),
+            "audits": audits_info(peer),
             "direct": self._direct(),
             "reach": self._reach(),
             "relay": relay_info(peer),
-            "update": self._update(),
+            "update": update_info(seat.state, peer.place.manifest.train),
             "lines": line_infos(peer.network.links.traffic, peer.membership.live(), peer.network.path_to),
             "links": [asdict(choice) | {"codec": str(choice.codec)} for choice in seat.link_codecs.choices()],
         }
@@ -168,19 +168,6 @@ class Answers:
         why = CAPPED if self._governor.throttles.capped else ""
         return {"port": direct.showing.port, "peers": direct.paths.num_open, "local": direct.paths.num_local, "why": why}
 
-    def _update(self) -> UpdateInfo:
-        state, train = self._peer.seat.state, self._peer.place.manifest.train
-        norm = state.gradient_norms.get(state.record.step - 1, math.inf)
-        return {
-            "learning_rate": learning_rate_at(train, state.record.step),
-            "gradient_norm": norm if math.isfinite(norm) else None,
-            "max_gradient_norm": train.max_gradient_norm,
-            "loss_scale": state.holdings.passes.loss_scale,
-            "local_batch": train.local_batch,
-            "optimizer_bits": train.optimizer_bits,
-            "drift": state.holdings.drift,
-        }
-
     def _reach(self) -> ReachInfo:
         found = self._peer.reachability
         return {"state": found.reach.name.lower(), "reason": found.reason, "relays": list(found.relays)}
@@ -205,7 +192,7 @@ class Answers:
 
     def table(self) -> PeersReply:
         """Return the whole table, as the verb peers does."""
-        return cast("PeersReply", self._table.peers(self.tokens_per_second()))
+        return cast("PeersReply", {**self._table.peers(self.tokens_per_second()), "audits": audits_info(self._peer)})
 
     async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         step = number_in(request, "step", 0)
@@ -323,7 +310,9 @@ class Answers:
             lifetime_s=peer.membership.view.ttl_s,
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
-            contradictory=peer.membership.contradictory,
+            contradictory=peer.membership.contradictory - peer.cases.losers,
+            convicted=peer.cases.losers,
+            own_fault=peer.cases.own_fault,
             banned=peer.membership.access.listed.banned,
             invitation_ends=peer.membership.access.ends_soon,
             lets_drift=not peer.place.manifest.may_average_parameters,

@@ -10,6 +10,7 @@ from functools import partial
 
 import structlog
 
+from peerd.audit.cases import Cases
 from peerd.background import Part
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
@@ -39,6 +40,7 @@ from peerd.swarm.meeting import Meeting
 from peerd.table.record import PeerId
 from peerd.timeline.spans import SpanRing
 from peerd.train.sharing import DataFetcher, DataGiver
+from peerd.wire.audit_service import AuditServicer
 from peerd.wire.call_tracing import CallTracing
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.clients import DataClient
@@ -84,6 +86,7 @@ class Peer:
         self.giver = DataGiver(manifest.data, cache_folder())
         self.data = HeldData(manifest, place.corpus, self.fetcher if place.data_source == SWARM else None, self.giver)
         self.reception = Reception()
+        self.cases = Cases(membership.me, run)
         proven = network.direct.caller if network.direct is not None else nobody
         traffic, slots = network.links.traffic, lambda: self.reception.slots
         self.door = Door(
@@ -141,6 +144,7 @@ class Peer:
                 StageServicer(self.door, self.reception),
                 AveragingServicer(self.door, self.reception),
                 StateServicer(self.door, self.reception),
+                AuditServicer(self.door, self.reception),
                 CheckupServicer(self.door, self.network.tunnel.seen_at),
                 DataServicer(self.door, self.giver),
                 *([direct.servicer(self.door, lambda peer: peer in self.membership.view.sightings)] if direct is not None else []),

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
+from peerd.audit.auditor import Auditor
 from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
+from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
 from peerd.wire.handlers import Frames, Progress, Receive, Tell
-from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
+from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, StateRequest, TensorBytes, Verified
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -89,6 +92,22 @@ class Reception:
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         with self._served() as seat:
             return await seat.snapshots.snapshot(caller, wanted)
+
+    def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
+        return self._auditor().receipts(stage, step, known)
+
+    def kept_pass(self, signed: bytes) -> tuple[TensorBytes, TensorBytes, TensorBytes | None]:
+        return self._auditor().kept_pass(signed)
+
+    async def hear(self, caller: PeerId, evidence: Evidence) -> Evidence | None:
+        with self._served():
+            return await self._auditor().hear(caller, evidence)
+
+    def _auditor(self) -> Auditor:
+        auditor = self._present().auditor
+        if auditor is None:
+            raise WrongStateError("peers of this run do not audit each other")
+        return auditor
 
     def _present(self) -> Seat:
         if self._seat is None:

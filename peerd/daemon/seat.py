@@ -15,6 +15,7 @@ import structlog
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.background import start
+from peerd.daemon.auditing import auditor_of, witness_of
 from peerd.daemon.commits import Commits
 from peerd.daemon.device import give_back_memory
 from peerd.daemon.training import Training
@@ -53,6 +54,7 @@ from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord, RunId
 from peerd.train.trainer import Trainer
 from peerd.wire.clients import AveragingClient, StageClient
 from peerd.wire.dispatch import Dispatcher
+from peerd.wire.receipts import NoWitness
 from peerd.wire.state_client import StateClient
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ class Seat:
         watcher: Watcher,
     ) -> None:
         place, membership, links, settings = peer.place, peer.membership, peer.network.links, peer.settings
-        manifest, run, train = place.manifest, place.signed.run, place.manifest.train
+        manifest, run = place.manifest, place.signed.run
         self.peer, self.executor, self.state, self.store, self.room = peer, executor, state, store, room
         self.stage = state.record.stage
         self._watcher = watcher
@@ -122,19 +124,12 @@ class Seat:
         """Set once the device's memory does not suffice for this stage."""
         self.commits = Commits()
         averaging_s = averaging_s_of(manifest.swarm.announce_period_s)
+        self.witness = witness_of(self, room)
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
-        self.dispatcher = Dispatcher(
-            StageClient(links, run, peer.spans),
-            membership,
-            peer.liveness,
-            self.link_codecs,
-            train.num_stages,
-            train.microbatches_per_step,
-            peer.patience_s,
-            lambda: max(LEAST_UNTAKEN_S, UNTAKEN_TIMES * self.pass_s()),
-        )
+        self.dispatcher = self._new_dispatcher()
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
-        self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing)
+        self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing, self.witness)
+        self.auditor = auditor_of(self)
         placing = placing_of_stage(manifest, self.stage, room)
         self.service.slots = affordable_slots(manifest, self.stage, state.keep_graph, room.device, placing)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
@@ -147,6 +142,21 @@ class Seat:
         self.downloader = Downloader(StateClient(links, run), membership, most, peer.patience_s, state.spools)
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
+
+    def _new_dispatcher(self) -> Dispatcher:
+        peer = self.peer
+        train = peer.place.manifest.train
+        return Dispatcher(
+            StageClient(peer.network.links, self.run, peer.spans),
+            peer.membership,
+            peer.liveness,
+            self.link_codecs,
+            train.num_stages,
+            train.microbatches_per_step,
+            peer.patience_s,
+            lambda: max(LEAST_UNTAKEN_S, UNTAKEN_TIMES * self.pass_s()),
+            self.witness or NoWitness(),
+        )
 
     @property
     def trainer(self) -> Trainer | None:
@@ -372,6 +382,8 @@ class Seat:
                 self.unaveraged, held.roster, self.state.record.peer, had_work=self._had_work, in_group=bool(held.group)
             )
             self._accumulated, self._reloads = self.service.counters.accumulated, self.stepper.reloads
+            if self.auditor is not None:
+                self.auditor.applied(held.roster, held.lineage)
         self._watcher.applied(held.roster)
 
     def load_checkpoint(self, step: int) -> Downloaded | None:

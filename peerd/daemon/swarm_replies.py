@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from peerd.control.protocol import SCHEMA, AccessInfo, EvaluationInfo, LineInfo, PathInfo, PeerInfo, RunInfo, StageInfo
+from peerd.config.schedule import learning_rate_at
+from peerd.config.train_config import TrainConfig
+from peerd.control.protocol import SCHEMA, AccessInfo, EvaluationInfo, LineInfo, PathInfo, PeerInfo, RunInfo, StageInfo, UpdateInfo
 from peerd.link.traffic import Traffic
 from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
 from peerd.policy.swarm.coordinates import seconds_of
 from peerd.policy.swarm.health import unaveraged_for
+from peerd.stage.state import StageState
 from peerd.swarm.access import RunAccess
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -58,6 +62,20 @@ def access_info(access: RunAccess) -> AccessInfo:
         "banned": [{"peer": peer, "reason": reason} for peer, reason in banned],
         "invited_until": access.invited_until_s,
         "refused": access.refused,
+    }
+
+
+def update_info(state: StageState, train: TrainConfig) -> UpdateInfo:
+    """The optimizer's last step, and how the next one is made."""
+    norm = state.gradient_norms.get(state.record.step - 1, math.inf)
+    return {
+        "learning_rate": learning_rate_at(train, state.record.step),
+        "gradient_norm": norm if math.isfinite(norm) else None,
+        "max_gradient_norm": train.max_gradient_norm,
+        "loss_scale": state.holdings.passes.loss_scale,
+        "local_batch": train.local_batch,
+        "optimizer_bits": train.optimizer_bits,
+        "drift": state.holdings.drift,
     }
 
 

@@ -95,6 +95,7 @@ class CallHeader(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     AGAIN_FIELD_NUMBER: _builtins.int
     RECEIVE_RATE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
@@ -115,6 +116,8 @@ class CallHeader(_message.Message):
     """a call for it was made before, or may have been: another peer may have added it, too"""
     receive_rate: _builtins.float
     """bytes per second at which tensors come in from the callee; 0: not measured yet"""
+    signature: _builtins.bytes
+    """where peers audit each other: the caller's, of what it asks (policy/step/receipts.py)"""
     @_builtins.property
     def accumulate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stages that must add this microbatch to their accumulator"""
@@ -152,11 +155,12 @@ class CallHeader(_message.Message):
         attempt: _builtins.int = ...,
         again: _builtins.bool = ...,
         receive_rate: _builtins.float = ...,
+        signature: _builtins.bytes = ...,
         versions: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "receive_rate", b"receive_rate", "records", b"records", "run", b"run", "stage", b"stage", "step", b"step", "trace", b"trace", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "receive_rate", b"receive_rate", "records", b"records", "run", b"run", "signature", b"signature", "stage", b"stage", "step", b"step", "trace", b"trace", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -251,6 +255,8 @@ class Done(_message.Message):
     HELD_S_FIELD_NUMBER: _builtins.int
     SLOTS_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
     downstream_s: _builtins.float
     """time the callee spent waiting for later stages"""
     loss: _builtins.float
@@ -273,6 +279,14 @@ class Done(_message.Message):
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """where steps are local: of the callee and each later stage, as in the call"""
 
+    @_builtins.property
+    def receipt(self) -> Global___PassReceipt:
+        """where peers audit each other: what both ends have signed of this call"""
+
+    @_builtins.property
+    def below(self) -> Global___PassReceipt:
+        """the same of the callee's own call to the next stage"""
+
     def __init__(
         self,
         *,
@@ -284,16 +298,75 @@ class Done(_message.Message):
         held_s: _builtins.float = ...,
         slots: _builtins.int = ...,
         versions: _abc.Iterable[_builtins.bytes] | None = ...,
+        receipt: Global___PassReceipt | None = ...,
+        below: Global___PassReceipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "gradient", b"gradient", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "below", b"below", "gradient", b"gradient", "loss", b"loss", "receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "downstream_s", b"downstream_s", "gradient", b"gradient", "held_s", b"held_s", "loss", b"loss", "receive_rate", b"receive_rate", "records", b"records", "slots", b"slots", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "below", b"below", "downstream_s", b"downstream_s", "gradient", b"gradient", "held_s", b"held_s", "loss", b"loss", "receipt", b"receipt", "receive_rate", b"receive_rate", "records", b"records", "slots", b"slots", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
 
 Global___Done: _TypeAlias = Done  # noqa: Y015
+
+@_typing.final
+class PassReceipt(_message.Message):
+    """What the two ends of a call have signed of it: policy/step/receipts.py. Hashes have 32 bytes, or none where a stage has no such tensor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    MICROBATCH_FIELD_NUMBER: _builtins.int
+    CALLER_FIELD_NUMBER: _builtins.int
+    CALLEE_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    GRADIENT_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
+    CALLER_SIGNATURE_FIELD_NUMBER: _builtins.int
+    CALLEE_SIGNATURE_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    """the callee's"""
+    step: _builtins.int
+    microbatch: _builtins.int
+    caller: _builtins.str
+    callee: _builtins.str
+    inputs: _builtins.bytes
+    labels: _builtins.bytes
+    gradient: _builtins.bytes
+    below: _builtins.bytes
+    """of the receipt that the callee got from the next stage"""
+    lineage: _builtins.bytes
+    """of the callee's parameters"""
+    caller_signature: _builtins.bytes
+    callee_signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        step: _builtins.int = ...,
+        microbatch: _builtins.int = ...,
+        caller: _builtins.str = ...,
+        callee: _builtins.str = ...,
+        inputs: _builtins.bytes = ...,
+        labels: _builtins.bytes = ...,
+        gradient: _builtins.bytes = ...,
+        below: _builtins.bytes = ...,
+        lineage: _builtins.bytes = ...,
+        caller_signature: _builtins.bytes = ...,
+        callee_signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "callee", b"callee", "callee_signature", b"callee_signature", "caller", b"caller", "caller_signature", b"caller_signature", "gradient", b"gradient", "inputs", b"inputs", "labels", b"labels", "lineage", b"lineage", "microbatch", b"microbatch", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassReceipt: _TypeAlias = PassReceipt  # noqa: Y015
 
 @_typing.final
 class ReplyMessage(_message.Message):

@@ -38,7 +38,7 @@ class StageAverages:
     @property
     def certifies(self) -> bool:
         """Whether the ids of averages cover their numbers: rule 18 (certify)."""
-        return self._manifest.swarm.trust == "on"
+        return self._manifest.swarm.certifies
 
     def with_parameters(self, roster: Roster) -> Roster:
         """What this peer proposes: whether parameters are averaged, too. They go with the last section; groups sum gradients alone."""

@@ -29,6 +29,7 @@ from peerd.stage.leaving import Leaving
 from peerd.stage.results import BackwardResult, Ticket
 from peerd.stage.shortage import Shortage
 from peerd.stage.state import StageState
+from peerd.stage.witnessing import PassWitness
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Span, SpanKind
 from peerd.transfers import DeviceTime
@@ -101,13 +102,16 @@ class StageService:
         pace: Pace,
         host: CallHost,
         tracing: CallTracing | None = None,
+        witness: PassWitness | None = None,
     ) -> None:
+        """`witness` signs what comes and goes, in a run whose peers audit each other."""
         self._manifest = manifest
         self._host = host
         self._tracing = tracing or CallTracing()
         self._state = state
         self._executor = executor
         self._next_hop = next_hop
+        self._witness = witness
         self.pace = pace
         self._is_local = manifest.train.local_batch > 0
         self._jobs = StageJobs(manifest, state)
@@ -172,7 +176,10 @@ class StageService:
                 )
                 if is_early:
                     await self._wait_for_step(ticket, max(MOST_EARLY_S, time.monotonic() - began_s))
-                return await self._serve(traced, ticket, chunks, progress)
+                signs = None if self._witness is None or call.evaluation else self._witness
+                given = await signs.is_asked(caller, call, chunks) if signs is not None else None
+                result = await self._serve(traced, ticket, chunks, progress)
+                return result if signs is None or given is None else await signs.answers(given, result, ticket.signed_below)
         finally:
             del self._held[key]
 
@@ -234,6 +241,7 @@ class StageService:
             if finished.inputs == await asyncio.to_thread(digest_of, chunks):
                 self.counters.suppressed += 1
                 value, records = await finished.gradient.value(), tuple(self._host.own_records())
+                ticket.signed_below = finished.signed_below
                 return CallResult(gradient=value, downstream_s=0.0, records=records, versions=finished.versions)
             self._check_slots(call, len(self._held) - 1)
         holdings = self._state.holdings
@@ -260,6 +268,7 @@ class StageService:
             below = await self._next_hop.send(onward, note)
             downstream_s = time.monotonic() - started_s
             self._state.spans.add(SpanKind.BELOW, started_s, call.step, call.index, hops[-1])
+            ticket.signed_below = below.signed
             if below.gradient is None or not call.needs_backward:  # only stages after this one still need the microbatch
                 return self._result(ticket, BackwardResult(None, "not asked to"), None, downstream_s, below)
             try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peerd.config.codec import Codec
+from peerd.policy.step.receipts import SignedPass
 from peerd.stage.leaving import Leaving
 from peerd.wire.messages import Call
 
@@ -26,6 +27,8 @@ class Finished:
     """Generation of the parameters that it was computed with."""
     versions: tuple[bytes, ...] = ()
     """With local steps, those of this and the later stages with which it was computed."""
+    signed_below: SignedPass | None = None
+    """Where peers audit each other, what the next stage's peer has signed of what it was computed from."""
 
 
 class FinishedGradients:

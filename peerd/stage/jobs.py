@@ -74,11 +74,11 @@ class StageJobs:
         inputs, labels = take(chunks, call.inputs, call.labels)
         device = self._state.holdings.device
         given = decode(labels, _CPU)
-        _check_tokens(_asked(given, self._manifest), self._manifest)
+        check_labels(given, self._manifest)
         batch = HeldMicrobatch(ticket, torch.empty(0), to_device(given, device).long(), arriving.digest if arriving is not None else b"")
         if call.inputs.dtype == "int32":
             tokens = decode(inputs, _CPU)
-            _check_tokens(tokens, self._manifest)
+            check_tokens(tokens, self._manifest)
             batch.inputs = to_device(tokens, device).long()
         else:
             batch.inputs = arriving.take() if arriving is not None else decode(inputs, device)
@@ -150,7 +150,8 @@ class StageJobs:
         if gradient is None or not gradient.is_begun:
             return None
         ticket = batch.ticket
-        finished = Finished(gradient, batch.digest, self._state.holdings.generation, (ticket.version, *ticket.below))
+        versions = ticket.version, *ticket.below
+        finished = Finished(gradient, batch.digest, self._state.holdings.generation, versions, ticket.signed_below)
         self._finished.put(call.step, call.index, finished, oldest_step=self._state.record.step - 1)
         return gradient
 
@@ -169,8 +170,13 @@ class StageJobs:
         self._state.spans.add(SpanKind.BACKWARD, started_s, ticket.step, ticket.index)
 
 
-def _check_tokens(tokens: Tensor, manifest: Manifest) -> None:
-    """Tokens in the machine's memory: a GPU would have to be waited for."""
+def check_labels(labels: Tensor, manifest: Manifest) -> None:
+    """Raise BadMessageError for labels that are no tokens. They lie in the machine's memory: a GPU would have to be waited for."""
+    check_tokens(_asked(labels, manifest), manifest)
+
+
+def check_tokens(tokens: Tensor, manifest: Manifest) -> None:
+    """Raise BadMessageError for tokens outside the vocabulary. They lie in the machine's memory."""
     vocabulary = manifest.model.vocab_size
     if bool(((tokens < 0) | (tokens >= vocabulary)).any()):
         raise BadMessageError(f"tokens outside the vocabulary of {vocabulary}")

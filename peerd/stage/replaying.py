@@ -42,12 +42,13 @@ class ToldPass:
     """What it gave back to the stage before; None at the first one."""
 
 
-def replay_pass(state: StageState, told: ToldPass) -> float:
+def replay_pass(state: StageState, told: ToldPass, module: StageModule | None = None) -> float:
     """Compute one microbatch again, without the gradients of parameters. Returns the larger deviation of the two results.
 
-    Raises WrongStateError if the step's parameters are gone, BadMessageError if a tensor that the peer got cannot be decoded.
+    `module`: with the step's parameters; None: the one that the state holds. Raises WrongStateError if the step's parameters are gone,
+    BadMessageError if a tensor that the peer got cannot be decoded.
     """
-    module = state.module_at(told.step)
+    module = state.module_at(told.step) if module is None else module
     inputs, output = _forward(state, module, told)
     found = [] if told.output is None else [_deviation_of(told.output, output.detach())]
     if told.gradient is not None and not module.is_first:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from peerd.models.module import StageModule
 from peerd.policy.step.certificates import Slices, average_id_of
+from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.stage.checks import Checks
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage
@@ -51,6 +52,8 @@ class Ticket:
     """That of this stage's own; empty: what the step began with."""
     below: tuple[bytes, ...] = ()
     """Those of the stages after this one, once their gradient is here."""
+    signed_below: SignedPass | None = None
+    """Where peers audit each other, what the peer of the next stage has signed of its part of the microbatch."""
 
     @property
     def versions(self) -> tuple[bytes, ...]:

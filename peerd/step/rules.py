@@ -42,6 +42,6 @@ def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: 
         num_sections=num_sections_of(manifest.swarm.group_size),
         local_batch=train.local_batch,
         local_after=train.local_steps_after,
-        certifies=manifest.swarm.trust == "on",
+        certifies=manifest.swarm.certifies,
         averages_in_state=(FLOAT32_BYTES + optimizer_bytes(train)) // sum_bytes(train),
     )

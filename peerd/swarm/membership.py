@@ -384,11 +384,15 @@ class Membership:
         """T7 (contradiction): let a peer count for nothing, and let others know why if it counted."""
         LOG.warning("a peer signed two texts that contradict each other; it counts for nothing for a while", signed_by=peer)
         counted = self.live().find(peer) is not None
+        self.cast_out(peer, now_s)
+        self.contradictions.found(peer, proof, is_to_tell=counted)
+
+    def cast_out(self, peer: PeerId, now_s: float) -> None:
+        """Let a peer count for nothing for a while: T7 (contradiction), rule 20 (audit)."""
         with self._lock:
             self.view.condemn(peer, now_s)
         self.forget(peer)
         self._unanswered.forget(peer)
-        self.contradictions.found(peer, proof, is_to_tell=counted)
 
     def _last_pair(self) -> tuple[int, int]:
         return self.raws[self.me].record.pair if self.me in self.raws else (0, 0)

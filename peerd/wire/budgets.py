@@ -24,6 +24,8 @@ from peerd.table.record import PeerId
 
 MAX_BEAT_BYTES = 1 << 15
 """Two counts for each of 1,024 members, and the edges that mates carry."""
+MAX_KNOWN_BYTES = 1 << 12
+"""The ids of the convictions that an auditor knows."""
 RETRY_S = 0.25
 SMALL_BYTES = 1024
 FEW_CALLS = 4
@@ -72,6 +74,8 @@ _ALLOWANCES = {
     "Beat": Allowance(8, MAX_BEAT_BYTES),
     "Carry": Allowance(2 * MOST, BLOCK_BYTES + SMALL_BYTES, is_apart=True),
     "Show": Allowance(num_bytes=MAX_CERTIFICATE_BYTES + SMALL_BYTES),
+    "GetReceipts": Allowance(num_bytes=MAX_KNOWN_BYTES),
+    "TellCase": Allowance(8, MAX_REQUEST_BYTES),
     "Sink": Allowance(num_bytes=MAX_REQUEST_BYTES),
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
@@ -31,6 +31,7 @@ from peerd.wire.chunk_streams import Offer, Source, header_of, offer
 from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
 from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Verified
+from peerd.wire.receipts import signed_in
 
 AnyClient = TypeVar("AnyClient", bound="Client")
 Given = ParamSpec("Given")
@@ -126,7 +127,7 @@ class StageClient(Client):
                         raise BadMessageError("a gradient that nobody asked for")
                     expected.check(call.inputs.dtype, call.inputs.shape)
                     with traffic.receiving((peer, way), expected.num_bytes):
-                        chunks = await _read_chunks(rpc, expected.num_bytes, patience_s)
+                        chunks = await read_chunks(rpc, expected.num_bytes, patience_s)
                     gradient = expected.with_chunks(chunks)
                     self._spans.add(SpanKind.RECEIVE_GRADIENT, began_s, call.step, call.index, peer, expected.num_bytes)
                     traffic.received_bytes += expected.num_bytes
@@ -134,7 +135,7 @@ class StageClient(Client):
                 if await read_within(rpc.__aiter__(), patience_s) is not None:
                     raise BadMessageError("the reply has more bytes than the gradient")
                 traffic.told((peer, way), done.receive_rate, call.inputs.num_bytes)
-                return convert.result_from(done, gradient)
+                return replace(convert.result_from(done, gradient), signed=signed_in(done))
 
     async def cancel(self, peer: PeerId, call_id: bytes, timeout_s: float) -> None:
         await self._ask(peer, "Cancel", stage_pb2.CancelRequest(call_id=call_id), timeout_s)
@@ -254,7 +255,7 @@ class AveragingClient(Client):
             header = await header_of(rpc, patience_s, untold)
             if header.num_bytes != num_bytes:
                 raise BadMessageError(untold)
-            chunks = await _read_chunks(rpc, num_bytes, patience_s)
+            chunks = await read_chunks(rpc, num_bytes, patience_s)
         self._links.traffic.took("averages", PeerRole.STAGE_PEER, num_bytes)
         if await asyncio.to_thread(digest_of, chunks) != header.blake3:
             raise BadMessageError("a tied weight's gradients do not match their hash")
@@ -319,7 +320,8 @@ async def _wait_for_done(
     raise PeerGoneError("the call ended without a result")
 
 
-async def _read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
+async def read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
+    """Read so many bytes of a call, in messages with chunks. Raises RemoteError."""
     return await collected(_reader(rpc, patience_s), num_bytes)
 
 

@@ -37,7 +37,7 @@ MAX_STILL_S = 4e6
 ID_BYTES = 16
 TRACE_BYTES = 24
 # Fields that a message and the value for it have under the same names.
-_CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again")
+_CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again", "signature")
 _TIMES = ("downstream_s", "held_s", "slots")
 _FRAME, _VERIFIED = ("slice", "author", "number", "to", "signature", "slice_signature"), ("part", "sum", "summed")
 _COUNTED = ("parts", "sums", "given_parts", "given_sums")
@@ -127,6 +127,8 @@ def call_from(header: stage_pb2.CallHeader) -> Call:
         raise BadMessageError("a call id has 16 bytes")
     if header.microbatch >= MAX_MICROBATCHES_PER_STEP or max(len(header.accumulate), len(header.path)) > MAX_STAGES:
         raise BadMessageError("the microbatch, the accumulate set or the path is out of range")
+    if len(header.signature) > MAX_SIGNATURE_BYTES:
+        raise BadMessageError("the signature of a call is too long")
     if len(header.trace) not in (0, TRACE_BYTES):
         raise BadMessageError(f"a trace context has {TRACE_BYTES} bytes")
     return _copied(

@@ -25,6 +25,7 @@ from peerd.table.view import LiveView
 from peerd.wire.clients import StageClient
 from peerd.wire.convert import ID_BYTES
 from peerd.wire.messages import Call, CallResult
+from peerd.wire.receipts import NoWitness, Witness
 
 STALE_PAUSE_S = 0.05
 LOG = structlog.get_logger()
@@ -69,6 +70,7 @@ class Dispatcher:
     _num_microbatches: int
     _patience_s: float
     _total_s: Callable[[], float]
+    _witness: Witness = field(default_factory=NoWitness)
     _routers: dict[tuple[int, bool], Router] = field(default_factory=dict)
     """By stage and whether for evaluation, whose forward passes say nothing about response times in training."""
     _deaf_until_s: dict[PeerId, float] = field(default_factory=dict)
@@ -148,7 +150,7 @@ class Dispatcher:
         return self._routers.setdefault((call.stage, call.evaluation), Router())
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
-        call = await self._adapter.adapt(call, peer.peer)
+        call, asked = await self._witness.asks(await self._adapter.adapt(call, peer.peer), peer.peer)
         started_s = time.monotonic()
         result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
@@ -157,6 +159,7 @@ class Dispatcher:
                 raise BadMessageError("the reply has no finite loss")
         elif call.needs_gradient and result.gradient is None:
             raise BadMessageError("the reply has no gradient")
+        await self._witness.took(call, asked, result)
         path = result.records[: self._num_stages - call.stage]  # one of each peer on the way: more would be refused where it is passed on
         result = replace(result, records=tuple(self._table.absorb(path, peer.peer)))
         if call.stage in call.accumulate or call.evaluation:  # otherwise the callee does only a part of a microbatch's work

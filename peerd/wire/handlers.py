@@ -7,11 +7,25 @@ from typing import Protocol
 
 from peerd.link.links import Bytes
 from peerd.policy.step.contributions import StageTally
+from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
-from peerd.wire.messages import Average, Beat, Call, CallResult, Description, Frame, ProposalAnswer, Snapshot, StateRequest, Verified
+from peerd.wire.messages import (
+    Average,
+    Beat,
+    Call,
+    CallResult,
+    Description,
+    Frame,
+    ProposalAnswer,
+    Snapshot,
+    StateRequest,
+    TensorBytes,
+    Verified,
+)
 
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
 Frames = Callable[[Callable[[Frame], int]], AsyncGenerator[Frame]]
@@ -86,3 +100,17 @@ class AveragingHandler(Protocol):
 class StateHandler(Protocol):
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         """Return a snapshot's header, and its file for the caller to ask for chunks. All downloads share one copy of it in memory."""
+
+
+class AuditHandler(Protocol):
+    def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
+        """Return the convictions whose items' ids are not known, and what is signed of this peer's own calls to a stage in a step."""
+        ...
+
+    def kept_pass(self, signed: bytes) -> tuple[TensorBytes, TensorBytes, TensorBytes | None]:
+        """Return inputs, labels and gradient of the call whose receipt has this hash. Raises WrongStateError if they are not kept."""
+        ...
+
+    async def hear(self, caller: PeerId, evidence: Evidence) -> Evidence | None:
+        """Take an accusation, and return what this peer knows of it. Raises BadMessageError if it is not signed."""
+        ...

@@ -13,6 +13,7 @@ from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
 from peerd.policy.round.debts import Edge
 from peerd.policy.step.certificates import Slices
+from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, NO_RECORD, AverageId, Lineage, PeerId, RawRecord
 
@@ -74,6 +75,8 @@ class Call:
     """The codec for the gradient in the reply, where the run chooses codecs for each link."""
     versions: tuple[bytes, ...] = ()
     """Where steps are local, by earlier stage, the name of the version of its parameters that made the inputs."""
+    signature: bytes = b""
+    """Where peers audit each other, the caller's signature of what it asks (policy/step/receipts.py)."""
     trace: bytes = b""
     """OpenTelemetry's trace id and the id of the caller's span; empty except for a sample of the calls."""
 
@@ -108,6 +111,8 @@ class CallResult:
     """The smallest number of slots of a peer on the path; 0 where unknown."""
     versions: tuple[bytes, ...] = ()
     """Where steps are local, of the callee and each later stage, the name of the version that the gradient was computed with."""
+    signed: SignedPass | None = None
+    """Where peers audit each other, what the callee has signed of this call."""
 
 
 class ProposalAnswer(NamedTuple):

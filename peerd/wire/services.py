@@ -43,6 +43,7 @@ from peerd.wire.frames import UNHEADED, LatestWord, count_sent, frames_of, messa
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
 from peerd.wire.messages import Call, CallResult, ProposalAnswer, StateRequest, Verified
 from peerd.wire.open_conversations import Held
+from peerd.wire.receipts import tell_signed
 from peerd.wire.replies import Replies
 
 LOG = structlog.get_logger()
@@ -177,6 +178,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
             call, result = await work
             began_s, work = time.monotonic(), _nothing()  # the task holds the gradient, too
             done, chunks = convert.result_to(result, self._door.traffic.incoming[link].rate)
+            tell_signed(done.done, result.signed)
             result = replace(result, gradient=result.gradient and result.gradient.with_chunks(()))
             self._door.traffic.uplink.sends(result.gradient.num_bytes if result.gradient else 0)
             with Delivery(chunks, self._door.patience_s, turn.end) as delivery:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from peerd.config import limits
+from peerd.control.audits import AuditReply, AuditsInfo
 from peerd.control.protocol import (
     ContributionsReply,
     Counters,
@@ -178,3 +179,37 @@ def contributions_reply(**changes: Any) -> ContributionsReply:
     ]
     fields: dict[str, Any] = {"schema": 1, "me": ME, "run": "demo", "num_stages": 3, "stages": stages}
     return cast("ContributionsReply", {**fields, **changes})
+
+
+LIAR, MATE, OTHER = ("12D3KooW" + letter * 44 for letter in "LMN")
+
+
+def audits_info(**changes: Any) -> AuditsInfo:
+    fields: dict[str, Any] = {
+        "items": 480,
+        "drawn": 14,
+        "counts": {"accused": 1, "convicted": 1, "missed": 1, "right": 12},
+        "kept": 320,
+        "offered": 320,
+        "kept_bytes": 1 << 20,
+        "most_kept_bytes": 1 << 22,
+        "standing": [MATE, OTHER],
+        "lost": [LIAR],
+        "own_fault": "",
+    }
+    return cast("AuditsInfo", {**fields, **changes})
+
+
+def audit_reply(**changes: Any) -> AuditReply:
+    item = {"peer": LIAR, "stage": 1, "step": 7, "index": 3}
+    judges = [{"peer": peer, "deviation": 2.0, "tolerance": 1e-4, "differs": True} for peer in (MATE, OTHER)]
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "audits": audits_info(),
+        "last": [
+            {**item, "index": 2, "outcome": "missed", "deviation": None, "reason": "that call is not kept"},
+            {**item, "outcome": "convicted", "deviation": 2.0, "reason": ""},
+        ],
+        "cases": [{**item, "accuser": MATE, "ruling": "convicted", "judges": judges, "losers": [LIAR]}],
+    }
+    return cast("AuditReply", {**fields, **changes})

@@ -82,6 +82,7 @@ VERBS = {
     "data": {"--data", "--home", "--json"},
     "invite": {"--days", "--list", "--run", "--home", "--json"},
     "ban": {"--reason", "--lift", "--run", "--home", "--json"},
+    "audit": {"--home", "--json"},
     "export": {"--format", "--timeout", "--home", "--json"},
     "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--replicas", "--replay", "--home", "--json"},

@@ -16,7 +16,7 @@ from peerd.config.paths import Home
 from peerd.daemon.watching.tracing import trace_reply
 from peerd.policy.owner.governor import Limits
 from tests.cli.conftest import Command
-from tests.cli.replies import contributions_reply, history_reply, peers_reply, status_reply
+from tests.cli.replies import audit_reply, contributions_reply, history_reply, peers_reply, status_reply
 from tests.cli.test_contract import verbs_of
 from tests.command_line import check
 from tests.control.fake_daemon import serving
@@ -35,6 +35,7 @@ REPLIES = {
     "resume": OWNER,
     "limits": OWNER,
     "status": dict(status_reply()),
+    "audit": dict(audit_reply()),
     "peers": dict(peers_reply()),
     "wait": {"schema": 1, "step": 4, "serving": True},
     "leave": {"schema": 1},

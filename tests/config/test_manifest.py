@@ -33,6 +33,8 @@ leaf_paths = [
     for entry in dataclasses.fields(getattr(Manifest(), section.name))
 ]
 
+AUDITS = {"trust": "audits", "group_size": 0}
+
 
 @given(manifests())
 def test_canonical_bytes_come_back_equal(run: Manifest) -> None:
@@ -156,6 +158,28 @@ def test_local_steps_go_with_a_sparse_codec_groups_and_tied_weights_of_one_stage
     run = manifest.parse(document, "test")
     assert not run.may_average_parameters
     assert run.train.inner == replace(run.train, local_batch=0)
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"swarm": {"trust": "audits"}}, "needs swarm.group_size 0"),
+        ({"swarm": AUDITS, "train": {"local_batch": 2}}, "train.local_batch"),
+        ({"swarm": AUDITS, "train": {"delayed_updates": True}}, "train.delayed_updates"),
+        ({"swarm": AUDITS, "train": {"precision": "float16"}}, 'train.precision "float16"'),
+        ({"swarm": AUDITS, "wire": {"weight_gradients": "powersgd:4"}}, "powersgd"),
+    ],
+)
+def test_what_does_not_go_with_audits_is_told(document: dict[str, Any], words: str) -> None:
+    with pytest.raises(ManifestError, match=re.escape('swarm.trust "audits"') + ".*" + re.escape(words)):
+        manifest.parse(document, "test")
+
+
+def test_audits_include_certificates_and_are_off_unless_the_organiser_wants_them() -> None:
+    assert (Manifest().swarm.certifies, Manifest().swarm.audits) == (False, False)
+    for trust, audits in (("on", False), ("audits", True)):
+        swarm = manifest.parse({"swarm": {**AUDITS, "trust": trust}}, "test").swarm
+        assert (swarm.certifies, swarm.audits) == (True, audits)
 
 
 def test_a_misspelt_field_is_refused_rather_than_ignored() -> None:

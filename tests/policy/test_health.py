@@ -268,3 +268,15 @@ def test_hole_36_a_peer_that_is_sidelined_is_named_by_its_mates_and_told_of_it()
     assert item.title.startswith("far sidelined")
     (item,) = health(facts_of(ME, mate, replace(absent, sidelined=(ME.peer,)), elsewhere))
     assert item.title.startswith("this peer sidelined")
+
+
+def test_a_peer_that_has_lost_its_standing_reads_it_first_and_others_read_its_name() -> None:
+    mine, liar = member("me", step=5, trains=True), PeerId("liar")
+    (note,) = [
+        note for note in health(facts_of(mine, member("a", stage=1, step=5), convicted=frozenset({liar}))) if note.code == "convicted"
+    ]
+    assert (note.severity, note.title.split()[0]) == ("warning", "liar")
+    told = "3 mates computed this peer's microbatch 4 of step 2 again and got something else"
+    (note,) = [each for each in health(facts_of(mine, convicted=frozenset({mine.peer}), own_fault=told)) if each.code == "convicted"]
+    assert (note.severity, note.title) == ("problem", told)
+    assert "peerd doctor" in note.remedy

@@ -14,7 +14,7 @@ from peerd.errors import PeerGoneError
 from peerd.link.links import CHUNK_BYTES, HOME_BYTES_PER_S, LEAST_BYTES_PER_S, Arrival, Links, with_time_for
 from peerd.link.traffic import Traffic
 from peerd.wire.chunks import Chunk
-from peerd.wire.clients import _chunks_of_stream, _read_chunks
+from peerd.wire.clients import _chunks_of_stream, read_chunks
 from peerd.wire.door import Door
 from tests.wire.callee import RUN
 
@@ -28,7 +28,7 @@ async def coming(*delays_s: float) -> AsyncIterator[Chunk]:
 
 
 async def test_a_caller_waits_for_a_chunk_as_long_as_a_slow_link_takes() -> None:
-    assert len(await _read_chunks(coming(0.5, 0.5), 2 * NUM_BYTES, PATIENCE_S)) == 2
+    assert len(await read_chunks(coming(0.5, 0.5), 2 * NUM_BYTES, PATIENCE_S)) == 2
 
 
 async def test_a_callee_waits_for_a_chunk_as_long_as_a_slow_link_takes_and_no_longer() -> None:

@@ -95,8 +95,16 @@ def _of_table(peer: Peer) -> dict[str, Reading]:
         "peerd_strangers": len(peer.membership.strangers()),
         "peerd_access_list": peer.membership.access.number,
         "peerd_banned_peers": len(peer.membership.access.listed.banned),
+        "peerd_audits_total": _of_audits(peer),
+        "peerd_audit_kept_bytes": peer.seat.witness.kept.num_bytes if peer.seat.witness else 0,
+        "peerd_convicted_peers": len(peer.cases.losers),
         "peerd_unwelcome_calls_total": peer.membership.access.refused,
     }
+
+
+def _of_audits(peer: Peer) -> Reading:
+    auditor = peer.seat.auditor
+    return {outcome.value: float(count) for outcome, count in auditor.tallies.counts.items()} if auditor is not None else {}
 
 
 def _of_paths(peer: Peer) -> dict[str, MetricSource]:

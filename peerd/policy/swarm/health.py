@@ -104,6 +104,10 @@ class Facts:
     """Whether the run never averages parameters, so that what unlike devices round differently stays."""
     contradictory: frozenset[PeerId] = frozenset()
     """Peers that signed two records under one version, or two slices of one round."""
+    convicted: frozenset[PeerId] = frozenset()
+    """Peers that have lost their standing by audits: rule 20 (audit)."""
+    own_fault: str = ""
+    """Why this peer has, in words; empty if it has not."""
     banned: Mapping[PeerId, str] = field(default_factory=dict)
     """Peers that the organiser has banned, with the reasons."""
     invitation_ends: bool = False
@@ -147,7 +151,15 @@ def _lacking(live: LiveView, num_stages: int) -> list[int]:
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
     swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
-    stage = [_dead_links(facts), _sidelined(facts), _contradictory(facts), _inexact(facts), _joining(facts), _unlike(facts)]
+    stage = [
+        _dead_links(facts),
+        _sidelined(facts),
+        _contradictory(facts),
+        _convicted(facts),
+        _inexact(facts),
+        _joining(facts),
+        _unlike(facts),
+    ]
     stage += [_banned(facts), _invitation(facts)]
     found = [item for item in (*swarm, *stage, *_unaveraged(facts)) if item]
     return sorted(found, key=lambda item: ("problem", "warning", "info").index(item.severity))
@@ -292,6 +304,21 @@ def _contradictory(facts: Facts) -> HealthNote | None:
     title = f"{found[0]}{more} signed two things that contradict each other, and counts for nothing for a while"
     remedy = "its home may have been copied and run twice; or its software is broken, or it lies"
     return HealthNote("contradictory", title, "warning", remedy)
+
+
+def _convicted(facts: Facts) -> HealthNote | None:
+    """Peers that compute wrongly or lie, by the word of most of their mates. This one hears it first."""
+    if facts.own_fault:
+        remedy = (
+            "its device computes wrongly: `peerd doctor` tests it; its key takes no part in this run any more, so join with another --home"
+        )
+        return HealthNote("convicted", facts.own_fault, "problem", remedy)
+    found = sorted(facts.convicted - {facts.mine.peer})
+    if not found:
+        return None
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    title = f"{found[0]}{more} lost its standing: most of its mates found its work or its word wrong"
+    return HealthNote("convicted", title, "warning", "others do its share; `peerd audit` shows the case")
 
 
 def _banned(facts: Facts) -> HealthNote | None:

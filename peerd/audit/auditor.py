@@ -1,0 +1,273 @@
+"""Audits the mates of one seat: draws what to compute again by private coins, and settles with them what it finds wrong. Rule 20 (audit).
+
+A step is audited during the next one. The executor computes audits when it has nothing else to do; what a case needs goes first, as it is
+rare. The tensors come from the other ends of a mate's calls, so a mate does not know what is looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import structlog
+
+from peerd.audit.cases import CaseNews, Cases, KnownCase
+from peerd.audit.host import AuditHost
+from peerd.audit.replays import AuditedStep, Replays
+from peerd.audit.tallies import AuditOutcome, AuditTallies
+from peerd.background import Tasks
+from peerd.errors import BadMessageError, PeerdError, RemoteError
+from peerd.policy.step.auditing import AuditWord, Item, chance, due
+from peerd.policy.step.evidence import Evidence, SignedWord, coins_text, insistence_text, word_text
+from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.roster import Roster
+from peerd.policy.step.verdicts import verdict_on
+from peerd.stage.executor import Priority
+from peerd.stage.state import StageState
+from peerd.stage.witnessing import PassWitness, hash_of_lineage
+from peerd.swarm.clock import clock_s
+from peerd.table.record import Lineage, PeerId
+from peerd.wire.audit_client import AuditClient, KeptTensors
+
+LOOKS_PER_JUDGE = 8
+ASKED_AT_ONCE = 8
+STEPS_KNOWN = 4
+"""Steps of which this peer knows who may judge."""
+MOST_EARLY = 16
+"""Cases of a step that this peer is about to finish."""
+LOG = structlog.get_logger()
+
+
+class Auditor:
+    """What one seat does for rule 20 (audit). Everything runs on the event loop, but for replays, hashes and signatures."""
+
+    def __init__(
+        self, state: StageState, witness: PassWitness, replays: Replays, client: AuditClient, cases: Cases, host: AuditHost
+    ) -> None:
+        self._state, self._witness, self._replays = state, witness, replays
+        self._client, self._cases, self._host = client, cases, host
+        self.tallies = AuditTallies()
+        self._finished: dict[int, AuditedStep] = {}
+        self._early: deque[Evidence] = deque(maxlen=MOST_EARLY)
+        self._work = Tasks()
+        self._changed = asyncio.Event()
+
+    # What the seat tells
+
+    def applied(self, roster: Roster, before: Lineage) -> None:
+        """This peer has finished a step with this average. `before`: the lineage of the parameters that the step was computed with."""
+        standing, step = self._cases.standing, roster.step
+        if not self._finished:
+            standing.found(peer for peer in roster.peers if not standing.has_lost(peer))
+        standing.finished(roster.peers, step)
+        lineage = self._witness.lineage_at(step)  # which also notes those of the step that begins
+        if lineage != hash_of_lineage(before):
+            return  # it holds parameters of another origin
+        finished = AuditedStep(step, roster.peers, lineage, self._state.holdings.generation)
+        self._finished[step] = finished
+        for old in [old for old in self._finished if old <= step - STEPS_KNOWN]:
+            del self._finished[old]
+        self._work.start(self._audit_step(finished), expects=(PeerdError,))
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Look at the cases, until cancelled."""
+        try:
+            while True:
+                self._look()
+                try:
+                    async with asyncio.timeout(self._judge_s / LOOKS_PER_JUDGE):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+                self._changed.clear()
+        finally:
+            await self._work.close()
+
+    # What other peers ask
+
+    def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
+        """The convictions that the caller lacks, and what is signed of this peer's own calls to a stage in a step."""
+        return self._cases.convictions(known), self._witness.kept.asked_by(self._host.me, stage, step)
+
+    def kept_pass(self, signed: bytes) -> KeptTensors:
+        return self._replays.kept(signed)
+
+    async def hear(self, _caller: PeerId, evidence: Evidence) -> Evidence | None:
+        """Take a case that a peer tells. Raises BadMessageError if its signatures are wrong."""
+        item = evidence.item(self._host.run)
+        known = self._cases.known.get(item.id)
+        if known is None or known.evidence != known.evidence.merged(evidence):
+            await self._check(evidence)
+            self._take(evidence)
+            self._changed.set()
+        known = self._cases.known.get(item.id)
+        return known.evidence if known is not None else None
+
+    async def _check(self, evidence: Evidence) -> None:
+        reason = await asyncio.to_thread(evidence.why_unsigned, self._host.run, self._host.has_signed)
+        if reason:
+            raise BadMessageError(f"an accusation that proves nothing: {reason}")
+
+    # Audits
+
+    async def _audit_step(self, finished: AuditedStep) -> None:
+        pairs = await self._receipts_of(finished)
+        standing, run = self._cases.standing, self._host.run
+        num_auditors = len(standing.standing(finished.members)) - 1
+        items = {signed.own.item(run): signed for signed in pairs if self._may_audit(signed, finished)}
+        secret = self._host.sign(coins_text(run, self._state.record.stage, finished.step))
+        chances = ((item, chance(standing.rate_of(item.audited, finished.step), num_auditors)) for item in items)
+        drawn = due(secret, chances)
+        self.tallies.drew(len(items), len(drawn))
+        for item in drawn:
+            await self._audit(item, items[item], finished, secret)
+
+    def _may_audit(self, signed: SignedPass, finished: AuditedStep) -> bool:
+        asked, me = signed.own.asked, self._host.me
+        of_step = (asked.stage, asked.step) == (self._state.record.stage, finished.step)
+        return of_step and asked.callee in finished.members and asked.callee != me and not self._cases.standing.has_lost(asked.callee)
+
+    async def _receipts_of(self, finished: AuditedStep) -> list[SignedPass]:
+        """What is signed of all calls to this stage in a step, from those that made them."""
+        live, stage = self._host.live(), self._state.record.stage
+        callers = [record.peer for record in (live.serving(stage - 1) if stage else live.records) if record.peer != self._host.me]
+        found = self._witness.kept.asked_by(self._host.me, stage, finished.step)
+        for first in range(0, len(callers), ASKED_AT_ONCE):
+            for told in await asyncio.gather(*(self._ask(peer, finished.step) for peer in callers[first : first + ASKED_AT_ONCE])):
+                found += told
+        return found
+
+    async def _ask(self, peer: PeerId, step: int) -> list[SignedPass]:
+        """One peer's receipts. The convictions that come with them are heard."""
+        known = [item_id for item_id, each in self._cases.known.items() if each.losers]
+        try:
+            convictions, pairs = await self._client.get_receipts(
+                peer, self._state.record.stage, step, known, self._state.num_microbatches, self._host.patience_s
+            )
+            for evidence in convictions:
+                await self.hear(peer, evidence)
+        except RemoteError:
+            return []
+        return [each for each in pairs if each.own.asked.caller == peer]
+
+    async def _audit(self, item: Item, signed: SignedPass, finished: AuditedStep, secret: bytes) -> None:
+        try:
+            told = await self._replays.told(signed, finished)
+            word = await self._replays.measure(told, finished, Priority.IDLE)
+            if word.accuses:
+                again = await self._replays.measure(told, finished, Priority.FORWARD)
+                word = again if again.distance < word.distance else word
+        except PeerdError as error:
+            self.tallies.missed(item, error.message)
+            return
+        self.tallies.audited(item, word)
+        if word.accuses and not self._cases.standing.has_lost(item.audited):
+            LOG.warning("a mate's work is wrong here", mate=item.audited, step=item.step, index=item.index, deviation=word.deviation)
+            await self._replays.hold(finished)
+            self._open(Evidence(signed, self._host.me, secret, (self._signed_word(item, word),)), finished)
+
+    def _open(self, evidence: Evidence, finished: AuditedStep) -> None:
+        if self._cases.why_unheard(evidence, self._voters(finished), 1.0, finished.step):
+            return
+        known = self._cases.hear(evidence, self._voters(finished), clock_s())
+        if known is not None:
+            known.is_asked = True
+            self._tell(known)
+            self._changed.set()
+
+    # Cases
+
+    @property
+    def _judge_s(self) -> float:
+        """How long a judge has: to get the tensors and to compute, while passes of the step go before."""
+        return 2 * self._host.patience_s + 2 * self._host.pass_s()
+
+    def _voters(self, finished: AuditedStep) -> frozenset[PeerId]:
+        return self._cases.standing.standing(finished.members)
+
+    def _take(self, evidence: Evidence) -> None:
+        """Take a case whose signatures are right: one to judge, or one that others have decided."""
+        item = evidence.item(self._host.run)
+        finished = self._finished.get(item.step) if item.stage == self._state.record.stage else None
+        known = self._cases.known.get(item.id)
+        if known is not None:
+            self._cases.hear(evidence, None, clock_s())
+        elif finished is not None and not self._cases.why_unheard(evidence, self._voters(finished), self._most_chance(finished), item.step):
+            self._cases.hear(evidence, self._voters(finished), clock_s())
+            self._work.start(self._replays.hold(finished), expects=(PeerdError,))
+        elif self._is_decided(evidence, item):
+            self._cases.hear(evidence, self._voters_of(item), clock_s())
+        elif finished is None and item.stage == self._state.record.stage and item.step == self._state.record.step:
+            self._early.append(evidence)
+
+    def _most_chance(self, finished: AuditedStep) -> float:
+        """The chance of an audit as the accuser may know it: to one that is new here all mates are newcomers."""
+        return chance(self._cases.standing.rates.newcomer, len(self._voters(finished)) - 1)
+
+    def _voters_of(self, item: Item) -> frozenset[PeerId]:
+        """The peers of the item's stage, as this peer knows them."""
+        peers = (record.peer for record in self._host.live().of_stage(item.stage))
+        return frozenset(peer for peer in peers if not self._cases.standing.has_lost(peer))
+
+    def _is_decided(self, evidence: Evidence, item: Item) -> bool:
+        case = evidence.case(self._host.run)
+        return case is not None and bool(verdict_on(case, self._voters_of(item)).losers)
+
+    def _look(self) -> None:
+        """Do what is due in the cases that this peer knows."""
+        early, now_s = list(self._early), clock_s()
+        self._early.clear()
+        for evidence in early:
+            self._take(evidence)
+        for known in self._cases.to_judge(now_s, self._judge_s):
+            self._work.start(self._judge(known), expects=(PeerdError,))
+        for known in self._cases.to_insist():
+            known.evidence = replace(known.evidence, insists=self._host.sign(insistence_text(self._host.run, known.item)))
+            known.case = replace(known.case, insists=True)
+            self._tell(known)
+        for news in self._cases.rule(now_s, self._judge_s, self._state.record.step):
+            self._heed(news)
+        self._replays.release(known.item.step for known in self._cases.known.values() if known.is_open)
+        self._host.cast_out([peer for peer in self._cases.losers if peer != self._host.me])
+
+    async def _judge(self, known: KnownCase) -> None:
+        finished = self._finished.get(known.item.step)
+        if finished is None or known.item.stage != self._state.record.stage:
+            return
+        try:
+            told = await self._replays.told(known.evidence.signed, finished)
+            word = await self._replays.measure(told, finished, Priority.FORWARD)
+        except PeerdError as error:
+            LOG.info("this peer cannot judge a mate's work", mate=known.item.audited, step=known.item.step, reason=error.message)
+            return
+        self._cases.hear(known.evidence.with_words([self._signed_word(known.item, word)]), None, clock_s())
+        self._tell(known)
+        self._changed.set()
+
+    def _signed_word(self, item: Item, word: AuditWord) -> SignedWord:
+        word = AuditWord(word.deviation if math.isfinite(word.deviation) else math.inf, word.tolerance)
+        return SignedWord(self._host.me, word, self._host.sign(word_text(self._host.run, item, word)))
+
+    def _heed(self, news: CaseNews) -> None:
+        item = news.known.item
+        told = {"mate": item.audited, "stage": item.stage, "step": item.step, "index": item.index, "accuser": news.known.case.accuser}
+        LOG.warning("a case has ended", ruling=news.verdict.ruling.value, losers=sorted(news.fresh), **told)
+        self.tallies.ruled(item, AuditOutcome(news.verdict.ruling.value))
+        if news.fresh:
+            self._tell(news.known, everybody=True)
+
+    def _tell(self, known: KnownCase, *, everybody: bool = False) -> None:
+        """Tell a case to the mates that judge it, or to everybody, its losers included: they may not know that they compute wrongly."""
+        live = self._host.live()
+        others = {record.peer for record in (live.records if everybody else live.of_stage(known.item.stage))} | known.losers | known.voters
+        for peer in others - {self._host.me}:
+            self._work.start(self._tell_to(peer, known), expects=(PeerdError,))
+
+    async def _tell_to(self, peer: PeerId, known: KnownCase) -> None:
+        answer = await self._client.tell_case(peer, known.evidence, self._host.patience_s)
+        if answer is not None and answer.item(self._host.run) == known.item:
+            await self.hear(peer, answer)

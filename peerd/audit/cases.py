@@ -1,0 +1,149 @@
+"""The cases that this peer knows, and what comes of them: rule 20 (audit). It decides nothing itself: verdicts.py does.
+
+A peer hears a case of its own stage with the voters of the item's step. It believes what another stage has decided once more than half of
+the peers that it knows there have signed so.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from peerd.policy.step.auditing import Item, was_due
+from peerd.policy.step.auditing import commitment_to as committed
+from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing, asked, verdict_on, why_unheard
+from peerd.table.record import PeerId, RunId
+
+MOST_CASES = 256
+"""Cases that are remembered, the last ones."""
+CASE_TIMES = 4
+"""A case that nobody has decided after so many times as long as a judge has is disputed."""
+
+
+@dataclass(slots=True)
+class KnownCase:
+    """One case as this peer knows it."""
+
+    evidence: Evidence
+    case: Case
+    voters: frozenset[PeerId]
+    """Those that stand and may judge it."""
+    opened_at_s: float
+    is_asked: bool = False
+    """This peer computes the item, or has."""
+    ruling: Ruling = Ruling.OPEN
+    losers: frozenset[PeerId] = frozenset()
+
+    @property
+    def item(self) -> Item:
+        return self.case.item
+
+    @property
+    def is_open(self) -> bool:
+        return self.ruling is Ruling.OPEN
+
+
+@dataclass(frozen=True, slots=True)
+class CaseNews:
+    """What has just come of a case."""
+
+    known: KnownCase
+    verdict: CaseVerdict
+    fresh: frozenset[PeerId]
+    """Those that lose their standing by it."""
+
+
+@dataclass(slots=True)
+class Cases:
+    """All cases. Times are seconds on the caller's clock."""
+
+    me: PeerId
+    run: RunId
+    standing: Standing = field(default_factory=Standing)
+    known: OrderedDict[bytes, KnownCase] = field(default_factory=OrderedDict)
+    """By the id of the item."""
+
+    def hear(self, evidence: Evidence, voters: Collection[PeerId] | None, now_s: float) -> KnownCase | None:
+        """Take a case whose signatures have been checked, or more words on one. Returns it; None if it cannot be a case.
+
+        `voters`: those that may judge it; None: as known before.
+        """
+        item = evidence.item(self.run)
+        known = self.known.get(item.id)
+        merged = evidence if known is None else known.evidence.merged(evidence)
+        case = merged.case(self.run)
+        if case is None:
+            return None
+        if known is None:
+            known = self.known[item.id] = KnownCase(merged, case, frozenset(voters or ()), now_s)
+            if len(self.known) > MOST_CASES:
+                idle = (each for each, old in self.known.items() if not (old.losers or old.is_open))
+                del self.known[next(idle, next(iter(self.known)))]
+        elif voters is not None and known.is_open:
+            known.voters = frozenset(voters)
+        known.evidence, known.case = merged, case
+        return known
+
+    def why_unheard(self, evidence: Evidence, voters: Collection[PeerId], its_chance: float, step: int) -> str:
+        """Why this peer computes nothing for a case of its own stage; empty if it does."""
+        case = evidence.case(self.run)
+        if case is None:
+            return "it has no word of the accuser"
+        is_due = was_due(committed(evidence.coins), evidence.coins, case.item, its_chance)
+        others = [each.case for each in self.known.values() if each.is_open]
+        return why_unheard(case, voters, others, is_due, self.standing.is_paused(case.accuser, step))
+
+    def to_judge(self, now_s: float, judge_s: float) -> list[KnownCase]:
+        """The cases that this peer is to judge now. It is asked once for each."""
+        found = []
+        for known in self.known.values():
+            silent = int((now_s - known.opened_at_s) / judge_s)
+            if known.is_open and not known.is_asked and self.me in asked(known.case, known.voters, silent):
+                known.is_asked = True
+                found.append(known)
+        return found
+
+    def to_insist(self) -> list[KnownCase]:
+        """This peer's own cases on which all that were asked have spoken: it computes the item once more."""
+        own = (known for known in self.known.values() if known.is_open and known.case.accuser == self.me and not known.case.insists)
+        return [known for known in own if not asked(known.case, known.voters)]
+
+    def rule(self, now_s: float, judge_s: float, step: int) -> list[CaseNews]:
+        """What has come of all cases since the last look. Later words may name more losers, but change no ruling."""
+        found = []
+        for known in self.known.values():
+            late = now_s - known.opened_at_s >= CASE_TIMES * judge_s
+            verdict = verdict_on(known.case, known.voters, is_late=late)
+            fresh = verdict.losers - known.losers
+            if known.is_open and verdict.ruling is not Ruling.OPEN:
+                known.ruling = verdict.ruling
+            elif not fresh:
+                continue
+            self.standing.closed(known.case, verdict, step)
+            known.losers |= verdict.losers
+            found.append(CaseNews(known, verdict, fresh))
+        return found
+
+    @property
+    def losers(self) -> frozenset[PeerId]:
+        """All that have lost their standing by a case that is remembered."""
+        return frozenset(peer for each in self.known.values() for peer in each.losers)
+
+    @property
+    def own_fault(self) -> str:
+        """Why this peer has lost its standing, in words; empty if it has not."""
+        found = next((each for each in self.known.values() if self.me in each.losers), None)
+        if found is None:
+            return ""
+        item, words = found.item, [word for word in found.case.words.values() if word.differs]
+        if item.audited != self.me:
+            return f"what this peer found of microbatch {item.index} of step {item.step} contradicts most of its mates"
+        off = max((word.distance for word in words), default=0.0)
+        what = f"microbatch {item.index} of step {item.step}"
+        return f"{len(words)} mates computed this peer's {what} again and got something else: it is {off:.2g} off, in proportion"
+
+    def convictions(self, known: Collection[bytes] = ()) -> list[Evidence]:
+        """The cases that cost somebody its standing, without those whose ids are known."""
+        return [each.evidence for item_id, each in self.known.items() if each.losers and item_id not in known]

@@ -1,0 +1,70 @@
+"""What has come of this peer's audits, for those who look on."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from peerd.policy.step.auditing import AuditWord, Item
+
+MOST_REMEMBERED = 256
+"""Audits that are remembered one by one, the last ones."""
+
+
+class AuditOutcome(StrEnum):
+    """What came of one audit."""
+
+    RIGHT = "right"
+    DIFFERS = "differs"
+    """Further off than it may be, and not so far that this peer accuses."""
+    ACCUSED = "accused"
+    MISSED = "missed"
+    """It could not be computed again."""
+    CONVICTED = "convicted"
+    CLEARED = "cleared"
+    DISPUTED = "disputed"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditNote:
+    """One audit."""
+
+    item: Item
+    outcome: AuditOutcome
+    deviation: float | None = None
+    """|a - b| / |b|; None if it was not computed."""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class AuditTallies:
+    """Counts since the seat was taken, and the last audits."""
+
+    num_items: int = 0
+    """Microbatches of mates of which this peer had receipts."""
+    num_drawn: int = 0
+    counts: Counter[AuditOutcome] = field(default_factory=Counter)
+    """Audits by what came of them first; the rulings of cases count besides."""
+    last: deque[AuditNote] = field(default_factory=lambda: deque(maxlen=MOST_REMEMBERED))
+
+    def drew(self, num_items: int, num_drawn: int) -> None:
+        """Note a step's items, and how many of them the coins drew."""
+        self.num_items += num_items
+        self.num_drawn += num_drawn
+
+    def missed(self, item: Item, reason: str) -> None:
+        self._note(AuditNote(item, AuditOutcome.MISSED, reason=reason))
+
+    def audited(self, item: Item, word: AuditWord) -> None:
+        outcome = AuditOutcome.ACCUSED if word.accuses else AuditOutcome.DIFFERS if word.differs else AuditOutcome.RIGHT
+        self._note(AuditNote(item, outcome, word.deviation))
+
+    def ruled(self, item: Item, outcome: AuditOutcome) -> None:
+        """Note how a case ended. An audit of this peer's own is remembered with that."""
+        self.counts[outcome] += 1
+        self.last = deque((replace(note, outcome=outcome) if note.item == item else note for note in self.last), MOST_REMEMBERED)
+
+    def _note(self, note: AuditNote) -> None:
+        self.counts[note.outcome] += 1
+        self.last.append(note)

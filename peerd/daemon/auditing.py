@@ -1,0 +1,78 @@
+"""Puts the audits of a seat together, where the run wants them: rule 20 (audit)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from peerd.audit.auditor import Auditor
+from peerd.audit.replays import Replays
+from peerd.planner.memory import Room
+from peerd.stage.witnessing import PassWitness, most_kept_bytes
+from peerd.swarm.clock import clock_s
+from peerd.table.record import PeerId, RunId
+from peerd.table.view import LiveView
+from peerd.wire.audit_client import AuditClient
+
+if TYPE_CHECKING:
+    from peerd.daemon.seat import Seat
+
+
+class AuditingSeat:
+    """A seat, as its auditor sees it."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    @property
+    def run(self) -> RunId:
+        return self._seat.run
+
+    @property
+    def me(self) -> PeerId:
+        return self._seat.peer.membership.me
+
+    @property
+    def patience_s(self) -> float:
+        return self._seat.peer.patience_s
+
+    def sign(self, message: bytes) -> bytes:
+        return self._seat.sign(message)
+
+    def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        return self._seat.has_signed(peer, message, signature)
+
+    def live(self) -> LiveView:
+        return self._seat.peer.membership.live()
+
+    def pass_s(self) -> float:
+        return self._seat.pass_s()
+
+    def cast_out(self, peers: Sequence[PeerId]) -> None:
+        """They are condemned again whenever that ends: a peer that lost its standing never gets it back."""
+        membership, now_s = self._seat.peer.membership, clock_s()
+        fresh = [peer for peer in peers if not membership.view.is_condemned(peer, now_s)]
+        for peer in fresh:
+            membership.cast_out(peer, now_s)
+        for peer in peers:
+            membership.bans.add(peer, membership.view.ttl_s)
+        if fresh:
+            membership.wake()
+
+
+def witness_of(seat: Seat, room: Room) -> PassWitness | None:
+    """What signs the calls of a seat; None in a run without audits."""
+    manifest = seat.peer.place.manifest
+    if not manifest.swarm.audits:
+        return None
+    return PassWitness(seat.state, seat, most_kept_bytes(manifest, room.device if room.host is None else room.host))
+
+
+def auditor_of(seat: Seat) -> Auditor | None:
+    """What audits the mates of a seat; None in a run without audits."""
+    peer, state, witness = seat.peer, seat.state, seat.witness
+    if witness is None:
+        return None
+    host, client = AuditingSeat(seat), AuditClient(peer.network.links, seat.run)
+    replays = Replays(peer.place.manifest, state, seat.executor, witness, client, host)
+    return Auditor(state, witness, replays, client, peer.cases, host)

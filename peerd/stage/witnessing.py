@@ -1,0 +1,205 @@
+"""What this peer signs of microbatches, and keeps of them until the next step ends, for mates to compute them again: rule 20 (audit).
+
+Both ends of a call keep its tensors. So a peer that falsified something cannot get rid of what shows that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from peerd.config.manifest import Manifest
+from peerd.errors import BadMessageError
+from peerd.link.links import Bytes
+from peerd.policy.hashing import digest
+from peerd.policy.step.receipts import HASH_BYTES, NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.stage.state import StageState
+from peerd.table.record import Lineage, PeerId, Phase, RunId
+from peerd.wire.messages import Call, CallResult, TensorBytes
+from peerd.wire.receipts import tensor_hash
+from peerd.wire.tensors import take
+
+STEPS_KEPT = 2
+"""The step under way, and the one before, which is audited meanwhile."""
+
+
+MEMORY_SHARE = 4
+"""Calls take at most one part in so many of the memory that this peer may take."""
+TENSORS = 4
+"""A microbatch has so many at one peer: two between it and its caller, and two between it and the next stage."""
+
+
+def most_kept_bytes(manifest: Manifest, free_bytes: int) -> int:
+    """The bytes of tensors that a peer keeps: those of STEPS_KEPT steps, if it does all microbatches alone, as far as memory allows.
+
+    `free_bytes`: the machine's memory that this peer may take.
+    """
+    wanted = STEPS_KEPT * manifest.train.microbatches_per_step * TENSORS * manifest.boundary_bytes
+    return min(wanted, free_bytes // MEMORY_SHARE)
+
+
+class Signer(Protocol):
+    """This peer's key, as a witness uses it."""
+
+    @property
+    def run(self) -> RunId: ...
+
+    def sign(self, message: bytes) -> bytes: ...
+
+    def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPass:
+    """One call with the tensors that its two ends exchanged, as they travelled."""
+
+    signed: SignedPass
+    inputs: TensorBytes
+    labels: TensorBytes
+    gradient: TensorBytes | None
+    """What the callee gave back; None at the first stage, and where nobody needed it."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.inputs.num_bytes + self.labels.num_bytes + (self.gradient.num_bytes if self.gradient is not None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPass:
+    """A call whose caller has signed what came."""
+
+    asked: AskedPass
+    signature: bytes
+    inputs: TensorBytes
+    labels: TensorBytes
+
+
+class KeptPasses:
+    """Calls of the last steps by the hash of their receipts, in memory bounded in bytes. What does not fit is not kept."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self.num_bytes = 0
+        self.num_offered = self.num_kept = 0
+        """Calls since this peer serves its stage, and how many of them were kept."""
+        self._kept: dict[bytes, KeptPass] = {}
+
+    def put(self, run: RunId, kept: KeptPass) -> None:
+        """Keep a call, if it fits. Calls of steps before the last ones go first."""
+        newest = kept.signed.own.asked.step
+        for key, each in list(self._kept.items()):
+            if each.signed.own.asked.step <= newest - STEPS_KEPT:
+                self.num_bytes -= self._kept.pop(key).num_bytes
+        signed = kept.signed.own.signed(run)
+        if signed in self._kept:
+            return
+        self.num_offered += 1
+        if self.num_bytes + kept.num_bytes <= self.most_bytes:
+            self.num_kept += 1
+            self.num_bytes += kept.num_bytes
+            self._kept[signed] = kept
+
+    def find(self, signed: bytes) -> KeptPass | None:
+        return self._kept.get(signed)
+
+    def asked_by(self, caller: PeerId, stage: int, step: int) -> list[SignedPass]:
+        """What is signed of the calls that this caller made to a stage in a step, and whose tensors are kept."""
+        found = (each.signed for each in self._kept.values())
+        return [each for each in found if (each.own.asked.caller, each.own.asked.stage, each.own.asked.step) == (caller, stage, step)]
+
+
+class PassWitness:
+    """Signs both ends of this peer's calls. All methods run on the event loop; hashes and signatures are made on other threads."""
+
+    def __init__(self, state: StageState, signer: Signer, most_bytes: int) -> None:
+        self._state = state
+        self._signer = signer
+        self.kept = KeptPasses(most_bytes)
+        self._lineages: dict[int, tuple[int, Lineage]] = {}
+        """By step, the generation of the parameters and their lineage, as far as this peer was at that step."""
+
+    def note_lineage(self) -> None:
+        """Note with which parameters this peer computes now."""
+        generation = self._state.holdings.generation  # first: a state is loaded with a new generation, and then the record says so
+        record = self._state.record
+        if record.phase is not Phase.JOINING:
+            self._lineages[record.step] = generation, record.lineage
+        for step in [step for step in self._lineages if step <= record.step - STEPS_KEPT]:
+            del self._lineages[step]
+
+    def lineage_at(self, step: int) -> bytes:
+        """The hash of the lineage of the parameters of a step, 32 bytes. NOTHING if this peer does not know it, or has others by now."""
+        self.note_lineage()
+        generation, lineage = self._lineages.get(step, (-1, None))
+        return NOTHING if lineage is None or generation != self._state.holdings.generation else hash_of_lineage(lineage)
+
+    # The caller's end
+
+    async def asks(self, call: Call, peer: PeerId) -> tuple[Call, AskedPass | None]:
+        """Sign a call. An evaluation changes no parameter, so nothing is signed of it."""
+        if call.evaluation:
+            return call, None
+        me = self._state.record.peer
+
+        def signed() -> tuple[Call, AskedPass]:
+            asked = _asked(call, me, peer, call.inputs, call.labels)
+            return replace(call, signature=self._signer.sign(asked.text(self._signer.run))), asked
+
+        return await asyncio.to_thread(signed)
+
+    async def took(self, call: Call, asked: AskedPass | None, result: CallResult) -> None:
+        """Keep what both ends have signed. Raises BadMessageError if the callee has signed something else than it sent."""
+        if asked is None:
+            return
+        given = result.signed
+        if given is None or given.own.asked != asked or given.own.caller_signature != call.signature:
+            raise BadMessageError("the reply has no receipt of this call")
+        if (reason := await asyncio.to_thread(self._why_bad, given, result.gradient)) != "":
+            raise BadMessageError(f"a receipt that binds nobody: {reason}")
+        self.kept.put(self._signer.run, KeptPass(given, call.inputs, call.labels, result.gradient))
+
+    def _why_bad(self, given: SignedPass, gradient: TensorBytes | None) -> str:
+        if given.own.answered.gradient != tensor_hash(gradient):
+            return "the gradient is not the one that was signed"
+        return given.why_unsigned(self._signer.run, self._signer.has_signed)
+
+    # The callee's end
+
+    async def is_asked(self, caller: PeerId, call: Call, chunks: Sequence[Bytes]) -> ReceivedPass:
+        """Check the caller's signature of what has come. Raises BadMessageError."""
+        me, run, signer = self._state.record.peer, self._signer.run, self._signer
+        self.note_lineage()
+        inputs, labels = take(chunks, call.inputs, call.labels)
+
+        def checked() -> ReceivedPass:
+            asked = _asked(call, caller, me, inputs, labels)
+            if not signer.has_signed(caller, asked.text(run), call.signature):
+                raise BadMessageError("the caller has not signed what it sent")
+            return ReceivedPass(asked, call.signature, inputs, labels)
+
+        return await asyncio.to_thread(checked)
+
+    async def answers(self, given: ReceivedPass, result: CallResult, below: SignedPass | None) -> CallResult:
+        """Sign the answer to a call, and keep both. `below`: what was signed of this peer's own call to the next stage."""
+        run, lineage, asked = self._signer.run, self.lineage_at(given.asked.step), given.asked
+        next_receipt = below.own if below is not None else None
+
+        def signed() -> SignedPass:
+            named = NOTHING if next_receipt is None else next_receipt.signed(run)
+            answered = AnsweredPass(tensor_hash(result.gradient), named, lineage)
+            receipt = Receipt(asked, answered, given.signature, self._signer.sign(answered.text(asked, run)))
+            return SignedPass(receipt, next_receipt)
+
+        own = await asyncio.to_thread(signed)
+        self.kept.put(run, KeptPass(own, given.inputs, given.labels, result.gradient))
+        return replace(result, signed=own)
+
+
+def hash_of_lineage(lineage: Lineage) -> bytes:
+    return digest("lineage", lineage.inexact, lineage.chain, size=HASH_BYTES)
+
+
+def _asked(call: Call, caller: PeerId, callee: PeerId, inputs: TensorBytes, labels: TensorBytes) -> AskedPass:
+    return AskedPass(call.stage, call.step, call.index, caller, callee, tensor_hash(inputs), tensor_hash(labels))

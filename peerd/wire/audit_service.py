@@ -1,0 +1,73 @@
+"""The called side of audits: what this peer keeps of its calls, and the cases that others tell. Rule 20 (audit)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from peerd.errors import BadMessageError, BusyError
+from peerd.generated import audit_pb2, audit_pb2_grpc
+from peerd.link.few_each import FewEach
+from peerd.link.links import CHUNK_BYTES
+from peerd.link.traffic import PeerRole
+from peerd.policy.step.receipts import HASH_BYTES
+from peerd.wire import convert
+from peerd.wire.deliveries import Watch
+from peerd.wire.door import Door
+from peerd.wire.handlers import AuditHandler
+from peerd.wire.receipts import evidence_from, evidence_to, pair_to
+from peerd.wire.services import Servicer
+
+MOST_PAIRS = 256
+"""Receipts in one message, some 200 KB."""
+MOST_KNOWN = 64
+PASSES_AT_ONCE = 2
+"""Passes that one caller gets at once: an auditor computes one after another."""
+
+
+class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
+    register = staticmethod(audit_pb2_grpc.add_AuditServicer_to_server)
+
+    def __init__(self, door: Door, handler: AuditHandler) -> None:
+        super().__init__(door, handler)
+        self._giving = FewEach(door.knows)
+
+    async def GetReceipts(self, request: audit_pb2.ReceiptsRequest, context: Any) -> AsyncIterator[audit_pb2.ReceiptsMessage]:
+        async with self._door.answering(context, request.run):
+            if len(request.known) > MOST_KNOWN:
+                raise BadMessageError(f"the ids of {len(request.known)} convictions")
+            convictions, pairs = self._handler.receipts(request.stage, request.step, frozenset(request.known))
+        for evidence in convictions:
+            yield self._counted(audit_pb2.ReceiptsMessage(conviction=evidence_to(evidence, self._door.run)))
+        for first in range(0, len(pairs), MOST_PAIRS):
+            yield self._counted(audit_pb2.ReceiptsMessage(pairs=map(pair_to, pairs[first : first + MOST_PAIRS])))
+
+    def _counted(self, message: audit_pb2.ReceiptsMessage) -> audit_pb2.ReceiptsMessage:
+        self._door.traffic.gave("audits", PeerRole.STAGE_PEER, message.ByteSize())
+        return message
+
+    async def GetPass(self, request: audit_pb2.PassRequest, context: Any) -> AsyncIterator[audit_pb2.PassMessage]:
+        async with self._door.answering(context, request.run) as caller:
+            with self._giving.by(caller, PASSES_AT_ONCE) as may_have:
+                if not may_have:
+                    raise BusyError("other microbatches are on their way to you")
+                if len(request.signed) != HASH_BYTES:
+                    raise BadMessageError("the hash of a receipt has 32 bytes")
+                given = [each for each in self._handler.kept_pass(request.signed) if each is not None]
+                headers = dict(zip(("inputs", "labels", "gradient"), map(convert.tensor_to, given), strict=False))
+                yield audit_pb2.PassMessage(header=audit_pb2.PassHeader(**headers))
+                with Watch(self._door.patience_s, lambda: None) as watch:
+                    for piece in (piece for each in given for piece in each.chunks):
+                        for first in range(0, len(piece), CHUNK_BYTES):
+                            chunk = bytes(piece[first : first + CHUNK_BYTES])
+                            watch.sends(len(chunk))
+                            await self._door.traffic.uplink.turn(len(chunk))
+                            yield audit_pb2.PassMessage(chunk=chunk)
+                            self._door.traffic.gave("audits", PeerRole.STAGE_PEER, len(chunk))
+                await self._door.check_taken(context, caller, watch)
+
+    async def TellCase(self, request: audit_pb2.AuditCase, context: Any) -> audit_pb2.AuditCase:
+        async with self._door.answering(context, request.run) as caller:
+            known = await self._handler.hear(caller, evidence_from(request))
+        reply = audit_pb2.AuditCase() if known is None else evidence_to(known, self._door.run)
+        return self._door.traffic.answered(request, reply)

@@ -1,0 +1,117 @@
+"""Receipts on the wire: what both ends of a call sign of it, for rule 20 (audit). The hash of a tensor covers how its bytes are read."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from peerd.errors import BadMessageError
+from peerd.generated import audit_pb2, stage_pb2
+from peerd.policy.hashing import digest
+from peerd.policy.step.auditing import AuditWord
+from peerd.policy.step.evidence import MOST_WORDS, Evidence, SignedWord
+from peerd.policy.step.receipts import HASH_BYTES, NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.table.record import PeerId
+from peerd.wire.chunks import digest_of
+from peerd.wire.convert import MAX_PEER_CHARS, MAX_SIGNATURE_BYTES, MAX_STAGES
+from peerd.wire.messages import Call, CallResult, TensorBytes
+
+
+def tensor_hash(value: TensorBytes | None) -> bytes:
+    """The hash of a tensor as it travels, 32 bytes; NOTHING for none. It takes a while for a large one."""
+    if value is None:
+        return NOTHING
+    return digest("tensor", value.dtype, str(value.shape), str(value.codec), digest_of(value.chunks), size=HASH_BYTES)
+
+
+class Witness(Protocol):
+    """Signs this peer's calls, and looks at what is signed in the answers."""
+
+    async def asks(self, call: Call, peer: PeerId) -> tuple[Call, AskedPass | None]:
+        """Return the call as it is sent to `peer`, and what was signed of it; None: nothing."""
+
+    async def took(self, call: Call, asked: AskedPass | None, result: CallResult) -> None:
+        """Keep what both ends have signed. Raises BadMessageError if the callee has signed something else than it sent."""
+
+
+class NoWitness:
+    """Signs nothing."""
+
+    async def asks(self, call: Call, _peer: PeerId) -> tuple[Call, AskedPass | None]:
+        return call, None
+
+    async def took(self, call: Call, asked: AskedPass | None, result: CallResult) -> None: ...
+
+
+def receipt_to(receipt: Receipt) -> stage_pb2.PassReceipt:
+    asked, answered = receipt.asked, receipt.answered
+    return stage_pb2.PassReceipt(
+        stage=asked.stage,
+        step=asked.step,
+        microbatch=asked.index,
+        caller=asked.caller,
+        callee=asked.callee,
+        inputs=asked.inputs,
+        labels=asked.labels,
+        gradient=answered.gradient,
+        below=answered.below,
+        lineage=answered.lineage,
+        caller_signature=receipt.caller_signature,
+        callee_signature=receipt.callee_signature,
+    )
+
+
+def receipt_from(message: stage_pb2.PassReceipt) -> Receipt:
+    """Whether it is signed is not checked here."""
+    hashes = (message.inputs, message.labels, message.gradient, message.below, message.lineage)
+    if any(len(each) not in (0, HASH_BYTES) for each in hashes) or message.stage >= MAX_STAGES:
+        raise BadMessageError("a receipt with a hash or a stage out of range")
+    if max(len(message.caller), len(message.callee)) > MAX_PEER_CHARS:
+        raise BadMessageError("a receipt with a name that no peer has")
+    if max(len(message.caller_signature), len(message.callee_signature)) > MAX_SIGNATURE_BYTES:
+        raise BadMessageError("the signature of a receipt is too long")
+    ends = PeerId(message.caller), PeerId(message.callee)
+    asked = AskedPass(message.stage, message.step, message.microbatch, *ends, message.inputs, message.labels)
+    answered = AnsweredPass(message.gradient, message.below, message.lineage)
+    return Receipt(asked, answered, message.caller_signature, message.callee_signature)
+
+
+def pair_to(signed: SignedPass) -> audit_pb2.ReceiptPair:
+    below = receipt_to(signed.below) if signed.below is not None else None
+    return audit_pb2.ReceiptPair(receipt=receipt_to(signed.own), below=below)
+
+
+def pair_from(message: audit_pb2.ReceiptPair) -> SignedPass:
+    return SignedPass(receipt_from(message.receipt), receipt_from(message.below) if message.HasField("below") else None)
+
+
+def evidence_to(evidence: Evidence, run: str) -> audit_pb2.AuditCase:
+    words = [
+        audit_pb2.AuditWord(judge=each.judge, deviation=each.word.deviation, tolerance=each.word.tolerance, signature=each.signature)
+        for each in evidence.words
+    ]
+    item = pair_to(evidence.signed)
+    return audit_pb2.AuditCase(run=run, item=item, accuser=evidence.accuser, coins=evidence.coins, words=words, insists=evidence.insists)
+
+
+def evidence_from(message: audit_pb2.AuditCase) -> Evidence:
+    """Whether it is signed is not checked here."""
+    names = (message.accuser, *(each.judge for each in message.words))
+    signatures = (message.coins, message.insists, *(each.signature for each in message.words))
+    if len(message.words) > MOST_WORDS or max(map(len, names)) > MAX_PEER_CHARS or max(map(len, signatures)) > MAX_SIGNATURE_BYTES:
+        raise BadMessageError("a case with too many words, or with a name or a signature that is too long")
+    words = (SignedWord(PeerId(each.judge), AuditWord(each.deviation, each.tolerance), each.signature) for each in message.words)
+    return Evidence(pair_from(message.item), PeerId(message.accuser), message.coins, insists=message.insists).with_words(words)
+
+
+def tell_signed(done: stage_pb2.Done, signed: SignedPass | None) -> None:
+    """Write what is signed of a call into its reply."""
+    if signed is not None:
+        done.receipt.CopyFrom(receipt_to(signed.own))
+        if signed.below is not None:
+            done.below.CopyFrom(receipt_to(signed.below))
+
+
+def signed_in(done: stage_pb2.Done) -> SignedPass | None:
+    if not done.HasField("receipt"):
+        return None
+    return SignedPass(receipt_from(done.receipt), receipt_from(done.below) if done.HasField("below") else None)

@@ -1,0 +1,205 @@
+"""The last stage of a run of two, whose peers audit each other in one process, and the peer of the stage before, which calls them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+
+from peerd.audit.auditor import Auditor
+from peerd.audit.cases import Cases
+from peerd.audit.replays import Replays
+from peerd.config.manifest import Manifest, SwarmConfig
+from peerd.errors import PeerGoneError
+from peerd.link.links import Bytes
+from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.verdicts import Standing
+from peerd.stage.calls import StageService
+from peerd.stage.executor import Executor, Pace
+from peerd.stage.state import StageState
+from peerd.stage.witnessing import PassWitness, most_kept_bytes
+from peerd.table.record import PeerId, PeerRecord
+from peerd.table.view import LiveView
+from peerd.wire.audit_client import AuditClient, KeptTensors
+from peerd.wire.messages import Call, CallResult, TensorBytes
+from peerd.wire.tensors import decode, encode
+from tests.paper_host import PaperHost
+from tests.stage.signed_life import PLENTY, Key
+from tests.strategies import view_of
+from tests.tiny_run import tiny_manifest
+
+CPU = torch.device("cpu")
+
+
+def manifest_of(num_microbatches: int) -> Manifest:
+    manifest = tiny_manifest(2, microbatches_per_step=num_microbatches)
+    return replace(manifest, swarm=SwarmConfig(trust="audits", group_size=0))
+
+
+@dataclass
+class Mate:
+    """One peer of the stage, or the one before it, which has no service."""
+
+    stage_of: AuditedStage
+    number: int
+    stage: int = 1
+    factor: float = 1.0
+    """It multiplies each gradient that it gives back by this."""
+    key: Key = field(default_factory=Key)
+    cast: list[PeerId] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        manifest = self.stage_of.manifest
+        record = PeerRecord(peer=self.key.peer, incarnation=1, stage=self.stage)
+        self.state = StageState(manifest, record, CPU, lambda: view_of(self.state.record))
+        self.state.serve()
+        self.executor = Executor()
+        self.witness = PassWitness(self.state, self.key, most_kept_bytes(manifest, PLENTY))
+        self.answers, self.witness.answers = self.witness.answers, self._answers  # type: ignore[method-assign]
+        self.service = StageService(manifest, self.state, self.executor, cast(Any, None), Pace(), PaperHost(), witness=self.witness)
+        client = cast(AuditClient, Lines(self))
+        replays = Replays(manifest, self.state, self.executor, self.witness, client, self)
+        self.cases = Cases(self.me, self.run, Standing(self.stage_of.rates) if self.stage_of.rates else Standing())
+        self.auditor = Auditor(self.state, self.witness, replays, client, self.cases, self)
+
+    async def _answers(self, given: Any, result: CallResult, below: Any) -> CallResult:
+        if self.factor != 1.0 and result.gradient is not None:
+            result = replace(result, gradient=encode(self.factor * decode(result.gradient, CPU)))
+        return await self.answers(given, result, below)
+
+    @property
+    def run(self) -> Any:
+        return self.key.run
+
+    @property
+    def me(self) -> PeerId:
+        return self.key.peer
+
+    @property
+    def patience_s(self) -> float:
+        return self.stage_of.patience_s
+
+    def sign(self, message: bytes) -> bytes:
+        return self.key.sign(message)
+
+    def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        return self.key.has_signed(peer, message, signature)
+
+    def live(self) -> LiveView:
+        out = set(self.cast)
+        return view_of(*(each.state.record for each in self.stage_of.all if each.me not in out))
+
+    def pass_s(self) -> float:
+        return 0.0
+
+    def cast_out(self, peers: Sequence[PeerId]) -> None:
+        self.cast = list(peers)
+
+
+@dataclass
+class Lines:
+    """What one peer reaches of the others."""
+
+    mate: Mate
+
+    def _other(self, peer: PeerId) -> Mate:
+        found = next(each for each in self.mate.stage_of.all if each.me == peer)
+        if self.mate.stage_of.is_cut(self.mate, found):
+            raise PeerGoneError("cut")
+        return found
+
+    async def get_receipts(
+        self, peer: PeerId, stage: int, step: int, known: Collection[bytes], most: int, patience_s: float
+    ) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
+        found = self._other(peer).auditor.receipts(stage, step, frozenset(known))
+        assert len(found[1]) <= most
+        return found
+
+    async def get_pass(self, peer: PeerId, step: int, signed: bytes, patience_s: float) -> KeptTensors:
+        return self._other(peer).auditor.kept_pass(signed)
+
+    async def tell_case(self, peer: PeerId, evidence: Evidence, timeout_s: float) -> Evidence | None:
+        return await self._other(peer).auditor.hear(self.mate.me, evidence)
+
+
+@dataclass
+class AuditedStage:
+    """`num_mates` peers of the last stage. The first ones are liars, with these factors."""
+
+    num_mates: int = 4
+    factors: Sequence[float] = ()
+    rates: Any = None
+    patience_s: float = 0.3
+    is_cut: Callable[[Mate, Mate], bool] = lambda _one, _other: False
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        self.manifest = manifest_of(2 * self.num_mates)
+        self.caller = Mate(self, -1, stage=0)
+        factors = [*self.factors, *(1.0 for _ in range(self.num_mates))]
+        self.mates = [Mate(self, number, factor=factors[number]) for number in range(self.num_mates)]
+        self.running, self.bystanders = list[asyncio.Task[None]](), list[Mate]()
+
+    @property
+    def all(self) -> list[Mate]:
+        return [self.caller, *self.mates]
+
+    def bystander(self) -> Mate:
+        """A peer of the stage before, of which nobody knows."""
+        self.bystanders.append(Mate(self, -1, stage=0))
+        return self.bystanders[-1]
+
+    def begin(self) -> None:
+        self.running = [asyncio.ensure_future(each.auditor.run()) for each in self.mates]
+
+    async def end(self) -> None:
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        for each in [*self.all, *self.bystanders]:
+            await each.auditor._work.close()
+            each.executor.close()
+            await each.executor.ended()
+
+    async def step(self) -> None:
+        """Do a step: each mate has its microbatches, and all have the average."""
+        step = self.mates[0].state.record.step
+        for index in range(self.manifest.train.microbatches_per_step):
+            await self._send(self.mates[index % self.num_mates], step, index)
+        entries = tuple(sorted((entry_of(each.state.record) for each in self.mates), key=lambda entry: entry.peer))
+        roster = Roster(1, step, 0, entries[0].peer, entries)
+        parts = []
+        for each in self.mates:
+            reason, copy = each.state.open_round(roster)
+            assert copy is not None, reason
+            parts.append(copy)
+        for each in self.mates:
+            each.state.take_average(roster, torch.stack(parts).sum(0))
+            held = each.state.commit(each.state.record.gradient_norm)
+            each.auditor.applied(held.roster, held.lineage)
+        self.caller.state.record = replace(self.caller.state.record, step=step + 1)
+
+    async def _send(self, mate: Mate, step: int, index: int) -> None:
+        train, chance = self.manifest.train, torch.Generator().manual_seed(1000 * step + index)
+        rows = train.microbatch_size, train.sequence_length
+        labels = torch.randint(0, self.manifest.model.vocab_size, rows, generator=chance, dtype=torch.int32)
+        inputs = encode(torch.randn((*rows, self.manifest.decoder.d_model), generator=chance))
+        number = step.to_bytes(8, "little") + index.to_bytes(8, "little")
+        call = Call(call_id=number, stage=1, step=step, index=index, accumulate=frozenset({0, 1}), inputs=inputs, labels=encode(labels))
+        signed, asked = await self.caller.witness.asks(call, mate.me)
+
+        async def receive() -> tuple[Bytes, ...]:
+            return (*call.inputs.chunks, *call.labels.chunks)
+
+        bare = replace(signed, inputs=_empty(inputs), labels=_empty(call.labels))
+        result = await mate.service.backpropagate(self.caller.me, bare, receive, lambda _stage, _peer: None)
+        await self.caller.witness.took(signed, asked, result)
+
+
+def _empty(value: TensorBytes) -> TensorBytes:
+    return value.with_chunks(())

@@ -1,0 +1,171 @@
+"""Peers of one stage audit each other with real microbatches: a liar is out by the word of most, and nobody honest is accused. Rule 20."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from peerd.audit.tallies import AuditOutcome
+from peerd.errors import BadMessageError
+from peerd.policy.step.auditing import AuditWord, Rates
+from peerd.policy.step.evidence import SignedWord, word_text
+from peerd.policy.step.verdicts import Ruling
+from tests.audit.audited_stage import AuditedStage, Mate
+
+ALL = Rates(newcomer=9.0, usual=9.0, odd=9.0, settled=9.0)
+"""Every peer computes everything again."""
+
+UNTIL_S = 20
+
+
+def lived(act: Callable[[AuditedStage], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async def run() -> None:
+        stage = AuditedStage(**{"rates": ALL, **settings})
+        stage.begin()
+        try:
+            await act(stage)
+        finally:
+            await stage.end()
+
+    asyncio.run(run())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(UNTIL_S):
+        while not is_so():  # noqa: ASYNC110 - several peers change what is looked at
+            await asyncio.sleep(0.01)
+
+
+def counts(mate: Mate) -> dict[AuditOutcome, int]:
+    return dict(mate.auditor.tallies.counts)
+
+
+def num_done(mate: Mate) -> int:
+    return sum(
+        mate.auditor.tallies.counts[each] for each in (AuditOutcome.RIGHT, AuditOutcome.DIFFERS, AuditOutcome.ACCUSED, AuditOutcome.MISSED)
+    )
+
+
+def test_honest_mates_find_each_other_right() -> None:
+    async def act(stage: AuditedStage) -> None:
+        for step in (1, 2):
+            await stage.step()
+            await until(lambda step=step: all(num_done(each) == 6 * step for each in stage.mates))  # type: ignore[misc]
+        for mate in stage.mates:
+            assert counts(mate) == {AuditOutcome.RIGHT: 12}
+            assert {note.deviation for note in mate.auditor.tallies.last} == {0.0}
+            assert (mate.auditor.tallies.num_items, mate.auditor.tallies.num_drawn) == (12, 12)
+            assert (mate.cases.known, mate.cast) == ({}, [])
+
+    lived(act)
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 1.01, 100.0])
+def test_a_mate_that_gives_back_false_gradients_is_out_in_all_views_and_hears_of_it(factor: float) -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in honest))
+        await until(lambda: liar.me in liar.cases.losers)
+        for each in honest:
+            assert each.cases.losers == {liar.me}
+            assert next(known.ruling for known in each.cases.known.values() if known.losers) is Ruling.CONVICTED
+
+    lived(act, factors=[factor])
+
+
+def test_a_mate_that_falsifies_and_accuses_nobody_costs_no_honest_mate_anything_in_a_stage_of_two() -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, honest = stage.mates
+        await stage.step()
+        await until(lambda: any(known.ruling is Ruling.DISPUTED for known in honest.cases.known.values()))
+        assert honest.cases.losers == liar.cases.losers == frozenset()
+        assert honest.cases.standing.rate_of(liar.me, 1) == ALL.newcomer
+
+    lived(act, num_mates=2, factors=[-1.0])
+
+
+def test_a_false_accuser_loses_its_standing() -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, victim, *others = stage.mates
+        audited = liar.auditor._replays
+
+        async def measure(told: Any, finished: Any, priority: Any) -> AuditWord:
+            return AuditWord(2.0, 1e-4)
+
+        audited.measure = measure  # type: ignore[method-assign]
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in (victim, *others)))
+        assert all(each.cases.losers == {liar.me} for each in (victim, *others))
+
+    lived(act)
+
+
+def test_what_others_have_decided_is_believed_by_the_stage_before_and_by_a_newcomer_that_asks_for_receipts() -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in honest))
+        evidence = honest[0].cases.convictions()[0]
+        await until(lambda: stage.caller.cases.known != {})
+        stage.caller.auditor._look()
+        assert stage.caller.cast == [liar.me]
+        assert [each.item(liar.run) for each in stage.caller.cases.convictions()] == [evidence.item(liar.run)]
+        newcomer = stage.bystander()
+        await newcomer.auditor.hear(honest[0].me, replace(evidence, words=evidence.words[:1]))
+        assert not newcomer.cases.known, "one word is no majority"
+        await newcomer.auditor._ask(honest[0].me, 0)
+        newcomer.auditor._look()
+        assert newcomer.cast == [liar.me]
+
+    lived(act, factors=[-1.0])
+
+
+def test_evidence_that_somebody_has_changed_is_refused() -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in honest))
+        evidence = honest[0].cases.convictions()[0]
+        item, victim, forger = evidence.item(liar.run), honest[1], stage.bystander()
+        forged = SignedWord(victim.me, AuditWord(0.0, 1e-4), forger.sign(word_text(liar.run, item, AuditWord(0.0, 1e-4))))
+        own = evidence.signed.own
+        for false in (
+            replace(evidence, words=(*evidence.words[:1], forged)),
+            replace(evidence, insists=b"yes" * 21),
+            replace(evidence, coins=own.callee_signature),
+            replace(evidence, signed=replace(evidence.signed, own=replace(own, asked=replace(own.asked, callee=victim.me)))),
+        ):
+            with pytest.raises(BadMessageError, match="proves nothing"):
+                await forger.auditor.hear(liar.me, false)
+        assert not forger.cases.known
+
+    lived(act, factors=[-1.0])
+
+
+def test_what_nobody_gives_is_not_audited_and_is_told() -> None:
+    async def act(stage: AuditedStage) -> None:
+        stage.caller.witness.kept.most_bytes = 0
+        for mate in stage.mates:
+            mate.witness.kept.most_bytes = 0
+        await stage.step()
+        await asyncio.sleep(0.05)
+        for mate in stage.mates:
+            assert counts(mate) == {}
+            assert mate.auditor.tallies.num_items == 0
+
+    lived(act)
+
+
+def test_the_audited_peer_itself_gives_what_the_other_end_does_not() -> None:
+    async def act(stage: AuditedStage) -> None:
+        stage.caller.auditor.kept_pass = stage.mates[0].auditor.kept_pass  # type: ignore[method-assign]
+        await stage.step()
+        await until(lambda: all(num_done(each) == 6 for each in stage.mates))
+        assert all(counts(mate) == {AuditOutcome.RIGHT: 6} for mate in stage.mates)
+
+    lived(act)

@@ -1,0 +1,140 @@
+"""Receipts, tensors and cases over the real services: all of it comes as it was sent, and no more than there can be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import grpc
+import pytest
+import torch
+
+from peerd.config.codec import parse_codec
+from peerd.errors import BadMessageError, WrongStateError
+from peerd.generated import audit_pb2, audit_pb2_grpc
+from peerd.link.traffic import Traffic
+from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.table.record import PeerId
+from peerd.wire.audit_client import AuditClient, KeptTensors
+from peerd.wire.audit_service import MOST_PAIRS, AuditServicer
+from peerd.wire.door import Door
+from peerd.wire.receipts import evidence_from, evidence_to, pair_from, pair_to, tensor_hash
+from peerd.wire.tensors import encode
+from tests.link.local_peers import Served, serving
+from tests.policy.test_evidence import FIRST, RIGHT, SECOND, WRONG, evidence, signed_pass, word_of
+from tests.wire.callee import PATIENCE_S, RUN, new_identity
+
+SIGNED = b"s" * 32
+
+
+@dataclass
+class Keeper:
+    """A peer with receipts and tensors of its own making."""
+
+    pairs: list[SignedPass] = field(default_factory=list)
+    kept: KeptTensors | None = None
+    heard: list[tuple[PeerId, Evidence]] = field(default_factory=list)
+    knows: Evidence | None = None
+
+    def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
+        assert (stage, step) == (1, 3)
+        return [] if self.knows is None or known else [self.knows], self.pairs
+
+    def kept_pass(self, signed: bytes) -> KeptTensors:
+        if self.kept is None or signed != SIGNED:
+            raise WrongStateError("that call is not kept")
+        return self.kept
+
+    async def hear(self, caller: PeerId, evidence: Evidence) -> Evidence | None:
+        self.heard.append((caller, evidence))
+        return self.knows
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Keeper, Served]]:
+    keeper = Keeper()
+    async with serving([AuditServicer(Door(RUN, PATIENCE_S, Traffic()), keeper)]) as found:
+        yield keeper, found
+
+
+def numbered(index: int) -> SignedPass:
+    signed = signed_pass()
+    return replace(signed, own=replace(signed.own, asked=replace(signed.own.asked, index=index)))
+
+
+def with_next_stage() -> SignedPass:
+    below = Receipt(AskedPass(2, 3, 1, SECOND, FIRST, b"o" * 32, b"l" * 32), AnsweredPass(b"g" * 32, NOTHING, b"p" * 32), b"a", b"b")
+    return replace(signed_pass(), below=below)
+
+
+def test_receipts_and_cases_come_back_equal() -> None:
+    for signed in (signed_pass(), with_next_stage()):
+        assert pair_from(audit_pb2.ReceiptPair.FromString(pair_to(signed).SerializeToString())) == signed
+    case = evidence(word_of(FIRST, WRONG), word_of(SECOND, RIGHT))
+    assert evidence_from(audit_pb2.AuditCase.FromString(evidence_to(case, RUN).SerializeToString())) == case
+
+
+@pytest.mark.parametrize("changes", [{"inputs": b"short"}, {"caller": "x" * 65}, {"callee_signature": bytes(2000)}, {"stage": 5000}])
+def test_a_receipt_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
+    message = pair_to(signed_pass())
+    for name, value in changes.items():
+        setattr(message.receipt, name, value)
+    with pytest.raises(BadMessageError, match="receipt"):
+        pair_from(message)
+
+
+def test_the_hash_of_a_tensor_covers_how_its_bytes_are_read() -> None:
+    value = encode(torch.arange(4, dtype=torch.float32))
+    others = (replace(value, dtype="int32"), replace(value, shape=(2, 2)), replace(value, codec=parse_codec("int8")))
+    assert len({tensor_hash(each) for each in (value, *others)}) == 4
+    assert tensor_hash(None) == NOTHING
+    (whole,) = value.chunks
+    assert tensor_hash(value.with_chunks((whole[:8], whole[8:]))) == tensor_hash(value)
+
+
+async def test_an_auditor_gets_all_receipts_and_the_convictions_that_it_lacks(served: tuple[Keeper, Served]) -> None:
+    keeper, links = served[0], served[1]
+    keeper.pairs, keeper.knows = [numbered(index) for index in range(2 * MOST_PAIRS + 1)], evidence(word_of(FIRST, WRONG))
+    me = new_identity().peer
+    client = AuditClient(links.links_of(me), RUN)
+    assert await client.get_receipts(me, 1, 3, (), len(keeper.pairs), PATIENCE_S) == ([keeper.knows], keeper.pairs)
+    assert (await client.get_receipts(me, 1, 3, [b"i" * 16], len(keeper.pairs), PATIENCE_S))[0] == []
+    with pytest.raises(BadMessageError, match="more receipts"):
+        await client.get_receipts(me, 1, 3, (), len(keeper.pairs) - 1, PATIENCE_S)
+
+
+@pytest.mark.parametrize("has_gradient", [True, False])
+async def test_tensors_come_as_they_are_kept(served: tuple[Keeper, Served], has_gradient: bool) -> None:
+    keeper, links = served
+    inputs, labels = encode(torch.randn(3, 200_000)), encode(torch.arange(6, dtype=torch.int32))
+    gradient = encode(torch.randn(300, 1000), parse_codec("int8")) if has_gradient else None
+    keeper.kept = inputs, labels, gradient
+    me = new_identity().peer
+    client = AuditClient(links.links_of(me), RUN)
+    found = await client.get_pass(me, 3, SIGNED, PATIENCE_S)
+    assert [tensor_hash(each) for each in found] == [tensor_hash(each) for each in keeper.kept]
+    with pytest.raises(WrongStateError, match="not kept"):
+        await client.get_pass(me, 3, b"o" * 32, PATIENCE_S)
+
+
+async def test_a_case_is_heard_and_answered_with_what_is_known(served: tuple[Keeper, Served]) -> None:
+    keeper, links = served
+    me = new_identity().peer
+    client = AuditClient(links.links_of(me), RUN)
+    case = evidence(word_of(FIRST, WRONG))
+    assert await client.tell_case(me, case, PATIENCE_S) is None
+    keeper.knows = evidence(word_of(FIRST, WRONG), word_of(SECOND, RIGHT))
+    assert await client.tell_case(me, case, PATIENCE_S) == keeper.knows
+    assert keeper.heard == [(me, case), (me, case)]
+
+
+async def test_what_no_auditor_asks_is_refused(served: tuple[Keeper, Served]) -> None:
+    stub = await served[1].stub(audit_pb2_grpc.AuditStub, new_identity().peer)
+    with pytest.raises(grpc.aio.AioRpcError, match="65 convictions"):
+        async for _ in stub.GetReceipts(audit_pb2.ReceiptsRequest(run=RUN, stage=1, step=3, known=[bytes(16)] * 65)):
+            pass
+    stub = await served[1].stub(audit_pb2_grpc.AuditStub, new_identity().peer)
+    with pytest.raises(grpc.aio.AioRpcError, match="32 bytes"):
+        async for _ in stub.GetPass(audit_pb2.PassRequest(run=RUN, step=3, signed=b"short")):
+            pass
