@@ -32,7 +32,7 @@ from peerd.models.dropout import dropout_of
 from peerd.models.stages import StageModule, build_stage
 from peerd.policy.step.diverged import DIVERGED_REMEDY
 from peerd.policy.step.norms import combine
-from peerd.replay import Move, Replay, read_log
+from peerd.replay import Move, Replay, read_logs
 from peerd.replicas import Backpropagate, Replicas
 from peerd.stage.accumulator import gradient_norm, usable
 from peerd.stage.export import write_evaluations, write_export
@@ -304,7 +304,7 @@ def run(request: ReferenceRequest) -> dict[str, Any]:
     manifest, corpus, start = _open_run(request)
     if request.replicas > 1 and not manifest.train.local_batch:
         raise UsageError(f"--replicas is {request.replicas}, and the run has no local steps", "set train.local_batch, or leave it out")
-    logs = [read_log(path) for path in sorted(Path(request.replay).glob("*.jsonl"))] if request.replay else None
+    logs = read_logs(Path(request.replay)) if request.replay else None
     if logs == []:
         raise UsageError(f"no log of a peer's moves lies in {request.replay}", "give the folder of `--moves`")
     with draft(Path(request.out)) as path:

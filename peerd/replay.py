@@ -63,12 +63,22 @@ class PeerLog:
                 self.begins.setdefault((move["step"], move["lineage"]), []).append(place)
 
 
+def read_logs(folder: Path) -> list[list[Move]]:
+    """All logs in a folder, each once: of one that mates have copied the longest. Raises UsageError, as `read_log` does."""
+    longest: dict[str, list[Move]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        moves = read_log(path)
+        if len(moves) > len(longest.get(moves[0]["id"], [])):
+            longest[moves[0]["id"]] = moves
+    return list(longest.values())
+
+
 def read_log(path: Path) -> list[Move]:
     """Raises UsageError if the file is no log of moves. A last line that a kill has cut off is left out."""
     try:
         lines = path.read_text().splitlines(keepends=True)
         moves = [json.loads(line) for line in lines if line.endswith("\n")]
-        if not moves or moves[0]["move"] != "serve":
+        if not moves or moves[0]["move"] != "serve" or not isinstance(moves[0]["id"], str):
             raise ValueError("it does not begin with the peer")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is no log of a peer's moves: {error}", REMEDY) from None

@@ -25,10 +25,10 @@ from peerd.policy.step.asides import sums
 from peerd.policy.step.ledger import indices
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.reference import backward_of, replay_reference
-from peerd.replay import Move, Replay, path_of, read_log
+from peerd.replay import Move, Replay, path_of, read_log, read_logs
 from peerd.stage.calls import StageService
 from peerd.stage.executor import Executor, Pace, Priority
-from peerd.stage.moves import MoveLog
+from peerd.stage.moves import MoveCopy, MoveLog, beginning_of, name_of
 from peerd.stage.state import StageState
 from peerd.table.record import Lineage, PeerId, PeerRecord
 from peerd.table.view import LiveView
@@ -94,6 +94,7 @@ class Several:
     chance: random.Random
     hands: list[Hand] = field(default_factory=list)
     number: int = 0
+    copies: dict[str, MoveCopy] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
@@ -197,7 +198,18 @@ class Several:
             await hand.do(hand.state.commit)
 
     def logs(self) -> list[list[Move]]:
-        return [read_log(path) for path in sorted(self.folder.iterdir())]
+        return read_logs(self.folder)
+
+    def copy_moves(self) -> None:
+        """What a daemon does after each average: each peer asks its mates for their moves."""
+        for mate in self.hands:
+            peer, incarnation, stage = mate.peer, mate.state.moves_since(0, 0).incarnation, mate.state.record.stage
+            for hand in self.of_stage(stage):
+                if hand is not mate:
+                    name = f"{name_of(peer, incarnation, stage)}.kept-by-{hand.peer}.jsonl"
+                    copy = self.copies.setdefault(name, MoveCopy(self.folder / name, beginning_of(peer, incarnation, stage)))
+                    told = mate.state.moves_since(incarnation, copy.num_moves)
+                    copy.add(told.first, told.lines)
 
     def replay(self) -> Replay:
         steps = self.hands[0].state.record.step
@@ -321,6 +333,17 @@ async def test_without_the_log_of_one_peer_the_run_cannot_be_computed_again(tmp_
         next(tmp_path.glob("a0-*")).unlink()
         with pytest.raises(UsageError, match="no log says"):
             swarm.replay()
+
+
+@pytest.mark.parametrize("lost", ["a0", "b1"])
+async def test_a_run_is_computed_again_although_a_disk_is_lost(tmp_path: Path, lost: str) -> None:
+    async with several(tmp_path, 3) as swarm:
+        for _ in range(3):
+            await swarm.step(mishaps=[drop_the_sealed])
+            swarm.copy_moves()
+        next(path for path in tmp_path.glob(f"{lost}-*") if "kept-by" not in path.name).unlink()
+        assert len(list(tmp_path.iterdir())) == 7
+        swarm.assert_equal(swarm.replay())
 
 
 async def test_a_call_or_a_result_that_does_not_say_with_which_versions_it_was_computed_is_refused(

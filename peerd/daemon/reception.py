@@ -13,11 +13,24 @@ from peerd.link.links import Bytes
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
+from peerd.stage.executor import Priority
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
 from peerd.wire.handlers import Frames, Progress, Receive, Tell
-from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Snapshot, StateRequest, TensorBytes, Verified
+from peerd.wire.messages import (
+    Average,
+    Beat,
+    Call,
+    CallResult,
+    Frame,
+    ProposalAnswer,
+    Snapshot,
+    StateRequest,
+    TensorBytes,
+    ToldMoves,
+    Verified,
+)
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -88,6 +101,10 @@ class Reception:
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         with self._served() as seat:
             return await seat.rounds.kept.get_tied(step, wanted)
+
+    async def get_moves(self, incarnation: int, first: int) -> ToldMoves:
+        with self._served() as seat:
+            return await seat.executor.run(Priority.LEDGER, lambda: seat.state.moves_since(incarnation, first))
 
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         with self._served() as seat:

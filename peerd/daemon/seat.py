@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -18,6 +19,7 @@ from peerd.background import start
 from peerd.daemon.auditing import auditor_of, witness_of
 from peerd.daemon.commits import Commits
 from peerd.daemon.device import give_back_memory
+from peerd.daemon.move_copies import MoveCopies
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, PeerdError
 from peerd.link.peer_keys import public_key_of, verify
@@ -134,7 +136,12 @@ class Seat:
         self.service.slots = affordable_slots(manifest, self.stage, state.keep_graph, room.device, placing)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room, num_kept(rules))
-        self.rounds = Rounds(state, executor, AveragingClient(links, run), log, averaging_s, clock_s, self, peer.spans)
+        averaging = AveragingClient(links, run)
+        self._copies = None
+        if settings.moves and train.local_batch:
+            ask = partial(averaging.get_moves, timeout_s=averaging_s)
+            self._copies = MoveCopies(Path(settings.moves), state.record.peer, self.stage, ask)
+        self.rounds = Rounds(state, executor, averaging, log, averaging_s, clock_s, self, peer.spans)
         self._followers = Followers()
         start_of = partial(place.start.of_stage, manifest) if place.start else None
         self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of, state.spools)
@@ -224,6 +231,8 @@ class Seat:
         self.is_left = True
         self.peer.reception.close()
         self.rounds.shut()
+        if self._copies is not None:
+            await self._copies.close()
         self.executor.close()
         if not for_good:
             await self.executor.ended()
@@ -384,6 +393,8 @@ class Seat:
             self._accumulated, self._reloads = self.service.counters.accumulated, self.stepper.reloads
             if self.auditor is not None:
                 self.auditor.applied(held.roster, held.lineage)
+        if self._copies is not None:
+            self._copies.fetch(held.roster.computed.keys())
         self._watcher.applied(held.roster)
 
     def load_checkpoint(self, step: int) -> Downloaded | None:

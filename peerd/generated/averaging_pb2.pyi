@@ -683,3 +683,58 @@ class TiedMessage(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___TiedMessage: _TypeAlias = TiedMessage  # noqa: Y015
+
+@_typing.final
+class MovesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    incarnation: _builtins.int
+    """of the callee when it began the log of which the caller has moves; 0: it has none"""
+    first: _builtins.int
+    """how many it has"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        first: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "incarnation", b"incarnation", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovesRequest: _TypeAlias = MovesRequest  # noqa: Y015
+
+@_typing.final
+class MovesReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """of the callee when it began its log; 0: steps are not local"""
+    first: _builtins.int
+    """the number of the first move in `lines`"""
+    lines: _builtins.bytes
+    """the moves as they stand in a file, whole lines of together at most 256 KB; empty: no more for now"""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        first: _builtins.int = ...,
+        lines: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "incarnation", b"incarnation", "lines", b"lines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovesReply: _TypeAlias = MovesReply  # noqa: Y015

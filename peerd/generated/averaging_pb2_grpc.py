@@ -69,6 +69,11 @@ class AveragingStub:
                 request_serializer=peerd_dot_generated_dot_averaging__pb2.TiedRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_averaging__pb2.TiedMessage.FromString,
                 _registered_method=True)
+        self.GetMoves = channel.unary_unary(
+                '/peerd.Averaging/GetMoves',
+                request_serializer=peerd_dot_generated_dot_averaging__pb2.MovesRequest.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_averaging__pb2.MovesReply.FromString,
+                _registered_method=True)
 
 
 class AveragingServicer:
@@ -124,6 +129,13 @@ class AveragingServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMoves(self, request, context):
+        """What the callee has done to its own parameters where steps are local, for a mate that keeps a copy.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AveragingServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -161,6 +173,11 @@ def add_AveragingServicer_to_server(servicer, server):
                     servicer.GetTied,
                     request_deserializer=peerd_dot_generated_dot_averaging__pb2.TiedRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_averaging__pb2.TiedMessage.SerializeToString,
+            ),
+            'GetMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMoves,
+                    request_deserializer=peerd_dot_generated_dot_averaging__pb2.MovesRequest.FromString,
+                    response_serializer=peerd_dot_generated_dot_averaging__pb2.MovesReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -352,6 +369,33 @@ class Averaging:
             '/peerd.Averaging/GetTied',
             peerd_dot_generated_dot_averaging__pb2.TiedRequest.SerializeToString,
             peerd_dot_generated_dot_averaging__pb2.TiedMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peerd.Averaging/GetMoves',
+            peerd_dot_generated_dot_averaging__pb2.MovesRequest.SerializeToString,
+            peerd_dot_generated_dot_averaging__pb2.MovesReply.FromString,
             options,
             channel_credentials,
             insecure,

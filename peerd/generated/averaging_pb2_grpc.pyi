@@ -47,6 +47,8 @@ class AveragingStub:
     """
     GetTied: _grpc.UnaryStreamMultiCallable[_averaging_pb2.TiedRequest, _averaging_pb2.TiedMessage]
     """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
+    GetMoves: _grpc.UnaryUnaryMultiCallable[_averaging_pb2.MovesRequest, _averaging_pb2.MovesReply]
+    """What the callee has done to its own parameters where steps are local, for a mate that keeps a copy."""
 
 @_typing.type_check_only
 class AveragingAsyncStub(AveragingStub):
@@ -67,6 +69,8 @@ class AveragingAsyncStub(AveragingStub):
     """
     GetTied: _aio.UnaryStreamMultiCallable[_averaging_pb2.TiedRequest, _averaging_pb2.TiedMessage]  # type: ignore[assignment]
     """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
+    GetMoves: _aio.UnaryUnaryMultiCallable[_averaging_pb2.MovesRequest, _averaging_pb2.MovesReply]  # type: ignore[assignment]
+    """What the callee has done to its own parameters where steps are local, for a mate that keeps a copy."""
 
 class AveragingServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -126,5 +130,13 @@ class AveragingServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_averaging_pb2.TiedMessage], _abc.AsyncIterator[_averaging_pb2.TiedMessage]]:
         """Gradients of a weight that the first and the last stage both hold, for a peer of either."""
+
+    @_abc_1.abstractmethod
+    def GetMoves(
+        self,
+        request: _averaging_pb2.MovesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_averaging_pb2.MovesReply, _abc.Awaitable[_averaging_pb2.MovesReply]]:
+        """What the callee has done to its own parameters where steps are local, for a mate that keeps a copy."""
 
 def add_AveragingServicer_to_server(servicer: AveragingServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

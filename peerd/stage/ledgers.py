@@ -17,6 +17,7 @@ from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.sections import HeldSections
 from peerd.stage.sums import Sums
 from peerd.table.record import NO_AVERAGE, PeerId, Phase
+from peerd.wire.messages import MOST_TOLD_BYTES, ToldMoves
 
 LOG = structlog.get_logger()
 
@@ -89,6 +90,13 @@ class StageLedgers(StageAverages):
         """Whether an update of this peer's own has to wait (`OwnUpdates`). Any thread may ask."""
         own = self.own
         return own is not None and own.keeps_versions
+
+    def moves_since(self, incarnation: int, first: int) -> ToldMoves:
+        """Return this peer's moves from number `first` on, or from the first on if its log is of another incarnation."""
+        if self.own is None:
+            return ToldMoves()
+        moves = self.own.moves
+        return ToldMoves(moves.incarnation, *moves.since(first if moves.incarnation == incarnation else 0, MOST_TOLD_BYTES))
 
     def note_version(self, batch: HeldMicrobatch) -> None:
         """Note with which version a microbatch is computed forward, and keep that for its backward pass."""

@@ -30,7 +30,7 @@ from peerd.wire import convert, rosters
 from peerd.wire.chunk_streams import Offer, Source, header_of, offer
 from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
-from peerd.wire.messages import Average, Beat, Call, CallResult, Frame, ProposalAnswer, Verified
+from peerd.wire.messages import MOST_TOLD_BYTES, Average, Beat, Call, CallResult, Frame, ProposalAnswer, ToldMoves, Verified
 from peerd.wire.receipts import signed_in
 
 AnyClient = TypeVar("AnyClient", bound="Client")
@@ -260,6 +260,15 @@ class AveragingClient(Client):
         if await asyncio.to_thread(digest_of, chunks) != header.blake3:
             raise BadMessageError("a tied weight's gradients do not match their hash")
         return chunks
+
+    async def get_moves(self, peer: PeerId, incarnation: int, first: int, timeout_s: float) -> ToldMoves:
+        """Fetch a part of a mate's log of its local steps, unchecked. Raises RemoteError, BadMessageError if it is too long."""
+        request = averaging_pb2.MovesRequest(run=self._run, incarnation=incarnation, first=first)
+        reply = await self._ask(peer, "GetMoves", request, timeout_s)
+        if len(reply.lines) > MOST_TOLD_BYTES:
+            raise BadMessageError("more moves at once than may be told")
+        self._links.traffic.received("moves", PeerRole.STAGE_PEER, len(reply.lines))
+        return ToldMoves(reply.incarnation, reply.first, reply.lines)
 
 
 @dataclass(frozen=True, slots=True)

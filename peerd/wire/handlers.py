@@ -24,6 +24,7 @@ from peerd.wire.messages import (
     Snapshot,
     StateRequest,
     TensorBytes,
+    ToldMoves,
     Verified,
 )
 
@@ -94,6 +95,10 @@ class AveragingHandler(Protocol):
 
     async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
         """Return the BLAKE3 hash and the chunks of a tied weight's gradients."""
+        ...
+
+    async def get_moves(self, incarnation: int, first: int) -> ToldMoves:
+        """Return what this peer has done to its own parameters: from move `first` on, if its log is of that incarnation."""
         ...
 
 

@@ -270,3 +270,18 @@ class Speed:
 
     num_bytes: int
     took_s: float
+
+
+MOST_TOLD_BYTES = 1 << 18
+"""Bytes of moves that a peer tells at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldMoves:
+    """A part of a peer's log of what it has done to its own parameters, where steps are local."""
+
+    incarnation: int = 0
+    """Its incarnation when it began the log; 0: it has none."""
+    first: int = 0
+    """The number of the first move."""
+    lines: bytes = b""

@@ -333,6 +333,13 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
 
+    async def GetMoves(self, request: averaging_pb2.MovesRequest, context: Any) -> averaging_pb2.MovesReply:
+        async with self._door.answering(context, request.run) as caller:
+            told = await self._handler.get_moves(request.incarnation, request.first)
+        await self._door.slow_down(caller)
+        self._door.traffic.sent("moves", PeerRole.STAGE_PEER, len(told.lines))
+        return averaging_pb2.MovesReply(incarnation=told.incarnation, first=told.first, lines=told.lines)
+
 
 async def _words(first: averaging_pb2.Verified, messages: AsyncIterator[averaging_pb2.Verified]) -> AsyncGenerator[Verified]:
     yield convert.verified_from(first)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from peerd.config.manifest import Manifest, WireConfig, dump
 from peerd.data.tokens import prepare_tokens
 from peerd.reference import ReferenceResult, replay_reference
-from peerd.replay import read_log
+from peerd.replay import read_logs
 from peerd.train.corpus import Corpus
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
 from tests.swarm.runs import exported_steps, swarm_manifest
@@ -41,8 +41,21 @@ def spawn(swarm: Swarm, stage: int) -> Daemon:
 def replayed(swarm: Swarm, steps: int) -> ReferenceResult:
     manifest = swarm.manifest
     corpus = Corpus(prepare_tokens(manifest.data.source, swarm.folder / "cache" / "peerd", manifest.data), manifest)
-    logs = [read_log(path) for path in sorted((swarm.folder / "moves").iterdir())]
-    return replay_reference(manifest, corpus, steps, logs)
+    return replay_reference(manifest, corpus, steps, read_logs(swarm.folder / "moves"))
+
+
+def lose_the_disk_of(swarm: Swarm, daemon: Daemon) -> None:
+    """Delete a peer's own log, once a mate has copied it."""
+    folder, peer = swarm.folder / "moves", daemon.status["peer"]["id"]
+    (own,) = [path for path in folder.glob(f"{peer}-*.jsonl") if "kept-by" not in path.name]
+    applied = sum('"move": "apply"' in line for line in own.read_text().splitlines())
+
+    def copied() -> bool:
+        copies = [path.read_text() for path in folder.glob(f"{peer}-*.kept-by-*.jsonl")]
+        return any(text.count('"move": "give"') >= applied for text in copies)
+
+    until(copied)
+    own.unlink()
 
 
 def assert_is(folder: Path, expected: ReferenceResult) -> None:
@@ -77,6 +90,8 @@ def test_two_stages_of_two_peers_make_local_steps_and_a_reference_computes_them_
             expected = replayed(swarm, STEPS)
             assert_is(exported, expected)
             assert evaluated == pytest.approx({each.step: each.loss for each in expected.evaluations}, abs=1e-6)
+            lose_the_disk_of(swarm, first)
+            assert_is(exported, replayed(swarm, STEPS))
         else:
             assert evaluated[STEPS] < evaluated[0]
 

@@ -65,7 +65,7 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
         log = AverageLog(tmp_path / "averages", state.accumulator.flat.dtype)
         rounds = Rounds(state, executor, cast(AveragingClient, Unanswering()), log, 0.3, clock_s, host)
         stack.callback(rounds.shut)
-        reception, seat = Reception(), cast(Any, SimpleNamespace(rounds=rounds))
+        reception, seat = Reception(), cast(Any, SimpleNamespace(rounds=rounds, executor=executor, state=state))
         reception.open(seat)
         servicers.append(AveragingServicer(door, reception))
         async with serving(servicers) as served:

@@ -73,6 +73,7 @@ class Calls:
             ("/peerd.Averaging/Abort", lambda: [averaging_pb2.AbortRequest(average_id=self._bytes(16))]),
             ("/peerd.Averaging/GetAverage", self._average),
             ("/peerd.Averaging/GetTied", lambda: [averaging_pb2.TiedRequest(run=RUN, id=self._bytes(16))]),
+            ("/peerd.Averaging/GetMoves", lambda: [averaging_pb2.MovesRequest(run=RUN, incarnation=1, first=self._number())]),
             ("/peerd.State/GetState", lambda: [state_pb2.StateRequest(run=RUN, stage=1), state_pb2.StateRequest(chunk=0)]),
         ]
 

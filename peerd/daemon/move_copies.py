@@ -1,0 +1,78 @@
+"""Copies of what this peer's mates have done in local steps: a run can be computed again although a disk is lost.
+
+After each average a peer asks some mates for their moves since it last asked, and writes them beside its own. A move has a hash of itself
+and of those before it, so a copy is the beginning of its author's log, or is refused. What a peer did after its last round is with nobody
+else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+
+import structlog
+
+from peerd.background import Tasks
+from peerd.errors import RemoteError
+from peerd.stage.moves import MoveCopy, beginning_of, name_of, whose_to_copy
+from peerd.table.record import PeerId
+from peerd.wire.messages import ToldMoves
+
+MOST_COPIED = 8
+"""Mates whose moves a peer copies: each log has so many copies, however large the stage is."""
+MOST_ASKED = 8
+"""Times that a mate is asked after an average."""
+LOG = structlog.get_logger()
+Ask = Callable[[PeerId, int, int], Awaitable[ToldMoves]]
+"""Asks a mate for its moves, from a number on, if its log is of this incarnation."""
+
+
+class MoveCopies:
+    """The copies that one peer keeps while it serves a stage."""
+
+    def __init__(self, folder: Path, me: PeerId, stage: int, ask: Ask) -> None:
+        self._folder, self._me, self._stage, self._ask = folder, me, stage, ask
+        self._copies: dict[PeerId, tuple[int, MoveCopy]] = {}
+        """By peer, the incarnation with which it began its log, and the copy."""
+        self._tasks = Tasks()
+        self._fetching: asyncio.Task[None] | None = None
+
+    def fetch(self, peers: Collection[PeerId]) -> None:
+        """Ask for what is new, unless this peer still does. `peers`: those whose changes are in the last average."""
+        if self._fetching is None or self._fetching.done():
+            wanted = [peer for peer in whose_to_copy(self._me, peers, MOST_COPIED) if peer.isascii() and peer.isalnum()]
+            self._fetching = self._tasks.start(self._fetch(wanted))
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def _fetch(self, peers: Collection[PeerId]) -> None:
+        for peer in peers:
+            try:
+                for _ in range(MOST_ASKED):
+                    if not await self._goes_on(peer):
+                        break
+            except RemoteError as error:
+                LOG.debug("moves not copied", peer=peer, reason=error.message)
+
+    async def _goes_on(self, peer: PeerId) -> bool:
+        """Ask a mate once. Returns whether it may have more to tell."""
+        incarnation, copy = self._copies.get(peer, (0, None))
+        told = await self._ask(peer, incarnation, copy.num_moves if copy is not None else 0)
+        if not told.incarnation:
+            return False
+        if copy is None or told.incarnation != incarnation:
+            copy = await asyncio.to_thread(self._opened, peer, told.incarnation)
+            self._copies[peer] = told.incarnation, copy
+            if copy.num_moves != told.first:  # it is in the file that was here, or too long ago
+                return told.first < copy.num_moves
+        if told.first != copy.num_moves or not told.lines:
+            return False
+        await asyncio.to_thread(copy.add, told.first, told.lines)
+        return True
+
+    def _opened(self, peer: PeerId, incarnation: int) -> MoveCopy:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"{name_of(peer, incarnation, self._stage)}.kept-by-{self._me}.jsonl"
+        return MoveCopy(self._folder / name, beginning_of(peer, incarnation, self._stage))
