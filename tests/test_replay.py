@@ -346,6 +346,26 @@ async def test_a_run_is_computed_again_although_a_disk_is_lost(tmp_path: Path, l
         swarm.assert_equal(swarm.replay())
 
 
+@pytest.mark.parametrize("seed", range(2))
+async def test_where_all_peers_stop_their_moments_start_anew_and_the_outer_momentum_goes_on(tmp_path: Path, seed: int) -> None:
+    async with several(tmp_path, seed) as swarm:
+        await swarm.step()
+        await swarm.step()
+        stopped, swarm.hands = swarm.hands, []
+        for hand in stopped:
+            record, kept = hand.state.record, hand.state.holdings.tensors(hand.state.record)
+            again = swarm.join(hand.peer, record.stage, incarnation=2)
+            await again.do(again.state.begin_joining)
+            await again.do(partial(again.state.load, kept, record.step, record.lineage, [*hand.state.history]))
+            await again.do(again.state.serve)
+            assert any(value.any() for name, value in kept.items() if name.endswith(".momentum_buffer"))
+            assert not any(name.startswith("inner/") for name in kept)
+            hand.executor.close()
+        await swarm.step(mishaps=[drop_a_batch])
+        assert sum(hand.state.num_own_updates for hand in swarm.hands) > len(swarm.hands)
+        swarm.assert_equal(swarm.replay())
+
+
 async def test_a_call_or_a_result_that_does_not_say_with_which_versions_it_was_computed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
