@@ -1,8 +1,8 @@
 """Local steps in one process: each stage in several copies, which compute and average as peers of a swarm do.
 
 The copies that a microbatch passes are drawn from seed, step and stage, so that all copies of a stage get the same number of microbatches
-to within one. A swarm's paths depend on who is faster; these are some that it could have gone. Where the run allows a codec for
-averages, each copy's contribution passes it once, with the copy's own error feedback, and the sum is exact: it goes to all.
+to within one. A swarm's paths depend on who is faster; these are some that it could have gone. With a codec for averages the copies average
+as a round does: each reduces a slice; the others' parts of it and its sum pass the codec, both with error feedback.
 """
 
 from __future__ import annotations
@@ -97,12 +97,27 @@ class _Replicated:
 
     def mean_change(self, step: int, num_microbatches: int) -> dict[str, Tensor]:
         """Seal what is open, and average."""
-        average_id, parts = AverageId(step.to_bytes(8, "little")), list[Tensor]()
-        for steps, compression in zip(self._steps, self._compressions, strict=True):
+        own = []
+        for steps in self._steps:
             steps.seal(step)
-            own = torch.cat([value.flatten() for value in steps.contribution().values()])
-            where = compression.piece(len(own), 0, len(own), compression.allowed.most_exact)
-            parts.append(compression.sent(compression.parts, average_id, where, own)[0])
-            compression.applied([average_id])
-        total = sum(parts[1:], parts[0])
-        return views_of(total / num_microbatches, self._shapes)
+            own.append(torch.cat([value.flatten() for value in steps.contribution().values()]))
+        return views_of(self._sum_of(AverageId(step.to_bytes(8, "little")), own) / num_microbatches, self._shapes)
+
+    def _sum_of(self, average_id: AverageId, own: Sequence[Tensor]) -> Tensor:
+        """The sum of what each copy gives, as all of them receive it."""
+        if len(own) == 1:
+            return own[0]
+        length, slices = len(own[0]), list[Tensor]()
+        for reducer, by in enumerate(self._compressions):
+            start, end = length * reducer // len(own), length * (reducer + 1) // len(own)
+            where = by.piece(length, start, end, by.allowed.most_exact)
+            parts = [
+                each.kept(each.parts, average_id, where, values[start:end])
+                if each is by
+                else each.sent(each.parts, average_id, where, values[start:end])[0]
+                for each, values in zip(self._compressions, own, strict=True)
+            ]
+            slices.append(by.sent(by.sums, average_id, where, sum(parts[1:], parts[0]))[0])
+        for each in self._compressions:
+            each.applied([average_id])
+        return torch.cat(slices)

@@ -138,6 +138,18 @@ def test_what_one_rounds_codec_left_out_the_next_ones_makes_up_for(codecs: list[
     assert codecs[-1] != "none" or not bool(left.any())
 
 
+@pytest.mark.parametrize("num_members", [2, 3, 4, 8, 32])
+def test_parts_for_all_are_never_fewer_bytes_than_parts_and_sums_of_slices(num_members: int) -> None:
+    """So there is no second way to average sparsely: sums are as sparse as parts."""
+    length, compression = 4_000_000, Compression(parse_averaged("sparse:64"), torch.float32)
+    bounds = [length * number // num_members for number in range(num_members + 1)]
+    slices = [compression.num_bytes(compression.piece(length, *ends, compression.allowed.most_exact)) for ends in pairwise(bounds)]
+    for_all = (num_members - 1) * compression.num_bytes(compression.piece(length, 0, length, compression.allowed.most_exact))
+    by_slices = [sum(slices) - mine + (num_members - 1) * mine for mine in slices]
+    assert max(by_slices) <= 1.001 * for_all
+    assert max(by_slices) == pytest.approx(for_all * 2 / num_members, rel=0.001)
+
+
 def test_a_sparse_codec_is_for_local_steps_alone() -> None:
     compression = Compression(averaged_codecs("sparse:64", 3), torch.float32)
     assert [str(compression.codec_of("", step)) for step in (0, 2, 3, 4)] == ["none", "none", "sparse:64", "sparse:64"]
