@@ -1,0 +1,224 @@
+"""What local steps cost in loss at equal tokens: inner rate, outer rate and momentum, updates between averages, synchronous beginning.
+
+Everything is computed in one process, by what peers and the reference compute with: --replicas copies of each of two stages, of which each
+microbatch passes one, by chance. A synchronous run makes an update of as many microbatches as all copies of a stage have in one update of
+their own. So after the same tokens both have made as many updates. The loss is that of the averaged model on evaluation text.
+
+Each result is appended to --results as it is there, and what is there is not computed again: a table may be made in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from peerd.config.codec import parse_averaged
+from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig, WireConfig
+from peerd.config.paths import cache_folder
+from peerd.data.sources import STDLIB
+from peerd.data.tokens import prepare_tokens
+from peerd.models.stages import initial_parameter_spec
+from peerd.reference import train_reference
+from peerd.train.corpus import Corpus
+from scripts.benchmarks._report import SCHEMA, progress, run
+
+SEQUENCES, SEQUENCE_LENGTH = 4, 128
+"""Of a microbatch."""
+NUM_STAGES = 2
+MARKS = 4
+"""Evaluations of a run, at equal distances in tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Cell:
+    """The settings of one run. `updates` is 0 for a synchronous run, else the number of a peer's own updates between averages."""
+
+    rate: float
+    updates: int = 0
+    outer_rate: float = 0.0
+    outer_momentum: float = 0.0
+    after: float = 0.0
+    """Share of the tokens with which a synchronous beginning trains."""
+    codec: str = "none"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        if not self.updates:
+            return f"synchronous, rate {self.rate:g}"
+        is_plain = (self.outer_rate, self.outer_momentum) == (1.0, 0.0)
+        outer = "plain averaging" if is_plain else f"outer {self.outer_rate:g}, {self.outer_momentum:g}"
+        begins = f", after {self.after:.0%}" if self.after else ""
+        codec = f", {self.codec}" if self.codec != "none" else ""
+        return f"H {self.updates}, rate {self.rate:g}, {outer}{begins}{codec}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What all runs of a table have in common."""
+
+    d_model: int
+    layers: int
+    replicas: int
+    local_batch: int
+    tokens: int
+
+    def manifest(self, cell: Cell) -> Manifest:
+        """The run, with about as many tokens as wanted."""
+        microbatches = self.replicas * self.local_batch * max(1, cell.updates)
+        between = max(1, round(self.tokens / (microbatches * SEQUENCES * SEQUENCE_LENGTH * MARKS)))
+        return Manifest(
+            seed=cell.seed,
+            model=ModelConfig(num_layers=self.layers, d_model=self.d_model, num_heads=4, d_ff=4 * self.d_model, vocab_size=256),
+            data=DataConfig(source=STDLIB, evaluation_fraction=0.05),
+            train=TrainConfig(
+                num_stages=NUM_STAGES,
+                microbatches_per_step=microbatches,
+                microbatch_size=SEQUENCES,
+                sequence_length=SEQUENCE_LENGTH,
+                learning_rate=cell.rate,
+                steps=MARKS * between,
+                evaluate_every_steps=between,
+                evaluation_microbatches=32,
+                local_batch=self.local_batch if cell.updates else 0,
+                local_steps_after=round(cell.after * MARKS * between) if cell.updates else 0,
+                outer_learning_rate=cell.outer_rate,
+                outer_momentum=cell.outer_momentum,
+            ),
+            compute=ComputeConfig(threads=1),
+            wire=WireConfig(weight_gradients=cell.codec),
+        )
+
+
+def loss_of(size: Size, cell: Cell) -> dict[str, object]:
+    """Train a cell. Returns the losses of its evaluations, by the tokens before each."""
+    manifest, began_s = size.manifest(cell), time.monotonic()
+    corpus = Corpus(prepare_tokens(STDLIB, cache_folder(), manifest.data), manifest)
+    found = train_reference(manifest, corpus, manifest.train.steps, num_replicas=size.replicas if cell.updates else 1)
+    losses = [[each.step * manifest.tokens_per_step, each.loss] for each in found.evaluations]
+    return {"losses": losses, "took_s": round(time.monotonic() - began_s, 1)}
+
+
+def sent_bytes(size: Size, cell: Cell) -> float:
+    """Bytes that a peer of the larger stage sends for averages, by butterfly: its part to all others, and its sum to all others."""
+    manifest = size.manifest(cell)
+    numbers = max(sum(map(_numel, initial_parameter_spec(manifest, stage).values())) for stage in range(NUM_STAGES))
+    exact = manifest.train.local_steps_after if cell.updates else manifest.train.steps
+    plain, codec = 4 * numbers, parse_averaged(cell.codec).most_exact.num_bytes(numbers)
+    share = 2 * (size.replicas - 1) / size.replicas
+    return share * (exact * plain + (manifest.train.steps - exact) * codec)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def cells_of(given: argparse.Namespace) -> list[Cell]:
+    """All combinations, seed by seed, the synchronous ones first."""
+    outer = [tuple(map(float, text.split(":"))) for text in given.outer]
+    found = []
+    for seed in range(given.seeds):
+        found += [Cell(rate=rate, seed=seed) for rate in given.rate]
+        found += [
+            Cell(rate=rate, updates=updates, outer_rate=outer_rate, outer_momentum=momentum, after=after, codec=codec, seed=seed)
+            for updates, (outer_rate, momentum), after, codec, rate in itertools.product(
+                given.updates, outer, given.after, given.codec, given.rate
+            )
+        ]
+    return found
+
+
+def known_in(path: Path | None, size: Size) -> dict[Cell, dict[str, object]]:
+    """The results of this size that a file holds."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    told = [json.loads(line) for line in lines]
+    return {Cell(**each["cell"]): each["found"] for each in told if each["size"] == dataclasses.asdict(size)}
+
+
+def table_of(size: Size, known: dict[Cell, dict[str, object]]) -> list[dict[str, object]]:
+    """A row for each setting, with the mean over its seeds of each evaluation, and how far the last is from the best synchronous one."""
+    groups: dict[Cell, list[list[float]]] = {}
+    for cell, found in sorted(known.items()):
+        losses = [float(loss) for _, loss in found["losses"]]  # type: ignore[attr-defined]
+        groups.setdefault(dataclasses.replace(cell, seed=0), []).append(losses[-MARKS:])
+    means = {cell: [statistics.fmean(at) for at in zip(*runs, strict=True)] for cell, runs in groups.items()}
+    best = min((losses[-1] for cell, losses in means.items() if not cell.updates), default=None)
+    return [
+        {
+            **dataclasses.asdict(cell),
+            "name": cell.name,
+            "seeds": len(groups[cell]),
+            "losses": losses,
+            "behind": None if best is None else losses[-1] / best - 1,
+            "sent_bytes": sent_bytes(size, cell),
+        }
+        for cell, losses in sorted(means.items(), key=lambda item: (item[0].updates > 0, item[1][-1]))
+    ]
+
+
+def print_rows(size: Size, rows: Sequence[dict[str, object]]) -> None:
+    parts = ", ".join(f"{number}/{MARKS}" for number in range(1, MARKS + 1))
+    print(
+        f"{NUM_STAGES} stages of {size.replicas} peers, {size.layers} layers of width {size.d_model}, {size.tokens:,} tokens; "
+        f"evaluation loss after {parts} of them"
+    )
+    width = max(len(str(row["name"])) for row in rows)
+    for row in rows:
+        losses = "  ".join(f"{loss:.4f}" for loss in row["losses"])  # type: ignore[attr-defined]
+        behind = "" if row["behind"] is None else f"{row['behind']:+7.2%}"
+        print(f"{row['name']:<{width}}  seeds {row['seeds']}  {losses}  {behind}  {float(str(row['sent_bytes'])) / 1e6:9.1f} MB sent")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench local_steps", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--tokens", type=int, default=200_000, metavar="N", help="of each run (default 200000)")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs of each kind (default 1)")
+    parser.add_argument("--d-model", type=int, default=96, metavar="N", help="width of the model, a multiple of 8 (default 96)")
+    parser.add_argument("--layers", type=int, default=4, metavar="N", help="of both stages together (default 4)")
+    parser.add_argument("--replicas", type=int, default=4, metavar="N", help="peers of each stage (default 4)")
+    parser.add_argument("--local-batch", type=int, default=1, metavar="N", help="microbatches of a peer's own update (default 1)")
+    parser.add_argument("--rate", type=float, nargs="+", default=[2e-3], metavar="X", help="learning rates (default 2e-3)")
+    parser.add_argument("--updates", type=int, nargs="+", default=[8], metavar="H", help="a peer's updates between averages (default 8)")
+    parser.add_argument("--outer", nargs="+", default=["0.7:0.9"], metavar="RATE:MOMENTUM", help="of the averages (default 0.7:0.9)")
+    parser.add_argument("--after", type=float, nargs="+", default=[0.0], metavar="SHARE", help="synchronous beginnings (default 0)")
+    parser.add_argument("--codec", nargs="+", default=["none"], metavar="CODEC", help="of the averaged changes (default none)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="append results here, and do not compute again what is there")
+    given = parser.parse_args()
+    if min(given.tokens, given.seeds, given.replicas, given.local_batch, *given.updates) < 1 or given.d_model % 8 or given.layers < 2:
+        parser.error("all numbers must be at least 1, --d-model a multiple of 8 and --layers at least 2")
+    return given
+
+
+def main() -> int:
+    given = parse()
+    size = Size(d_model=given.d_model, layers=given.layers, replicas=given.replicas, local_batch=given.local_batch, tokens=given.tokens)
+    known = known_in(given.results, size)
+    for cell in cells_of(given):
+        if cell in known:
+            continue
+        known[cell] = found = loss_of(size, cell)
+        progress(f"seed {cell.seed}  {cell.name}: {found['losses']} in {found['took_s']} s")
+        if given.results is not None:
+            with given.results.open("a") as file:
+                file.write(json.dumps({"size": dataclasses.asdict(size), "cell": dataclasses.asdict(cell), "found": found}) + "\n")
+    rows = table_of(size, known)
+    if given.json:
+        print(json.dumps({"schema": SCHEMA, **dataclasses.asdict(size), "rows": rows}))
+    else:
+        print_rows(size, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
