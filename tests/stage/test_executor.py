@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -159,19 +160,24 @@ async def test_only_forward_and_backward_count_as_busy(executor: Executor) -> No
     assert executor.busy_s >= 0.02
 
 
+def rested(pace: Pace, spent_s: float, share: float) -> tuple[float, float]:
+    """How long a pace rests after work that took `spent_s`, and by how much less than it should that may be: the time that this took."""
+    rests, began_s = list[float](), time.monotonic()
+    replace(pace, rest=rests.append).hold(began_s - spent_s, share)
+    return sum(rests), time.monotonic() - began_s
+
+
 @given(st.floats(0.001, 0.01), st.floats(1, 3))
 def test_a_stand_in_takes_its_share_times_the_factor(stand_in_s: float, slow_factor: float) -> None:
-    started_s = time.monotonic()
-    Pace(stand_in_s, slow_factor).hold(started_s, 0.5)
-    assert time.monotonic() - started_s >= 0.5 * stand_in_s * slow_factor
+    rest_s, late_s = rested(Pace(stand_in_s, slow_factor), 0.0, 0.5)
+    wanted_s = 0.5 * stand_in_s * slow_factor
+    assert wanted_s - late_s - 1e-9 <= rest_s <= wanted_s + 1e-9
 
 
 def test_without_a_stand_in_a_slow_peer_takes_its_factor_of_the_real_time() -> None:
-    now_s = time.monotonic()
-    Pace(slow_factor=3).hold(now_s - 0.01, 1.0)
-    assert time.monotonic() - now_s >= 0.02
-    Pace().hold(now_s := time.monotonic(), 1.0)
-    assert time.monotonic() - now_s < 0.01
+    rest_s, late_s = rested(Pace(slow_factor=3), 0.01, 1.0)
+    assert 0.02 - 1e-9 <= rest_s <= 0.02 + 2 * late_s + 1e-9
+    assert rested(Pace(), 0.01, 1.0)[0] == 0
 
 
 @pytest.mark.parametrize(("error", "counted"), [(TypeError("a bug"), 1), (WrongStateError("over"), 0)])

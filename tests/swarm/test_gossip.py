@@ -14,7 +14,7 @@ from peerd.errors import PeerGoneError
 from peerd.policy.step.groups import mates_to_tell
 from peerd.policy.swarm.spreading import ANNOUNCED_TO, MOST_PAUSE, PARTNERS, STORED_EVERY, TELLS_ALL
 from peerd.swarm.directory import Directory
-from peerd.swarm.gossip import CALM_GAP_S, FEW_STRANGERS, MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
+from peerd.swarm.gossip import FEW_STRANGERS, MOST_ON_THEIR_WAY, UNHURRIED_S, Gossip
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import Liveness
 from peerd.swarm.membership import Membership
@@ -119,6 +119,13 @@ class Swarm:
         for _ in range(10):
             await asyncio.sleep(0)
 
+    async def has_told(self, times: int) -> None:
+        """Wait until so many words have gone out, then let everything run that can."""
+        async with asyncio.timeout(60.0):
+            while len(self.client.told) < times:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.001)
+        await self.settle()
+
 
 async def test_a_change_of_phase_goes_to_everybody_at_once_and_the_next_does_not_wait_for_the_answer() -> None:
     swarm = Swarm(3)
@@ -147,7 +154,7 @@ async def test_news_of_my_ledger_go_to_my_stage_and_wait_for_more() -> None:
     for done in (1, 3, 7):
         swarm.change(False, urgent=False, done=done)
     assert swarm.client.told == []
-    await asyncio.sleep(0.05)
+    await swarm.has_told(2)
     assert sorted(peer for peer, _ in swarm.client.told) == mates
     assert {raw for _, raw in swarm.client.told} == {swarm.membership.raws[ME.peer].raw}
     swarm.client.answering.set()
@@ -167,10 +174,11 @@ async def test_what_nobody_waits_for_goes_to_everybody_a_moment_later_also_where
     swarm.change(False, step=1, done=1)
     await swarm.settle()
     assert len(swarm.client.told) == 2
-    await asyncio.sleep(2 * UNHURRIED_S)
+    await swarm.has_told(5)
     assert sorted(peer for peer, _ in swarm.client.told[2:]) == sorted(other.peer for other in swarm.others)
     swarm.change(True, urgent=False, step=2)
     swarm.change(True, phase=Phase.AVERAGED)
+    await swarm.has_told(8)
     await asyncio.sleep(2 * UNHURRIED_S)
     assert len(swarm.client.told) == 8
 
@@ -182,7 +190,7 @@ async def test_what_i_think_of_others_goes_out_at_once_but_not_often_in_a_row() 
         swarm.gossip.tell_calmly()
         await asyncio.sleep(0.01)
     assert len(swarm.client.told) == 3
-    await asyncio.sleep(1.5 * CALM_GAP_S)
+    await swarm.has_told(6)
     assert len(swarm.client.told) == 6
     assert {raw for _, raw in swarm.client.told[3:]} == {swarm.membership.raws[ME.peer].raw}, "all that was new by then"
     swarm.gossip.tell_calmly()
