@@ -1,11 +1,13 @@
 """For all tests: properties are drawn the same way each time and are not timed, so that a busy machine fails none of them.
 
-A property that fails is made small, but not explained: that takes minutes.
+A property that fails is made small, but not explained: that takes minutes. PEERD_EXAMPLES says how many examples each property is tried
+with where it does not say so itself.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 import structlog
@@ -15,8 +17,16 @@ from peerd.models.kernels import keep_kernels_in_cache
 
 keep_kernels_in_cache()  # tests count operations, too
 
+NUM_EXAMPLES = int(os.environ.get("PEERD_EXAMPLES", "40"))
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
-settings.register_profile("peerd", deadline=None, derandomize=True, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "peerd",
+    deadline=None,
+    derandomize=True,
+    max_examples=NUM_EXAMPLES,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("peerd")
 
 
