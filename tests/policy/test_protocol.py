@@ -15,8 +15,6 @@ from tests.policy.model_faults import HONEST, LIES_OF_NUMBERS, LIES_OF_WORK, Fau
 from tests.policy.protocol_model import RULES_OFF, World, run
 from tests.some_seeds import some
 
-EVERY_KIND = HONEST
-
 
 @pytest.mark.parametrize("seed", some(4, 10))
 def test_a_run_without_faults_finishes_every_step_exactly(seed: int) -> None:
@@ -28,27 +26,28 @@ def test_a_run_without_faults_finishes_every_step_exactly(seed: int) -> None:
 @pytest.mark.parametrize("kind", HONEST)
 @pytest.mark.parametrize("seed", some(1, 2))
 def test_a_run_survives_faults_of_one_kind_exactly(kind: Kind, seed: int) -> None:
-    outcome = run(draw(100 + seed, (kind,)))
+    drawn = draw(100 + seed, (kind,))
+    outcome = run(dataclasses.replace(drawn, faults=drawn.faults[:12]))  # with all of 28 joins it takes ten seconds
     assert outcome.problems == ()
     assert outcome.counts["inexact"] == 0
 
 
 @pytest.mark.parametrize("seed", some(20, 40))
 def test_a_run_survives_all_kinds_of_faults_at_once_exactly(seed: int) -> None:
-    outcome = run(draw(1000 + seed, EVERY_KIND))
+    outcome = run(draw(1000 + seed, HONEST))
     assert outcome.problems == ()
     assert outcome.counts["inexact"] == 0
 
 
 @pytest.mark.parametrize("seed", some(5, 10))
 def test_where_only_outdated_peers_survive_a_run_goes_on_and_says_what_was_inexact(seed: int) -> None:
-    assert run(draw(2000 + seed, EVERY_KIND, survivor=Survivor.ANY)).problems == ()
+    assert run(draw(2000 + seed, HONEST, survivor=Survivor.ANY)).problems == ()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(2, 4))
 def test_where_members_do_not_know_each_other_by_their_marks_a_run_survives_faults_as_well(seed: int) -> None:
     for delayed in (False, True):
-        outcome = run(draw(1000 + seed, EVERY_KIND, delayed=delayed, off=frozenset({"marks"})))
+        outcome = run(draw(1000 + seed, HONEST, delayed=delayed, off=frozenset({"marks"})))
         assert outcome.problems == ()
         assert outcome.counts["inexact"] == 0
         assert outcome.counts["proposals with names"] > 0
@@ -66,13 +65,13 @@ def test_delayed_runs_without_faults_compute_much_of_a_step_before_the_last_one_
 
 @pytest.mark.parametrize("seed", some(10, 20))
 def test_a_delayed_run_survives_all_kinds_of_faults_at_once_exactly(seed: int) -> None:
-    outcome = run(draw(1000 + seed, EVERY_KIND, delayed=True))
+    outcome = run(draw(1000 + seed, HONEST, delayed=True))
     assert outcome.problems == ()
     assert outcome.counts["inexact"] == 0
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    assert run(draw(7, EVERY_KIND)) == run(draw(7, EVERY_KIND))
+    assert run(draw(7, HONEST)) == run(draw(7, HONEST))
 
 
 @pytest.mark.slow
@@ -83,7 +82,7 @@ def test_a_thousand_runs_are_exact_and_none_gets_stuck(block: int, delayed: bool
     counts: Counter[str] = Counter()
     for seed in range(10_000 + 100 * block, 10_000 + 100 * (block + 1)):
         for survivor in Survivor:
-            outcome = run(draw(seed, EVERY_KIND, survivor=survivor, delayed=delayed))
+            outcome = run(draw(seed, HONEST, survivor=survivor, delayed=delayed))
             assert outcome.problems == (), (seed, survivor)
             counts += outcome.counts
     assert counts["faults"] > 1000
@@ -96,7 +95,7 @@ def test_a_tenth_of_a_day_of_virtual_time_has_no_stuck_run(block: int) -> None:
     """Longer runs, with faults all the way: a hundred seeds a block, half of them with delayed updates."""
     virtual_s = 0.0
     for seed in range(20_000 + 100 * block, 20_000 + 100 * (block + 1)):
-        outcome = run(draw(seed, EVERY_KIND, delayed=seed % 2 == 1, steps=(30, 50)))
+        outcome = run(draw(seed, HONEST, delayed=seed % 2 == 1, steps=(30, 50)))
         assert outcome.problems == (), seed
         virtual_s += outcome.ended_at_s
     assert virtual_s > 8640
