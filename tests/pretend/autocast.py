@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from tests.pretend.tensor import NAME
+from tests.pretend.tensor import NAME, mapped
 
 KEY = "AutocastPrivateUse1"
 LOWER = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv2d", "scaled_dot_product_attention")
@@ -43,7 +42,7 @@ def _casting(name: str, dtype: torch.dtype | None) -> Callable[..., Any]:
             return tensor.to(wanted) if tensor.is_floating_point() and tensor.device.type == NAME else tensor
 
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-            args, kwargs = tree_map_only(Tensor, cast, (args, kwargs))
+            args, kwargs = mapped((args, kwargs), cast)
             return operation(*args, **kwargs)
 
     return run

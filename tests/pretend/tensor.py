@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tests.pretend import streams
 from tests.pretend.meter import METERS, Meter
@@ -90,7 +89,8 @@ def _ended(meter: Meter, key: int, _inner: Tensor) -> None:
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     _keep_backward_here()
-    for each in tree_leaves((args, kwargs)):
+    tensors = _tensors((args, kwargs))
+    for each in tensors:
         if isinstance(each, PretendTensor):
             each.made.check_use()
     if func in REFUSED:
@@ -99,7 +99,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _copy_all(func, args, kwargs)
     if func is aten._to_copy.default:
         return _to_copy(args[0], **kwargs)
-    index = _index_of(func, args, kwargs)
+    index = _index_of(func, args, kwargs, tensors)
     if func in WAITING or (func is aten.index.Tensor and _selects(args[1])):
         METERS[index].wait(func.name().removeprefix("aten::"))
     plain_args, plain_kwargs = _unwrapped((args, kwargs))
@@ -127,7 +127,29 @@ def _keep_backward_here() -> None:
 
 
 def _unwrapped(tree: Any) -> Any:
-    return tree_map_only(PretendTensor, lambda each: each.held, tree)
+    return mapped(tree, lambda each: each.held if isinstance(each, PretendTensor) else each)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """The tensors in an operation's arguments. torch's own walks over trees take longer than the operations of tests."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return []
+    return [tensor for each in tree for tensor in _tensors(each)]
+
+
+def mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
+    """What an operation takes or gives, with each tensor changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: mapped(each, change) for key, each in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [mapped(each, change) for each in tree] if isinstance(tree, list) else tuple([mapped(each, change) for each in tree])
+    return tree
 
 
 def _wrapped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any, index: int) -> Any:
@@ -143,7 +165,7 @@ def _wrapped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: A
         if len(changed) == len(func._schema.returns):
             return tuple(changed)
         raise NotImplementedError(f"the pretend device does not know what {func} gives")
-    return tree_map_only(Tensor, lambda each: PretendTensor(each, index), given)
+    return mapped(given, lambda each: PretendTensor(each, index))
 
 
 def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
@@ -152,12 +174,11 @@ def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
             yield args[number] if number < len(args) else kwargs[argument.name]
 
 
-def _index_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def _index_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> int:
     """The device of an operation's tensors. As on a GPU, one number of the processor may go with them, if it is only read."""
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
     found = {each.device.index for each in tensors if isinstance(each, PretendTensor)}
     others = [each for each in tensors if not isinstance(each, PretendTensor)]
-    written = tree_leaves(list(_changed(func, args, kwargs))) if func._schema.is_mutable else []
+    written = _tensors(list(_changed(func, args, kwargs))) if func._schema.is_mutable else []
     if found and (any(each.dim() for each in others) or any(each is one for each in others for one in written)):
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME} and cpu in {func}")
     if len(found) > 1:
