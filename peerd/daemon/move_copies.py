@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -17,7 +19,11 @@ from peerd.background import Tasks
 from peerd.errors import RemoteError
 from peerd.stage.moves import MoveCopy, beginning_of, name_of, whose_to_copy
 from peerd.table.record import PeerId
+from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import ToldMoves
+
+if TYPE_CHECKING:
+    from peerd.daemon.seat import Seat
 
 MOST_COPIED = 8
 """Mates whose moves a peer copies: each log has so many copies, however large the stage is."""
@@ -26,6 +32,15 @@ MOST_ASKED = 8
 LOG = structlog.get_logger()
 Ask = Callable[[PeerId, int, int], Awaitable[ToldMoves]]
 """Asks a mate for its moves, from a number on, if its log is of this incarnation."""
+
+
+def copies_of(seat: Seat, averaging: AveragingClient, timeout_s: float) -> MoveCopies | None:
+    """None where no moves are written. `timeout_s`: of a question."""
+    settings, train = seat.peer.settings, seat.peer.place.manifest.train
+    if not (settings.moves and train.local_batch):
+        return None
+    ask = partial(averaging.get_moves, timeout_s=timeout_s)
+    return MoveCopies(Path(settings.moves), seat.state.record.peer, seat.stage, ask)
 
 
 class MoveCopies:

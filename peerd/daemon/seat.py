@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -19,7 +18,8 @@ from peerd.background import start
 from peerd.daemon.auditing import auditor_of, witness_of
 from peerd.daemon.commits import Commits
 from peerd.daemon.device import give_back_memory
-from peerd.daemon.move_copies import MoveCopies
+from peerd.daemon.dispatching import dispatcher_of
+from peerd.daemon.move_copies import copies_of
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, PeerdError
 from peerd.link.peer_keys import public_key_of, verify
@@ -54,17 +54,12 @@ from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
 from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord, RunId
 from peerd.train.trainer import Trainer
-from peerd.wire.clients import AveragingClient, StageClient
-from peerd.wire.dispatch import Dispatcher
-from peerd.wire.receipts import NoWitness
+from peerd.wire.clients import AveragingClient
 from peerd.wire.state_client import StateClient
 
 if TYPE_CHECKING:
     from peerd.daemon.peer import Peer
 
-LEAST_UNTAKEN_S, UNTAKEN_TIMES = 600.0, 3
-"""A microbatch that no peer of the next stage takes for so long, or for so many times as long as one takes in all stages, is given up here:
-peers of that stage may come back meanwhile, and what was computed of it is lost then."""
 OVER_S = 60.0
 """Time over which queues are averaged in a run whose peers never move."""
 LOG = structlog.get_logger()
@@ -128,7 +123,7 @@ class Seat:
         averaging_s = averaging_s_of(manifest.swarm.announce_period_s)
         self.witness = witness_of(self, room)
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
-        self.dispatcher = self._new_dispatcher()
+        self.dispatcher = dispatcher_of(self)
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing, self.witness)
         self.auditor = auditor_of(self)
@@ -137,10 +132,7 @@ class Seat:
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
         log = AverageLog(peer.network.home.averages, state.accumulator.flat.dtype, store.room, num_kept(rules))
         averaging = AveragingClient(links, run)
-        self._copies = None
-        if settings.moves and train.local_batch:
-            ask = partial(averaging.get_moves, timeout_s=averaging_s)
-            self._copies = MoveCopies(Path(settings.moves), state.record.peer, self.stage, ask)
+        self._copies = copies_of(self, averaging, averaging_s)
         self.rounds = Rounds(state, executor, averaging, log, averaging_s, clock_s, self, peer.spans)
         self._followers = Followers()
         start_of = partial(place.start.of_stage, manifest) if place.start else None
@@ -149,21 +141,6 @@ class Seat:
         self.downloader = Downloader(StateClient(links, run), membership, most, peer.patience_s, state.spools)
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
-
-    def _new_dispatcher(self) -> Dispatcher:
-        peer = self.peer
-        train = peer.place.manifest.train
-        return Dispatcher(
-            StageClient(peer.network.links, self.run, peer.spans),
-            peer.membership,
-            peer.liveness,
-            self.link_codecs,
-            train.num_stages,
-            train.microbatches_per_step,
-            peer.patience_s,
-            lambda: max(LEAST_UNTAKEN_S, UNTAKEN_TIMES * self.pass_s()),
-            self.witness or NoWitness(),
-        )
 
     @property
     def trainer(self) -> Trainer | None:
