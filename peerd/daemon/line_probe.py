@@ -78,11 +78,13 @@ class LineProbes:
 
     async def _measure(self, peer: PeerId) -> float:
         """Bytes per second; 0: unknown. Raises RemoteError."""
-        rate = await self._upload(peer, FIRST_BYTES)
-        num_bytes = self._links.traffic.line.probes.exact_bytes(rate, MAX_PROBE_BYTES)
-        return await self._upload(peer, num_bytes) if num_bytes else rate
+        rate, took_s, own_s = await self._upload(peer, FIRST_BYTES)
+        num_bytes = self._links.traffic.line.probes.more_bytes(rate, took_s, own_s, MAX_PROBE_BYTES)
+        return max(rate, (await self._upload(peer, num_bytes))[0]) if num_bytes else rate
 
-    async def _upload(self, peer: PeerId, num_bytes: int) -> float:
+    async def _upload(self, peer: PeerId, num_bytes: int) -> tuple[float, float, float]:
+        """The rate, and the time by the other end's clock and by this one's."""
         began_s = time.monotonic()
         speed = await self._client.upload(peer, num_bytes, as_tensors=True)
-        return told_rate(min(speed.num_bytes, num_bytes), speed.took_s, time.monotonic() - began_s)
+        own_s = time.monotonic() - began_s
+        return told_rate(min(speed.num_bytes, num_bytes), speed.took_s, own_s), speed.took_s, own_s

@@ -117,9 +117,15 @@ def test_what_is_no_rate_counts_as_a_probe_that_failed(rate: float) -> None:
 
 def test_a_fast_line_is_filled_with_more_bytes_within_what_a_probe_may_take() -> None:
     probes, most = Probes(), 2 << 20
-    assert probes.exact_bytes(1 * MBIT, most) == 0
-    assert FIRST_BYTES < probes.exact_bytes(50 * MBIT, most) < most
-    assert probes.exact_bytes(1000 * MBIT, most) == most
+    assert probes.more_bytes(1 * MBIT, 2.0, 2.1, most) == 0
+    assert FIRST_BYTES < probes.more_bytes(50 * MBIT, 0.04, 0.05, most) < most
+    assert probes.more_bytes(1000 * MBIT, 0.002, 0.003, most) == most
+
+
+def test_a_probe_that_lasts_for_a_few_round_trips_is_followed_by_another() -> None:
+    """20 Mbit/s over 100 ms: the first bytes take five round trips, in which TCP begins."""
+    assert Probes().more_bytes(4 * MBIT, 0.5, 0.62, 2 << 20) == FIRST_BYTES
+    assert Probes().more_bytes(5 * MBIT, 0.4, 0.43, 2 << 20) == 0
 
 
 @given(st.integers(-1, 1 << 40), st.floats(), st.floats(0.001, 100.0))

@@ -15,6 +15,8 @@ KEPT = 3
 FIRST_BYTES = 256 * 1024
 PROBE_S = 0.15
 """A probe that is to be exact takes so long. Microbatches that leave meanwhile come later by as much."""
+SLOW_BEGINNING = 8
+"""Round trips after which TCP fills a home line."""
 LEAST_PAUSE_S, LINE_SHARE = 60.0, 0.01
 """Between two probes: at least so long, and so long that they take this share of the line's time."""
 MOST_PAUSES = 16
@@ -67,10 +69,16 @@ class Probes:
         self._shown = shown
         return True
 
-    def exact_bytes(self, rate: float, most_bytes: int) -> int:
-        """The size of a probe that fills a line of this rate long enough; 0 if the first bytes have done so."""
+    def more_bytes(self, rate: float, took_s: float, own_s: float, most_bytes: int) -> int:
+        """The size of a second probe, where the first one showed this rate; 0: it needs none.
+
+        One is needed if the first has not filled the line for long enough, or lasted for a few round trips, in which TCP begins slowly.
+        `took_s`: by the other end's clock; `own_s`: from the first byte until the answer.
+        """
         num_bytes = min(most_bytes, int(PROBE_S * rate))
-        return num_bytes if num_bytes > FIRST_BYTES else 0
+        if num_bytes > FIRST_BYTES:
+            return num_bytes
+        return FIRST_BYTES if took_s < SLOW_BEGINNING * (own_s - took_s) else 0
 
     def saw(self, rate: float, took_s: float, now_s: float) -> None:
         """Take the result of a probe that took so long in all."""
