@@ -145,11 +145,11 @@ class Widening:
         """The one connection, and those that carry tensors beside it."""
         return 1 + (self._wide.num_connections if self._wide is not None else 0)
 
-    def counted(self, counts: Mapping[str, Segments]) -> None:
-        """Take what was sent to each address since the last call."""
+    def counted(self, counts: Mapping[str, Segments], queue_s: float) -> None:
+        """Take what was sent to each address since the last call, and how long segments wait in this peer's own queue."""
         found = [counts[host] for host in self.hosts if host in counts]
         path = sum(found, Segments())
-        if found and self.parallel.counted(path.sent, path.again, path.busy_s, path.round_trip_s, path.least_s):
+        if found and self.parallel.counted(path.sent, path.again, path.busy_s, path.round_trip_s, queue_s):
             self._changed.set()
 
     def _failed(self) -> None:
@@ -207,10 +207,19 @@ class Widening:
             await self._changed.wait()
 
 
+def own_queue_s(counts: Mapping[str, Segments]) -> float:
+    """How long segments wait before this peer's own line: as long as round trips to all addresses take longer than the least ones.
+
+    0 where all goes to one address: then they may wait anywhere.
+    """
+    waits_s = [each.round_trip_s - each.least_s for each in counts.values() if each.sent and each.least_s]
+    return min(waits_s) if len(waits_s) > 1 else 0.0
+
+
 async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]]) -> None:
     """Count what is lost on the way over each path, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         found = counts.look()
         for path in paths():
-            path.counted(found)
+            path.counted(found, own_queue_s(found))

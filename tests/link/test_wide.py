@@ -52,7 +52,7 @@ async def widen(paths: DirectPaths, links: Links, peer: PeerId) -> None:
     waiting = asyncio.ensure_future(links.until_other_way(peer))
     widening = paths._paths[peer].widening
     while widening.parallel.number == 1:
-        widening.counted(dict.fromkeys(widening.hosts, LOST))
+        widening.counted(dict.fromkeys(widening.hosts, LOST), 0.0)
         await asyncio.sleep(0.01)
     widening.parallel.number = NUMBER
     await asyncio.wait_for(waiting, WITHIN_S)
@@ -105,7 +105,7 @@ async def test_where_no_socket_can_be_made_the_path_keeps_its_one_connection(tmp
         plain = await tried(paths, there.peer)
         parallel = paths._paths[there.peer].widening.parallel
         for _ in range(LOOKS_LOSSY):
-            paths._paths[there.peer].widening.counted(dict.fromkeys(paths._paths[there.peer].widening.hosts, LOST))
+            paths._paths[there.peer].widening.counted(dict.fromkeys(paths._paths[there.peer].widening.hosts, LOST), 0.0)
         assert parallel.number > 1
         await until(lambda: parallel.number == 1)
         assert paths.channel(there.peer) is plain
@@ -155,6 +155,13 @@ def test_segments_are_counted_by_the_address_they_go_to() -> None:
             assert 0 < found.least_s <= found.round_trip_s < 1
             again = counts.look()["127.0.0.1"]
             assert (again.sent, again.again, again.round_trip_s) == (0, 0, 0.0)
+
+
+def test_segments_wait_before_the_own_line_as_long_as_they_take_longer_to_all() -> None:
+    bloated, quick = Segments(100, 5, 1.0, least_s=0.1), Segments(100, 0, 0.12, least_s=0.1)
+    assert wide.own_queue_s({"a": bloated, "b": Segments(10, 0, 0.8, least_s=0.05)}) == pytest.approx(0.75)
+    assert wide.own_queue_s({"a": bloated, "b": quick}) == pytest.approx(0.02)
+    assert wide.own_queue_s({"a": bloated}) == wide.own_queue_s({"a": bloated, "b": Segments()}) == wide.own_queue_s({}) == 0.0
 
 
 @pytest.mark.parametrize(

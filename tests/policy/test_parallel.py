@@ -108,15 +108,10 @@ def test_a_slow_line_on_which_packets_queue_for_long_is_no_lossy_one(round_trip_
 def test_a_line_whose_own_queue_is_full_is_no_lossy_one_however_many_paths_share_it(share: float) -> None:
     """2.5 Mbit/s that four paths share, 54 segments a second for each; the modem holds a second of them."""
     parallel = Parallel()
-    assert not any(parallel.counted(54, round(54 * share), 1.0, 0.7, 0.04) for _ in range(8 * LOOKS_LOSSY))
+    assert not any(parallel.counted(54, round(54 * share), 1.0, 0.7, 0.66) for _ in range(8 * LOOKS_LOSSY))
 
 
-def test_a_path_has_fewer_while_its_segments_queue_and_as_many_again_afterwards() -> None:
+def test_a_path_on_which_words_wait_at_the_other_end_has_several_if_it_loses() -> None:
+    """The other end's queue is full: a round trip to it takes a second, and to others it does not."""
     parallel = Parallel()
-    looks(parallel, lambda _number: 0.03, LOOKS_LOSSY + 2)
-    numbers = []
-    for _ in range(3):
-        parallel.counted(1000, 30, 100.0, 1.0, 0.06)
-        numbers.append(parallel.number)
-    assert numbers == [15, 7, 3]
-    assert looks(parallel, lambda _number: 0.03, 2)[-1] == 30
+    assert any(parallel.counted(10, look % 2, 1.0, 1.0, 0.02) for look in range(20 * LOOKS_LOSSY))

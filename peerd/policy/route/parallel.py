@@ -4,7 +4,7 @@ One connection carries at most 1.2 segments / (round trip x sqrt(share lost)) (M
 3 % are lost and a round trip takes 0.25 s, whatever the line could carry. Several carry several times as much there. On a line that is
 full they carry no more, and lose more: what a line loses by itself does not depend on their number, what its queue loses grows with
 the square. So their number follows from the share of segments that had to be sent again. It falls back to one where that share grows with
-it, and gets smaller while round trips take so long that segments must wait in a queue.
+it. And a path gets no several while segments to all peers wait, which they do in the queue of this peer's own line.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MATHIS, SEVERAL_TIMES = 1.2, 3.0
 share lost in it is no chance of each segment."""
 LEAST_ROUND_TRIP_S = 0.2
 """The bound is taken for a round trip of so long at least: a share is taken of few segments."""
-QUEUED_TIMES, QUEUED_S, LEAST_S = 4.0, 0.2, 0.05
-"""Segments wait in a queue where a round trip takes so many times the least one, taken as so long at least, and so much more. Jitter alone
-makes it longer by less. What is lost meanwhile is lost in that queue: 2.5 Mbit/s that four paths shared lost 5 % of them, and 14 % once one
-of the paths had 32 connections."""
+QUEUED_S = 0.3
+"""Seconds by which round trips to all peers take longer than the least ones, if the own line's queue is full: what is lost then is lost in
+it. 2.5 Mbit/s that four paths shared lost 5 %, and 14 % once one of the paths had 32 connections. Where the way to one peer alone takes longer,
+words from there wait in that peer's queue, and segments may be lost on the way all the same."""
 GREW = 2
 """A number that grew so many times says whether the share grows with it. One that grew less does not: shares differ by chance."""
 TIMES, MORE = 4.0, 0.05
@@ -49,8 +49,8 @@ class Parallel:
         """Counted since the last share was taken."""
         self._busy_s = self._round_trip_s = 0.0
         """For how long connections were busy with that, and the longest round trip meanwhile."""
-        self._least_s = math.inf
-        """The least round trip so far, where the kernel does not tell the least of the last minutes."""
+        self._queue_s = 0.0
+        """The longest that segments waited in this peer's own queue meanwhile."""
         self._lossy = 0
         """Shares in a row that told of a lossy line."""
         self._before: float | None = None
@@ -59,25 +59,22 @@ class Parallel:
         """For so many looks there is to be one connection."""
         self._next_alone = LOOKS_ALONE
 
-    def counted(self, sent: int, again: int, busy_s: float, round_trip_s: float = 0.0, least_s: float = 0.0) -> bool:
+    def counted(self, sent: int, again: int, busy_s: float, round_trip_s: float = 0.0, queue_s: float = 0.0) -> bool:
         """Take how many segments were sent since the last look, and how many of them again. Returns whether the number changes.
 
         `busy_s`: for how many seconds a connection had something to send or under way, summed over all, since one that has little to send
-        is slow for that; 0: unknown. Then there is one connection. `round_trip_s`: of the last ones, smoothed, `least_s`: the least that
-        the kernel has seen; 0: unknown.
+        is slow for that; 0: unknown. Then there is one connection. `queue_s`: how long segments to any peer wait in this peer's own queue.
         """
-        self._round_trip_s = max(self._round_trip_s, round_trip_s)
-        self._least_s = least_s or min(self._least_s, round_trip_s or math.inf)
+        self._round_trip_s, self._queue_s = max(self._round_trip_s, round_trip_s), max(self._queue_s, queue_s)
         self._sent, self._again, self._busy_s = self._sent + sent, self._again + again, self._busy_s + busy_s
         if self._sent < LEAST_SEGMENTS:
             return False
         self.resent = share = min(1.0, self._again / self._sent)
-        is_queued = self._round_trip_s > QUEUED_TIMES * max(LEAST_S, self._least_s) + QUEUED_S
         held_back_s = self._sent * max(LEAST_ROUND_TRIP_S, self._round_trip_s) * math.sqrt(share) / MATHIS
-        is_lossy = share >= LEAST_LOSS and SEVERAL_TIMES * self._busy_s > held_back_s and not is_queued
+        is_lossy = share >= LEAST_LOSS and SEVERAL_TIMES * self._busy_s > held_back_s and self._queue_s < QUEUED_S
         self._lossy = self._lossy + 1 if is_lossy else 0
-        self._sent, self._again, self._busy_s, self._round_trip_s = 0, 0, 0.0, 0.0
-        if is_queued or (self.number == 1 and self._lossy < LOOKS_LOSSY):
+        self._sent, self._again, self._busy_s, self._round_trip_s, self._queue_s = 0, 0, 0.0, 0.0, 0.0
+        if self.number == 1 and self._lossy < LOOKS_LOSSY:
             share = 0.0
         number = self._number_at(share)
         self._before = share if number >= GREW * self.number else None
