@@ -27,9 +27,9 @@ share lost in it is no chance of each segment."""
 LEAST_ROUND_TRIP_S = 0.2
 """The bound is taken for a round trip of so long at least: a share is taken of few segments."""
 QUEUED_S = 0.3
-"""Seconds by which round trips to all peers take longer than the least ones, if the own line's queue is full: what is lost then is lost in
-it. 2.5 Mbit/s that four paths shared lost 5 %, and 14 % once one of the paths had 32 connections. Where the way to one peer alone takes longer,
-words from there wait in that peer's queue, and segments may be lost on the way all the same."""
+"""Seconds by which round trips to all peers take longer than the least ones, if the own line's queue is full. What is lost then is lost in
+it: 2.5 Mbit/s that four paths shared lost 5 %, and 14 % once one of the paths had 32 connections. Where the way to one peer alone takes
+longer, words from there wait in that peer's queue, and segments may be lost on the way all the same."""
 GREW = 2
 """A number that grew so many times says whether the share grows with it. One that grew less does not: shares differ by chance."""
 TIMES, MORE = 4.0, 0.05
