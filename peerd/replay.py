@@ -171,7 +171,7 @@ class Replay:
         self.step += 1
 
     def _sums_of_gradients(self) -> tuple[list[Tensor], float]:
-        """Of a step before local steps: its gradients by stage, flat and summed over its microbatches, and the sum of its losses."""
+        """Compute a step before local steps: gradients by stage, flat and summed over its microbatches, and the sum of losses."""
         totals = [torch.cat([each.detach().flatten() for each in stage.parameters()]).to(self._precision).zero_() for stage in self.stages]
         loss_sum, work = 0.0, self._backward_of(self.step)
         for index in range(self._manifest.train.microbatches_per_step):
