@@ -67,8 +67,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     optimizer: Any = draw(st.sampled_from(["adamw", "lamb", "sgd"]))
     local = not model.tie_word_embeddings and draw(st.booleans())
     delayed = not local and draw(st.booleans())
-    falling = schedule != "constant"
-    lossy = draw(st.booleans())
+    falling, lossy = schedule != "constant", draw(st.booleans())
     tied, num_microbatches = model.tie_word_embeddings, draw(st.integers(1, 8192))
     allowed = averaged_codecs | st.just(SPARSE) if local else averaged_codecs
     num_stages, length = draw(st.integers(1, model.num_layers // model.layers_per_group)), draw(st.integers(2, 512))

@@ -24,7 +24,7 @@ LAG_OVER_S = 60.0
 def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[str, MetricSource]:
     """By the metric's name, as METRICS lists them."""
     counters, record, device = answers.counters(), peer.seat.state.record, peer.governor.device
-    evaluation, now_s, train = peer.seat.training.evaluation, time.monotonic(), peer.place.manifest.train
+    evaluation, now_s = peer.seat.training.evaluation, time.monotonic()
     return {
         **_of_table(peer),
         "peerd_info": {(__version__, record.peer, peer.place.signed.run, peer.place.manifest.name, describe(device)): 1.0},
@@ -45,7 +45,6 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_executor_busy_seconds_total": peer.seat.executor.busy_s,
         "peerd_activity_seconds_total": {kind.name.lower(): spent_s for kind, spent_s in peer.spans.spent_s.items() if kind not in PHASES},
         "peerd_averages_total": peer.seat.rounds.num_applied,
-        "peerd_local_batch": train.local_batch if train.is_local_at(record.step) else 0,
         "peerd_own_updates_total": counters["own_updates"],
         "peerd_rounds_failed_total": counters["rounds_failed"],
         "peerd_group_sums_total": counters["group_sums"],
@@ -91,6 +90,7 @@ def _of_table(peer: Peer) -> dict[str, Reading]:
         "peerd_stage_peers": {str(stage): live.num_serving(stage) for stage in stages},
         "peerd_stage_queue_microbatches": {str(stage): live.queue(stage) for stage in stages},
         "peerd_stage_missing_microbatches": {stage: bitmap.bit_count() for stage, bitmap in absent.items()},
+        "peerd_local_batch": train.local_batch if train.is_local_at(peer.seat.state.record.step) else 0,
         "peerd_suspects": len(peer.membership.live().suspected),
         "peerd_strangers": len(peer.membership.strangers()),
         "peerd_access_list": peer.membership.access.number,
