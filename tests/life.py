@@ -38,6 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "float16": {"precision": "float16", "loss_scale": 2.0**10},
     "float64 sums": {"accumulate": "float64"},
     "lamb": {"optimizer": "lamb", "max_gradient_norm": 0.5},
+    "muon": {"optimizer": "muon"},
     "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
     "8 bits": {"optimizer_bits": 8},
     "dropout": {"dropout": 0.1},

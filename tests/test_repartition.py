@@ -99,7 +99,9 @@ def test_a_run_with_tied_embeddings_goes_on_in_any_number_of_stages(tmp_path: Pa
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 4, 5])
-@pytest.mark.parametrize("train", [{"accumulate": "float32"}, {"accumulate": "float64"}, {"optimizer_bits": 8}], ids=str)
+@pytest.mark.parametrize(
+    "train", [{"accumulate": "float32"}, {"accumulate": "float64"}, {"optimizer": "muon"}, {"optimizer_bits": 8}], ids=str
+)
 def test_a_run_goes_on_in_any_number_of_stages_as_if_it_had_not_stopped(tmp_path: Path, num_stages: int, train: dict[str, Any]) -> None:
     manifest = tiny_manifest(2, **train)
     corpus = corpus_of(manifest, tmp_path)

@@ -33,7 +33,7 @@ MASKED_SHARE = 0.15
 
 _TRAIN_FIELDS = (
     *("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate"),
-    "optimizer_bits",
+    *("optimizer", "optimizer_bits"),
     *("evaluate_every_steps", "evaluation_microbatches"),
 )
 _MODEL_FLAGS = {"num_layers": "--layers", "d_model": "--d-model", "num_heads": "--heads", "d_ff": "--d-ff"}
@@ -74,6 +74,7 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Its height, after the warm-up.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
 @click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
+@click.option("--optimizer", type=click.Choice(["adamw", "muon", "lamb", "sgd"]), default="adamw", show_default=True, help="The update.")
 @click.option(
     "--optimizer-bits", type=click.Choice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
 )

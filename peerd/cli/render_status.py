@@ -138,7 +138,9 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
         text += f", loss scale {update['loss_scale']:g}"
     if update.get("drift") is not None:
         text += f", parameters {update['drift']:.1e} off the mates' mean when last averaged"
-    rows = [("update", f"{text}, moments in 8 bits" if update.get("optimizer_bits") == 8 else text)]
+    text += ", moments in 8 bits" if update.get("optimizer_bits") == 8 else ""
+    text += f", by {plain(update['optimizer'], 20)}" if "optimizer" in update else ""
+    rows = [("update", text)]
     if local_batch := update.get("local_batch", 0):
         begins = reply["run"].get("local_steps_after", 0)
         before = "" if local_batch_at(reply["run"], reply["peer"]["step"]) else f"from step {begins} on; "

@@ -43,8 +43,8 @@ class TrainConfig:
     final_learning_rate: Annotated[float, Between(0.0, 100.0)] = 0.0
     decay_steps: NumSteps = 0
     """The step at which the falling rate has come down, warm-up included; 0: at the run's last."""
-    optimizer: Literal["adamw", "lamb", "sgd"] = "adamw"
-    """ "adamw", "lamb" (large batches), or "sgd" with momentum."""
+    optimizer: Literal["adamw", "muon", "lamb", "sgd"] = "adamw"
+    """ "adamw", "muon" (orthogonal updates of the layers' matrices), "lamb" (large batches), or "sgd" with momentum."""
     optimizer_bits: Literal[32, 8] = 32
     """Bits of each number of the optimizer's state: 8 saves memory and download, with "adamw" and with momentum.
 
@@ -55,6 +55,8 @@ class TrainConfig:
     epsilon: Annotated[float, Between(1e-16, 1.0)] = 1e-8
     # Momentum of SGD.
     momentum: Annotated[float, Between(0.0, 0.999999)] = 0.9
+    # Momentum of Muon, for the matrices of layers. All other parameters have AdamW, with beta1, beta2 and epsilon.
+    muon_momentum: Annotated[float, Between(0.0, 0.999999)] = 0.95
     weight_decay: Annotated[float, Between(0.0, 10.0)] = 0.01
     no_decay: tuple[str, ...] = ()
     """Parameters without weight decay, such as ["embedding.weight", "blocks.*"]. Vectors (norms, biases) never have it.
@@ -120,10 +122,10 @@ class TrainConfig:
         cut.check_ramp(self)
         if len(self.no_decay) > MAX_NAME_PATTERNS or not all(1 <= len(pattern) <= 256 for pattern in self.no_decay):
             raise ValueError(f"train.no_decay must be at most {MAX_NAME_PATTERNS} names of 1 to 256 characters")
-        if self.optimizer_bits == 8 and (self.optimizer == "lamb" or (self.optimizer == "sgd" and not self.momentum)):
+        if self.optimizer_bits == 8 and (self.optimizer in ("lamb", "muon") or (self.optimizer == "sgd" and not self.momentum)):
             raise ValueError(
                 'train.optimizer_bits = 8 goes with train.optimizer "adamw", and with "sgd" where it has momentum: '
-                '"lamb" needs whole tensors in float32, and "sgd" without momentum keeps no state'
+                '"lamb" and "muon" need whole tensors in float32, and "sgd" without momentum keeps no state'
             )
         self._check_schedule()
         if self.local_batch:

@@ -215,6 +215,7 @@ class UpdateInfo(TypedDict):
     max_gradient_norm: float  # 0: no clipping
     loss_scale: float | None  # of float16
     local_batch: NotRequired[int]  # microbatches behind each of its own updates within a step; 0: steps are not local
+    optimizer: NotRequired[str]  # as train.optimizer; absent from older daemons
     optimizer_bits: NotRequired[int]  # of each number of the optimizer's state; absent from older daemons
     drift: NotRequired[float | None]  # share by which this peer's parameters were off the mates' mean when last averaged; None: never
 

@@ -30,6 +30,21 @@ def evaluation_info(evaluation: Evaluation | None) -> EvaluationInfo | None:
     return None if evaluation is None else {"step": evaluation.step, "loss": evaluation.loss}
 
 
+def update_info(state: StageState, train: TrainConfig) -> UpdateInfo:
+    """How this peer's stage updates its parameters now."""
+    norm = state.gradient_norms.get(state.record.step - 1, math.inf)
+    return {
+        "learning_rate": learning_rate_at(train, state.record.step),
+        "gradient_norm": norm if math.isfinite(norm) else None,
+        "max_gradient_norm": train.max_gradient_norm,
+        "loss_scale": state.holdings.passes.loss_scale,
+        "local_batch": train.local_batch,
+        "optimizer": train.optimizer,
+        "optimizer_bits": train.optimizer_bits,
+        "drift": state.holdings.drift,
+    }
+
+
 def line_infos(traffic: Traffic, live: LiveView, path_to: Callable[[PeerId], PathInfo]) -> list[LineInfo]:
     """What is known of the lines of other live peers, and of the ways to them."""
     found = list[LineInfo]()

@@ -13,13 +13,14 @@ import torch
 
 from peerd.config.codec import as_matrix
 from peerd.config.manifest import Manifest
+from peerd.config.muon import layer_matrices_in
 from peerd.errors import StageError
 from peerd.models.kinds import builder_of
 from peerd.models.module import StageModule as StageModule
 from peerd.planner.cutting import resolved, stage_layers
 from peerd.planner.kinds import planned_loads
 from peerd.planner.link_needs import stage_traffic
-from peerd.planner.load import FLOAT32_BYTES, Load
+from peerd.planner.load import Load
 from peerd.planner.memory import EASY_SHARE, Memory, Placing, Room, optimizer_bytes, placing_in, stage_memory
 from peerd.planner.workload import ModelLoads
 from peerd.policy.round.needs import StageTraffic
@@ -145,8 +146,8 @@ def tied_spec(manifest: Manifest, stage: int) -> dict[str, tuple[int, ...]]:
 
 def largest_state_bytes(manifest: Manifest) -> int:
     """Bytes of the largest stage's state: its parameters, the previous ones, and the optimizer's state."""
-    stages = [initial_parameter_spec(manifest, stage).values() for stage in range(manifest.train.num_stages)]
-    return (2 * FLOAT32_BYTES + optimizer_bytes(manifest.train)) * max(sum(math.prod(shape) for shape in shapes) for shapes in stages)
+    loads = [_stage_load(manifest, stage) for stage in range(manifest.train.num_stages)]
+    return max(2 * load.parameter_bytes + optimizer_bytes(manifest.train, load) for load in loads)
 
 
 def estimate_forward_flops(manifest: Manifest, stage: int) -> int:
@@ -192,6 +193,7 @@ def _memory_load(manifest: Manifest, module: StageModule) -> Load:
     return Load(
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
         num_tied=sum(module.get_parameter(name).numel() for name in module.tied_names),
+        num_in_layers=layer_matrices_in({name: parameter.shape for name, parameter in module.named_parameters()}),
         graph_bytes=module.graph_bytes(manifest.tokens_per_microbatch),
     )
 

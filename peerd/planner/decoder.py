@@ -30,6 +30,7 @@ def decoder_loads(config: ModelConfig, microbatch: int, sequence: int, precision
             num_parameters=num_in_matrices + num_in_vectors,
             num_sides=sum(map(sum, matrices)),
             num_in_vectors=num_in_vectors,
+            num_in_layers=num_in_matrices,
             forward_flops=2 * tokens * products,
             graph_bytes=tokens * (FLOAT32_BYTES * floats + lowered_bytes * lowered) + copies,
         )
@@ -46,6 +47,7 @@ def decoder_loads(config: ModelConfig, microbatch: int, sequence: int, precision
         forward_flops=config.layers_per_group * layer.forward_flops,
         graph_bytes=config.layers_per_group * layer.graph_bytes,
     )
+    # What follows is outside of the layers: the embedding and the head are matrices for which Muon is not made.
     words = (config.vocab_size, width)
     vocabulary, projection = width * config.vocab_size, width * narrow
     tied = vocabulary if config.tie_word_embeddings else 0
@@ -57,10 +59,10 @@ def decoder_loads(config: ModelConfig, microbatch: int, sequence: int, precision
     if config.boundary != "none":
         widening = load([(width, narrow)], 2 * narrow, projection, narrow + 2, narrow)
     return ModelLoads(
-        first=replace(load([words], 0, 0, 0), num_tied=tied),
+        first=replace(load([words], 0, 0, 0), num_in_layers=0, num_tied=tied),
         groups=(group,) * (config.num_layers // config.layers_per_group),
         # logits, their log-softmax, their gradient; lowered, what the logits are made of
-        last=replace(load([words], 2 * width, vocabulary, width + 3 * config.vocab_size, width), num_tied=tied),
+        last=replace(load([words], 2 * width, vocabulary, width + 3 * config.vocab_size, width), num_in_layers=0, num_tied=tied),
         shared=Load(num_parameters=tied, num_tied=2 * tied, num_sides=sum(words) if tied else 0),
         narrowing=narrowing,
         widening=widening,

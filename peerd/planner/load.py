@@ -20,6 +20,8 @@ class Load:
     """Sum of the rows and columns of its matrices."""
     num_in_vectors: int = 0
     """Parameters that are not in a matrix."""
+    num_in_layers: int = 0
+    """Parameters in matrices of layers, which Muon updates."""
     forward_flops: int = 0
     """Matrix products only."""
     graph_bytes: int = 0

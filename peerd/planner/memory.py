@@ -80,15 +80,18 @@ def placing_in(room: Room, manifest: Manifest, load: Load, slots: int) -> Placin
     return Placing.DEVICE if room.holds(whole) and (is_easy or not room.holds(apart)) else Placing.OFFLOADED
 
 
-def optimizer_bytes(train: TrainConfig) -> int:
-    """Bytes of the optimizer's state per parameter: both moments for AdamW and LAMB, velocity for SGD with momentum and local steps.
-    With a synchronous beginning there is room for its moments, too.
+def optimizer_bytes(train: TrainConfig, load: Load) -> int:
+    """Bytes of the optimizer's state: both moments for AdamW and LAMB, one for SGD with momentum, for local steps, and for Muon's matrices.
 
-    The scales of packed moments are not counted, a five-hundredth of them; nor that vectors keep 32 bits.
+    With a synchronous beginning of local steps there is room for its moments, too. The scales of packed moments are not counted, a
+    five-hundredth of them; nor that vectors keep 32 bits.
     """
-    numbers = int(train.momentum > 0) if train.optimizer == "sgd" else 2
+    if train.optimizer == "sgd":
+        numbers = load.num_parameters * (train.momentum > 0)
+    else:
+        numbers = 2 * load.num_parameters - load.num_in_layers * (train.optimizer == "muon")
     if train.local_batch:
-        numbers = max(int(train.outer_momentum > 0), numbers if train.local_steps_after else 0)
+        numbers = max(load.num_parameters * (train.outer_momentum > 0), numbers if train.local_steps_after else 0)
     return numbers * train.optimizer_bits // 8
 
 
@@ -127,11 +130,11 @@ def _lasting(manifest: Manifest, load: Load) -> tuple[int, int]:
     train = manifest.train
     values = FLOAT32_BYTES * load.num_parameters
     num_values, num_sums = 3 if train.delayed_updates else 1, 1 + train.overlaps_steps
-    num_aside, moments = (not train.delayed_updates) + (train.evaluate_every_steps > 0), optimizer_bytes(train)
+    num_aside, moments = (not train.delayed_updates) + (train.evaluate_every_steps > 0), optimizer_bytes(train, load)
     if train.local_batch:
-        num_values, num_sums, moments = num_values + 1 + MOST_EARLIER, num_sums + MOST_OPEN, moments + optimizer_bytes(train.inner)
+        num_values, num_sums, moments = num_values + 1 + MOST_EARLIER, num_sums + MOST_OPEN, moments + optimizer_bytes(train.inner, load)
     used = num_values * values + num_sums * sum_bytes(train) * load.num_parameters
-    return used, moments * load.num_parameters + num_aside * values
+    return used, moments + num_aside * values
 
 
 def _in_pass(manifest: Manifest, load: Load, slots: int, placing: Placing) -> int:

@@ -76,7 +76,7 @@ def estimate_stage(manifest: Manifest, loads: ModelLoads, layers: range) -> Stag
         memory_bytes=apart.device,
         host_bytes=apart.host,
         together_bytes=stage_memory(manifest, load, manifest.slots, Placing.TOGETHER).device,
-        optimizer_bytes=optimizer_bytes(manifest.train) * load.num_parameters,
+        optimizer_bytes=optimizer_bytes(manifest.train, load),
         flops_per_token=stage_flops(manifest, load, is_last) // tokens,
         upload_bytes_per_token=(forth + back) / tokens,
         averaging_bytes=2 * averaged_bytes(manifest, load, parse_averaged(wire.weight_gradients).most_exact)

@@ -1,7 +1,8 @@
 """The optimizers: the update, which is the same at every peer of a stage, and the optimizer state as named tensors.
 
-Each optimizer updates every tensor by itself, so the result does not depend on which tensors share a process. With
-train.optimizer_bits = 8 the moments are packed (moments.py), and a tensor is updated piece by piece.
+Each optimizer updates every tensor by itself, so the result does not depend on which tensors share a process. Every peer of a stage has
+the whole average, so an update may need whole tensors, as LAMB's and Muon's do. With train.optimizer_bits = 8 the moments are packed
+(moments.py), and a tensor is updated piece by piece.
 """
 
 from __future__ import annotations
@@ -16,15 +17,19 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from peerd.config.manifest import Manifest, TrainConfig
+from peerd.config.muon import is_layer_matrix
 from peerd.config.schedule import learning_rate_at
 from peerd.errors import ManifestError
 from peerd.models.stages import initial_parameter_spec
 from peerd.stage.moments import SCALE, Unpacked, chunk_of, dither, num_blocks
+from peerd.stage.orthogonal import orthogonalised
 from peerd.transfers import queues_copies, to_device
 
 _LEAST_NORMAL = torch.finfo(torch.float32).tiny
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTUM = "momentum_buffer"
+MUON_SCALE = 0.2
+"""The root mean square of Muon's update for a learning rate of 1: about that of AdamW's, so that both take the same rate and decay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Updated:
     value: Tensor
     gradient: Tensor
     state: Mapping[str, Tensor]
+    computes_on: torch.device
+    """The device of the parameter, which is another where the state is offloaded. Matrix products belong there."""
 
 
 Update = Callable[[Sequence[Updated], TrainConfig, float, float], None]
@@ -54,12 +61,13 @@ class Optimizer:
     def __init__(self, manifest: Manifest, parameters: Mapping[str, nn.Parameter], place: torch.device | None = None) -> None:
         """`place`: where its state lies, and where it updates; by default each parameter's device."""
         self._train = manifest.train
-        self._kind, self._local_from = kind_of(manifest.train), manifest.train.local_steps_after
-        self._at_first = kind_of(manifest.train.inner) if self._local_from else self._kind
-        self._names_at_first = {MOMENTUM + end: part + end for part in self._at_first.parts[:1] for end in ("", SCALE)}
+        self._local_from = manifest.train.local_steps_after
         self._shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        self._kinds = {name: kind_of(manifest.train, name, shape) for name, shape in self._shapes.items()}
+        inner = manifest.train.inner if self._local_from else manifest.train
+        self._at_first = {name: kind_of(inner, name, shape) for name, shape in self._shapes.items()}
         self._state = {
-            name: _fresh_state(self._train, parameter.shape, place or parameter.device) for name, parameter in parameters.items()
+            name: _fresh_state(self._train, name, parameter.shape, place or parameter.device) for name, parameter in parameters.items()
         }
         self._parameters: dict[str, Tensor] = {}
         self.move_to(parameters)
@@ -83,12 +91,13 @@ class Optimizer:
         _check_shapes("gradient", self._shapes, gradients)
         self._begin_local_steps(step)
         is_first = step < self._local_from
-        kind = self._at_first if is_first else self._kind
+        kinds = self._at_first if is_first else self._kinds
         rate = self._train.outer_learning_rate if self._train.is_local_at(step) else learning_rate_at(self._train, step)
         for names, weight_decay in self._groups:
             for name in names:
-                updated = self._updated(name, gradient_of(gradients[name]), self._state_at_first(name) if is_first else self._state[name])
-                kind.update([updated], self._train, rate, weight_decay)
+                state = self._state_at_first(name) if is_first else self._state[name]
+                updated = self._updated(name, gradient_of(gradients[name]), state)
+                kinds[name].update([updated], self._train, rate, weight_decay)
                 if updated.value is not self._parameters[name]:
                     self._parameters[name].copy_(updated.value, non_blocking=queues_copies(self._parameters[name].device))
 
@@ -105,7 +114,8 @@ class Optimizer:
 
     def _state_at_first(self, name: str) -> dict[str, Tensor]:
         """The state of a parameter by the names that it has in the optimizer of a synchronous beginning."""
-        return {self._names_at_first.get(part, part): value for part, value in self._state[name].items()}
+        named = {MOMENTUM + end: part + end for part in self._at_first[name].parts[:1] for end in ("", SCALE)}
+        return {named.get(part, part): value for part, value in self._state[name].items()}
 
     def _begin_local_steps(self, step: int) -> None:
         """The first step with local steps ends: the moments of the steps before it are with the peers, and the outer momentum is zero."""
@@ -127,7 +137,8 @@ class Optimizer:
         place, dtype = state["step"].device, parameter.dtype
         value = parameter if parameter.device == place and parameter.is_contiguous() else parameter.to(place).contiguous()
         fits = gradient.device == place and gradient.dtype == dtype and gradient.is_contiguous()
-        return Updated(value, gradient if fits else to_device(gradient.to(dtype), place).contiguous(), state)
+        gradient = gradient if fits else to_device(gradient.to(dtype), place).contiguous()
+        return Updated(value, gradient, state, parameter.device)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as `<parameter>.<part>`; `.step` is the number of updates. All are zero before the first update.
@@ -151,18 +162,19 @@ class Optimizer:
 def optimizer_spec(train: TrainConfig, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """The state's tensors for parameters of these names and shapes, without memory (on the meta device)."""
     meta = torch.device("meta")
-    states = {name: _fresh_state(train, torch.Size(shape), meta) for name, shape in parameters.items()}
+    states = {name: _fresh_state(train, name, torch.Size(shape), meta) for name, shape in parameters.items()}
     return {f"{name}.{part}": value for name, state in states.items() for part, value in state.items()}
 
 
 def optimizer_parts(train: TrainConfig) -> set[str]:
     """The suffixes of the state's tensor names."""
-    return {*_fresh_state(train, torch.Size(()), torch.device("meta"))}
+    kinds, meta = (("", ()), OF_A_LAYER), torch.device("meta")
+    return {part for name, shape in kinds for part in _fresh_state(train, name, torch.Size(shape), meta)}
 
 
 def alike(train: TrainConfig) -> list[TrainConfig]:
     """These settings, and those whose state is the same but for the bits of its moments."""
-    packable = bool(state_parts(train)) and train.optimizer != "lamb"
+    packable = bool(state_parts(train)) and train.optimizer not in ("lamb", "muon")
     return [train, *[replace(train, optimizer_bits=bits) for bits in (32, 8) if packable and bits != train.optimizer_bits]]
 
 
@@ -228,6 +240,15 @@ def _lamb(group: Sequence[Updated], train: TrainConfig, rate: float, weight_deca
         each.value.sub_(direction.mul_(ratio).mul_(rate))
 
 
+def _muon(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
+    """Muon (Keller Jordan et al. 2024) with Nesterov momentum, for matrices; decay and scale as in Liu et al. 2025, arXiv 2502.16982."""
+    for each in group:
+        each.state["step"].add_(1)
+        momentum = each.state[MOMENTUM].lerp_(each.gradient, 1 - train.muon_momentum)
+        direction = orthogonalised(each.gradient.lerp(momentum, train.muon_momentum).to(each.computes_on)).to(each.value.device)
+        each.value.mul_(1 - rate * weight_decay).add_(direction, alpha=-rate * MUON_SCALE * math.sqrt(max(direction.shape)))
+
+
 def _sgd(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay: float) -> None:
     """Stochastic gradient descent with momentum and no dampening; the weight decay is added to the gradient, as in torch.optim.SGD."""
     for each in group:
@@ -261,6 +282,7 @@ def _plain_sgd(group: Sequence[Updated], _train: TrainConfig, rate: float, weigh
 
 KINDS: dict[str, Kind] = {
     "adamw": Kind(ADAM_MOMENTS, _adamw),
+    "muon": Kind(ADAM_MOMENTS, _adamw),
     "lamb": Kind(ADAM_MOMENTS, _lamb),
     "sgd": Kind((MOMENTUM,), _sgd),
 }
@@ -268,27 +290,36 @@ KINDS: dict[str, Kind] = {
 PIECEWISE: dict[str, Update] = {"adamw": _adamw_by_operations, "sgd": _sgd}
 """The update of a piece of a tensor, for those that change each number by itself."""
 PLAIN_SGD = Kind((), _plain_sgd)
+MUON = Kind((MOMENTUM,), _muon)
+"""For matrices of layers. The other parameters of such a run have AdamW."""
 OUTER, PLAIN_OUTER = Kind((MOMENTUM,), _nesterov), Kind((), _plain_outer)
 """The optimizers of a step whose changes were made by local steps."""
+OF_A_LAYER = "layers.0.weight", (1, 1)
+"""Name and shape of a matrix that stands for all matrices of layers."""
 
 
-def kind_of(train: TrainConfig) -> Kind:
-    """The optimizer of a step; with local steps that of the averaged changes."""
+def kind_of(train: TrainConfig, name: str = "", shape: Sequence[int] = ()) -> Kind:
+    """The optimizer of a step for a parameter of this name and shape, by default for one that is in no layer.
+
+    With local steps it is that of the averaged changes.
+    """
     if train.local_batch:
         return _packed(OUTER, _nesterov, train) if train.outer_momentum else PLAIN_OUTER
+    if train.optimizer == "muon" and is_layer_matrix(name, shape):
+        return MUON
     kind = PLAIN_SGD if train.optimizer == "sgd" and not train.momentum else KINDS[train.optimizer]
     return _packed(kind, PIECEWISE.get(train.optimizer, kind.update), train)
 
 
-def state_parts(train: TrainConfig) -> tuple[str, ...]:
-    """The moments that all peers of a stage have alike.
+def state_parts(train: TrainConfig, name: str = "", shape: Sequence[int] = ()) -> tuple[str, ...]:
+    """The moments of a parameter that all peers of a stage have alike.
 
     With a synchronous beginning they are those of its optimizer, of which the first is the outer momentum once steps are local. It has that
     name: else such a state might be taken for that of a run without local steps.
     """
     if not train.local_batch:
-        return kind_of(train).parts
-    at_first = kind_of(train.inner).parts if train.local_steps_after else ()
+        return kind_of(train, name, shape).parts
+    at_first = kind_of(train.inner, name, shape).parts if train.local_steps_after else ()
     return (MOMENTUM, *at_first[1:]) if train.outer_momentum or at_first else ()
 
 
@@ -311,7 +342,7 @@ def _in_pieces(kind: Kind, update_piece: Update) -> Update:
                 piece = value[first : first + chunk]
                 moments = {part: Unpacked(each.state, part, first, len(piece)) for part in kind.parts}
                 state = {part: moment.values for part, moment in moments.items()} | {"step": step.clone()}
-                update_piece([Updated(piece, gradient[first : first + chunk], state)], train, rate, weight_decay)
+                update_piece([Updated(piece, gradient[first : first + chunk], state, each.computes_on)], train, rate, weight_decay)
                 for moment in moments.values():
                     moment.pack(added)
             step.add_(1)
@@ -319,10 +350,10 @@ def _in_pieces(kind: Kind, update_piece: Update) -> Update:
     return update
 
 
-def _fresh_state(train: TrainConfig, shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
+def _fresh_state(train: TrainConfig, name: str, shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
     """Zeros: the state of one parameter. `step` is float32, as torch's fused AdamW requires."""
     state: dict[str, Tensor] = {}
-    for part in state_parts(train):
+    for part in state_parts(train, name, shape):
         if train.optimizer_bits == 8:
             blocks = num_blocks(shape.numel())
             state[part] = torch.zeros(shape, dtype=torch.uint8 if blocks else torch.float32, device=device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peerd.config.manifest import Manifest
-from peerd.planner.load import FLOAT32_BYTES
+from peerd.planner.load import FLOAT32_BYTES, Load
 from peerd.planner.memory import optimizer_bytes, sum_bytes
 from peerd.policy.step.groups import num_sections_of
 from peerd.policy.step.situation import StepRules
@@ -14,6 +14,8 @@ from peerd.table.view import LiveView
 
 LEAST_LOST_S, READ_BYTES_PER_S = 40.0, 50e6
 """A peer that starts again needs so long until it serves, and the time to check and load its checkpoint from a slow disk."""
+_OF_A_LAYER = Load(num_parameters=1, num_in_layers=1)
+"""Nearly all parameters are in matrices of layers."""
 MICROBATCHES_UNTIL_LOST = 3
 """A step in which no gradient was added for as long as this many microbatches take in all stages may be lost."""
 
@@ -43,5 +45,5 @@ def rules_of(manifest: Manifest, ttl_s: float, averaging_s: float, state_bytes: 
         local_batch=train.local_batch,
         local_after=train.local_steps_after,
         certifies=manifest.swarm.certifies,
-        averages_in_state=(FLOAT32_BYTES + optimizer_bytes(train)) // sum_bytes(train),
+        averages_in_state=(FLOAT32_BYTES + optimizer_bytes(train, _OF_A_LAYER)) // sum_bytes(train),
     )

@@ -43,6 +43,7 @@ OPTIONS: dict[str, Option] = {
     "bfloat16": Option(changes={"train": {"precision": "bfloat16"}}),
     "offload": Option(changes={"compute": {"offload": "all"}}),
     "shared layers": Option(changes={"model": {"layers_per_group": 2}}, why_decoder="no layers of a Llama share weights"),
+    "muon": Option(changes={"train": {"optimizer": "muon"}}),
     "sgd": Option(changes={"train": {"optimizer": "sgd", "learning_rate": 0.3}}),
     "cosine": Option(changes={"train": {"schedule": "cosine", "warmup_steps": 2}}),
     "float16": Option(changes={"train": {"precision": "float16"}}),

@@ -112,6 +112,7 @@ def status_reply(**changes: Any) -> StatusReply:
             "gradient_norm": 2.5,
             "max_gradient_norm": 1.0,
             "loss_scale": None,
+            "optimizer": "adamw",
             "optimizer_bits": 32,
             "drift": 2e-7,
         },

@@ -73,6 +73,14 @@ def test_status_says_that_moments_are_packed(capsys: pytest.CaptureFixture[str])
     assert "parameters 2.0e-07 off the mates' mean when last averaged, moments in 8 bits" in " ".join(capsys.readouterr().out.split())
 
 
+def test_status_names_the_optimizer_unless_the_daemon_is_an_older_one(capsys: pytest.CaptureFixture[str]) -> None:
+    update = UpdateInfo(learning_rate=0.003, gradient_norm=None, max_gradient_norm=0.0, loss_scale=None)
+    print_status(status_reply(update=update))
+    assert "update learning rate 0.003 " in " ".join(capsys.readouterr().out.split())
+    print_status(status_reply(update=update | {"optimizer": "muon"}))
+    assert "update learning rate 0.003, by muon " in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("local_batch", [0, 8])
 def test_status_tells_a_peers_own_updates_from_steps(local_batch: int, capsys: pytest.CaptureFixture[str]) -> None:
     update = UpdateInfo(learning_rate=0.003, gradient_norm=None, max_gradient_norm=0.0, loss_scale=None, local_batch=local_batch)

@@ -64,7 +64,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models() | hugging_face_models() | blocks_models())
     steps, warmup_steps = draw(st.integers(0, 1 << 40)), draw(st.integers(0, 1000))
     schedule: Any = draw(st.sampled_from(["constant", "linear", "cosine"]))
-    optimizer: Any = draw(st.sampled_from(["adamw", "lamb", "sgd"]))
+    optimizer: Any = draw(st.sampled_from(["adamw", "muon", "lamb", "sgd"]))
     local = not model.tie_word_embeddings and draw(st.booleans())
     delayed = not local and draw(st.booleans())
     falling, lossy = schedule != "constant", draw(st.booleans())
@@ -88,7 +88,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         final_learning_rate=draw(st.floats(0, 100)) if falling else 0.0,
         decay_steps=warmup_steps + draw(st.integers(1, 1000)) if falling else 0,
         optimizer=optimizer,
-        optimizer_bits=32 if optimizer == "lamb" else draw(st.sampled_from([32, 8])),
+        optimizer_bits=32 if optimizer in ("lamb", "muon") else draw(st.sampled_from([32, 8])),
         max_gradient_norm=0.0 if local else draw(st.floats(0, 1e9)),
         dropout=0.0 if model.has_own_dropout else draw(st.floats(0, 0.99)),
         average_parameters=draw(st.sampled_from(["auto", "never"] if delayed or local or lossy or tied else ["auto", "always", "never"])),

@@ -29,6 +29,18 @@ def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path)
     assert stat.S_IMODE((folder / "organiser.key").stat().st_mode) == 0o600
 
 
+def test_new_estimates_muons_state(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for optimizer in ("adamw", "muon"):
+        assert run(["new", str(tmp_path / optimizer), "--optimizer", optimizer, "--d-model", "64", "--json"]) == 0
+        said.append(json.loads(capfd.readouterr().out)["stages"][0])
+        assert manifest.load(tmp_path / optimizer / "run.toml").train.optimizer == optimizer
+    matrices = 2 * (4 * 64 * 64 + 3 * 64 * 256)  # of two layers
+    assert said[0]["optimizer_bytes"] - said[1]["optimizer_bytes"] == 4 * matrices
+    assert said[0]["host_bytes"] - said[1]["host_bytes"] == 4 * matrices
+    assert run(["new", str(tmp_path / "8"), "--optimizer", "muon", "--optimizer-bits", "8"]) == 2
+
+
 def test_new_packs_moments_where_it_is_told_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said = []
     for bits in ("32", "8"):

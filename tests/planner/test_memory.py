@@ -15,7 +15,7 @@ from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig, WireConf
 from peerd.planner.load import Load
 from peerd.planner.memory import Memory, Placing, Room, placing_in, stage_memory
 
-LOAD = Load(num_parameters=1000)
+LOAD = Load(num_parameters=1000, num_in_layers=1000)
 GB = 10**9
 
 
@@ -35,6 +35,7 @@ def bytes_of(manifest: Manifest, placing: Placing) -> tuple[float, float]:
         ({}, 24, (24, 4), (12, 16)),
         ({"accumulate": "float64"}, 32, (28, 8), (16, 20)),
         ({"optimizer_bits": 8}, 18, (18, 4), (12, 10)),
+        ({"optimizer": "muon"}, 20, (20, 4), (12, 12)),
         ({"optimizer": "sgd"}, 20, (20, 4), (12, 12)),
         ({"optimizer": "sgd", "momentum": 0.0}, 16, (16, 4), (12, 8)),
         ({"delayed_updates": True}, 36, (32, 4), (24, 12)),

@@ -70,6 +70,7 @@ RUNS: dict[str, tuple[Callable[[], Manifest], int]] = {
     "llama": (llama, 1),
     "adamw": (decoder(), 2),
     "lamb": (decoder(optimizer="lamb"), 2),
+    "muon": (decoder(optimizer="muon"), 2),
     "sgd": (decoder(optimizer="sgd"), 2),
     "sgd without momentum": (decoder(optimizer="sgd", momentum=0.0), 2),
     "delayed updates": (decoder(delayed_updates=True), 3),

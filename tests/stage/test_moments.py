@@ -165,7 +165,7 @@ def test_a_state_of_other_bits_is_refused_and_changes_nothing() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in optimizer.tensors().items())
 
 
-@pytest.mark.parametrize("train", [{"optimizer": "lamb"}, {"optimizer": "sgd", "momentum": 0.0}], ids=str)
+@pytest.mark.parametrize("train", [{"optimizer": "lamb"}, {"optimizer": "muon"}, {"optimizer": "sgd", "momentum": 0.0}], ids=str)
 def test_optimizers_without_moments_that_can_be_packed_are_refused_in_one_sentence(train: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r'optimizer_bits = 8 goes with train\.optimizer "adamw", and with "sgd" where it has momentum'):
         packed_run(**train)

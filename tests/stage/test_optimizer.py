@@ -67,7 +67,7 @@ def test_the_first_update_is_the_one_of_the_paper() -> None:
 # Other optimizers
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("lamb", 32), ("sgd", 32), ("sgd", 8), ("adamw", 8)])
+@pytest.mark.parametrize(("kind", "bits"), [("lamb", 32), ("muon", 32), ("sgd", 32), ("sgd", 8), ("adamw", 8)])
 def test_other_optimizers_do_not_depend_on_the_split_either(kind: str, bits: int) -> None:
     whole, split = (train(tiny_manifest(stages, optimizer=kind, optimizer_bits=bits), steps=3) for stages in (1, 3))
     assert split.keys() == whole.keys()
@@ -139,7 +139,7 @@ def test_sgd_without_momentum_keeps_nothing_and_is_torchs_to_the_bit() -> None:
 # Weight decay
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "lamb", "muon", "sgd"])
 def test_what_no_decay_names_and_vectors_are_left_without_decay(kind: str) -> None:
     """A gradient of zero moves nothing but what decays."""
     manifest = tiny_manifest(1, optimizer=kind, weight_decay=0.5, learning_rate=0.1, no_decay=("embedding.*", "blocks.1.*"))
@@ -185,7 +185,8 @@ def test_the_state_is_zero_before_the_first_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits", "steps_before"), [("adamw", 32, 0), ("adamw", 32, 2), ("lamb", 32, 2), ("sgd", 32, 2), ("adamw", 8, 2), ("sgd", 8, 2)]
+    ("kind", "bits", "steps_before"),
+    [("adamw", 32, 0), ("adamw", 32, 2), ("lamb", 32, 2), ("muon", 32, 2), ("sgd", 32, 2), ("adamw", 8, 2), ("sgd", 8, 2)],
 )
 def test_a_peer_that_loads_the_state_goes_on_to_the_bit(kind: str, bits: int, steps_before: int) -> None:
     manifest = tiny_manifest(1, warmup_steps=4, optimizer=kind, optimizer_bits=bits)

@@ -38,6 +38,7 @@ STEPS = 4
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "lamb": {"optimizer": "lamb", "weight_decay": 0.1},
+    "muon": {"optimizer": "muon", "weight_decay": 0.1, "max_gradient_norm": 0.5},
     "sgd": {"optimizer": "sgd", "learning_rate": 0.3, "weight_decay": 0.1},
     "cosine": {"schedule": "cosine", "warmup_steps": 2, "decay_steps": 4, "final_learning_rate": 1e-4},
     "clipping": {"max_gradient_norm": 0.5},
@@ -217,7 +218,7 @@ class Plain:
 
 
 class PlainOptimizer:
-    """LAMB and SGD as their papers write them, and torch's AdamW."""
+    """LAMB, Muon and SGD as their papers write them, and torch's AdamW."""
 
     def __init__(self, train: TrainConfig, parameters: dict[str, nn.Parameter]) -> None:
         self.train, self.parameters, self.updates = train, parameters, 0
@@ -231,7 +232,8 @@ class PlainOptimizer:
             assert value.grad is not None
             spared = value.dim() < 2 or (self.train.no_decay and name.startswith("embedding."))
             decay = 0.0 if spared else self.train.weight_decay
-            if self.train.optimizer == "adamw":
+            in_layer = name.startswith("blocks.") and value.dim() == 2
+            if self.train.optimizer == "adamw" or (self.train.optimizer == "muon" and not in_layer):
                 self._adamw(name, value, rate, decay)
             else:
                 value.sub_(rate * self._direction(name, value, value.grad, decay))
@@ -244,6 +246,10 @@ class PlainOptimizer:
 
     def _direction(self, name: str, value: Tensor, gradient: Tensor, decay: float) -> Tensor:
         train = self.train
+        if train.optimizer == "muon":
+            self.first[name] = train.muon_momentum * self.first[name] + (1 - train.muon_momentum) * gradient
+            mixed = (1 - train.muon_momentum) * gradient + train.muon_momentum * self.first[name]
+            return newton_schulz(mixed.double()).float() * 0.2 * math.sqrt(max(value.shape)) + decay * value
         if train.optimizer == "sgd":
             self.first[name] = train.momentum * self.first[name] + gradient + decay * value
             return self.first[name]
@@ -252,6 +258,16 @@ class PlainOptimizer:
         mean, square = m / (1 - train.beta1**self.updates), v / (1 - train.beta2**self.updates)
         direction = mean / (square.sqrt() + train.epsilon) + decay * value
         return direction * value.norm() / direction.norm() if value.norm() > 0 else direction
+
+
+def newton_schulz(matrix: Tensor) -> Tensor:
+    """Five times p(X) = a X + b (X X^T) X + c (X X^T)^2 X, of each singular value by itself."""
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    values /= values.norm()
+    for _ in range(5):
+        values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+    found: Tensor = left @ values.diag() @ right
+    return found
 
 
 def worst_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -290,7 +306,9 @@ def test_a_chain_of_stages_equals_the_reference(option: str, tmp_path: Path) -> 
     assert [norm for norm in norms if norm is not None] == expected.norms
 
 
-@pytest.mark.parametrize("option", [{"optimizer": "lamb", "max_gradient_norm": 0.5}, {"delayed_updates": True}, {"accumulate": "float64"}])
+@pytest.mark.parametrize(
+    "option", [{"optimizer": "lamb", "max_gradient_norm": 0.5}, {"optimizer": "muon"}, {"delayed_updates": True}, {"accumulate": "float64"}]
+)
 def test_offloading_changes_no_bit(option: dict[str, Any], tmp_path: Path) -> None:
     """Its copies are made on a CPU, too, where they are of no use."""
     manifest = run_with(option, num_stages=2)
@@ -304,7 +322,7 @@ def test_offloading_changes_no_bit(option: dict[str, Any], tmp_path: Path) -> No
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("option", ["clipping", "float16", "parameter averaging", "delayed updates", "8 bits"])
+@pytest.mark.parametrize("option", ["clipping", "muon", "float16", "parameter averaging", "delayed updates", "8 bits"])
 def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, tmp_path: Path) -> None:
     manifest = run_with((OPTIONS | PACKED)[option], num_stages=2)
     corpus = corpus_of(manifest, tmp_path)
@@ -326,7 +344,7 @@ def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, 
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("option", ["clipping", "float16", "delayed updates"])
+@pytest.mark.parametrize("option", ["clipping", "muon", "float16", "delayed updates"])
 def test_a_joiner_takes_over_norms_and_loss_scale_and_goes_on_to_the_bit(option: str, tmp_path: Path) -> None:
     manifest = run_with(OPTIONS[option], num_stages=2)
     corpus = corpus_of(manifest, tmp_path)

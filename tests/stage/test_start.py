@@ -51,9 +51,9 @@ def test_the_stages_of_any_split_hold_the_whole_state_between_them(tmp_path: Pat
     assert all(torch.equal(joined[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize(("kind", "goes_on"), [("adamw", True), ("lamb", True), ("sgd", False)])
+@pytest.mark.parametrize(("kind", "goes_on"), [("adamw", True), ("lamb", True), ("sgd", False), ("muon", False)])
 def test_the_state_of_another_optimizer_is_left_out(tmp_path: Path, kind: str, goes_on: bool) -> None:
-    """LAMB keeps the same averages as AdamW; SGD begins anew."""
+    """LAMB keeps the same averages as AdamW; SGD and Muon begin anew."""
     manifest = tiny_manifest(2)
     path = tmp_path / "start.safetensors"
     write_start(path, 3, *whole_model(manifest), HISTORY)

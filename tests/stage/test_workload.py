@@ -17,7 +17,7 @@ from peerd.planner.workload import estimate_stage, stage_load
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
 from tests.strategies import view_of
-from tests.tiny_run import tiny_manifest
+from tests.tiny_run import replace_train, tiny_manifest
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -34,10 +34,10 @@ def manifest_of(model: dict[str, Any]) -> Manifest:
     )
 
 
-@pytest.mark.parametrize("model", VARIANTS)
-def test_parameters_and_optimizer_take_the_bytes_that_were_planned(model: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model", "optimizer"), [*((model, "adamw") for model in VARIANTS), (VARIANTS[1], "muon"), (VARIANTS[2], "muon")])
+def test_parameters_and_optimizer_take_the_bytes_that_were_planned(model: dict[str, Any], optimizer: Any) -> None:
     """To the byte, but for the optimizer's step counts: 4 bytes a parameter tensor."""
-    manifest = manifest_of(model)
+    manifest = replace_train(manifest_of(model), optimizer=optimizer)
     for stage in range(3):
         record = PeerRecord(peer=PeerId("me"), stage=stage)
         state = StageState(manifest, record, torch.device("cpu"), lambda record=record: view_of(record))  # type: ignore[misc]

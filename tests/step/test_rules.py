@@ -43,6 +43,7 @@ def test_the_largest_stage_counts() -> None:
         ({"optimizer_bits": 8}, 2),
         ({"optimizer": "sgd", "momentum": 0.9}, 3),
         ({"optimizer": "sgd"}, 2),
+        ({"optimizer": "muon"}, 3),
         ({"accumulate": "float64"}, 2),
     ],
 )

@@ -19,6 +19,7 @@ STEPS = 4
 OPTIONS: dict[str, dict[str, Any]] = {
     "lamb, clipped, cosine": {"optimizer": "lamb", "max_gradient_norm": 0.3, "schedule": "cosine", "warmup_steps": 1},
     "sgd, bfloat16, dropout": {"optimizer": "sgd", "learning_rate": 0.3, "precision": "bfloat16", "dropout": 0.1},
+    "muon, clipped": {"optimizer": "muon", "max_gradient_norm": 0.3, "weight_decay": 0.1},
     "delayed, clipped": {"delayed_updates": True, "max_gradient_norm": 0.3},
     "8 bits, clipped": {"optimizer_bits": 8, "max_gradient_norm": 0.3},
     "float16": {"precision": "float16", "loss_scale": 2.0**17, "loss_scale_growth_steps": 2},
