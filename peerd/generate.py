@@ -7,7 +7,7 @@ the model: this is simple, and slow for large models.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ def open_text_model(sources: Sequence[Path]) -> TextModel:
     reached = gather(sources)
     manifest = reached.manifest
     _check_goes_on(manifest)
+    if manifest.model.tells_tokens:  # the same model in one stage, which knows the tokens
+        manifest = replace(manifest, train=replace(manifest.train, num_stages=1, cut="even"))
     stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
     with torch.no_grad():
         for stage in stages:

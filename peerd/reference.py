@@ -187,7 +187,7 @@ def evaluate(manifest: Manifest, corpus: Microbatches, stages: Sequence[StageMod
         with torch.no_grad():
             for stage in stages:
                 inputs = hidden if stage.is_first else through(forth, hidden)
-                hidden = run_module(manifest.train, stage, inputs, labels if stage.is_last else None)
+                hidden = run_module(manifest.train, stage, inputs, labels if stage.needs_labels else None)
         losses.append(float(hidden))
     return Evaluation(step, math.fsum(losses) / len(losses))
 
@@ -270,7 +270,7 @@ def backpropagate(
     forth, back = (parse_allowed(name).most_exact for name in (wire.activations, wire.activation_gradients))
     inputs, outputs = [tokens], []
     for stage in stages:
-        outputs.append(run_module(train, stage, inputs[-1], labels if stage.is_last else None))
+        outputs.append(run_module(train, stage, inputs[-1], labels if stage.needs_labels else None))
         _is_usable(train, scale, outputs[-1:])
         inputs.append(through(forth, outputs[-1].detach()).requires_grad_())
     gradient = torch.ones_like(outputs[-1])

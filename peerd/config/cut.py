@@ -37,9 +37,16 @@ def check_model(model: ModelConfig) -> None:
     size, factor = model.layers_per_group, model.boundary_factor
     if not 1 <= size <= model.num_layers or model.num_layers % size:
         raise ValueError(f"model.num_layers ({model.num_layers}) must be a multiple of model.layers_per_group ({size})")
-    if not 2 <= factor <= 1024 or (model.boundary != "none" and model.d_model % factor):
+    is_squeezed, is_subspace = model.boundary in ("bottleneck", "maxout"), model.boundary == "subspace"
+    if not 2 <= factor <= 1024 or (is_squeezed and model.d_model % factor):
         raise ValueError(f"model.boundary_factor is {factor}; it must be 2 to 1024 and divide model.d_model ({model.d_model})")
-    if model.boundary_layers and model.boundary == "none":
+    if is_subspace and not 1 <= model.boundary_rank <= model.d_model:
+        raise ValueError(f"model.boundary_rank is {model.boundary_rank}; with a subspace it must be 1 to model.d_model ({model.d_model})")
+    if model.boundary_rank and not is_subspace:
+        raise ValueError('model.boundary_rank needs model.boundary = "subspace"')
+    if is_subspace and model.tie_word_embeddings:
+        raise ValueError('model.tie_word_embeddings cannot go with model.boundary = "subspace", whose embedding is half a fixed table')
+    if model.boundary_layers and not is_squeezed:
         raise ValueError('model.boundary_layers needs model.boundary = "bottleneck" or "maxout"')
     starts = group_starts(model) if model.boundary_layers else ()
     if list(model.boundary_layers) != sorted(set(model.boundary_layers) & set(starts)):

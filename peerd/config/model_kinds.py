@@ -36,13 +36,18 @@ class ReadsText:
     input_dtype: ClassVar = "int32"
     """Element type of the first stage's input, as it travels."""
 
+    @property
+    def tells_tokens(self) -> bool:
+        """True if every stage computes with the tokens: labels are then whole windows, a token longer than the sequence."""
+        return False
+
     def sample_shape(self, sequence_length: int) -> tuple[int, ...]:
         """Shape of one sample of the first stage's input."""
         return (sequence_length,)
 
     def labels_shape(self, sequence_length: int) -> tuple[int, ...]:
         """Shape of one sample's labels."""
-        return (sequence_length,)
+        return (sequence_length + self.tells_tokens,)
 
     def tokens_per_sample(self, sequence_length: int) -> int:
         return sequence_length
@@ -78,11 +83,13 @@ class ModelConfig(ReadsText):
 
     ALBERT, arXiv 1909.11942.
     """
-    boundary: Literal["none", "bottleneck", "maxout"] = "none"
-    """Between stages: "none", or narrowed by "bottleneck" or "maxout", which costs some quality.
+    boundary: Literal["none", "bottleneck", "maxout", "subspace"] = "none"
+    """Between stages: "none", or narrowed by "bottleneck", "maxout" (SWARM appendix I) or "subspace".
 
-    SWARM appendix I.
+    Each costs some quality. "subspace": hidden states of a few coordinates, wherever the run is cut (arXiv 2506.01260).
     """
+    boundary_rank: Annotated[int, Between(0, 1_000_000)] = 0
+    """Coordinates of "subspace", at most d_model: so much narrower is the boundary, both ways."""
     boundary_factor: int = 2
     """So many times narrower."""
     boundary_layers: tuple[int, ...] = ()
@@ -102,7 +109,18 @@ class ModelConfig(ReadsText):
     @property
     def boundary_width(self) -> int:
         """Width of the hidden states that cross from one stage to the next."""
-        return self.d_model if self.boundary == "none" else self.d_model // self.boundary_factor
+        if self.boundary in ("none", "subspace"):
+            return self.stream_width
+        return self.d_model // self.boundary_factor
+
+    @property
+    def stream_width(self) -> int:
+        """Width of what layers add up: of hidden states, or of their coordinates."""
+        return self.boundary_rank if self.boundary == "subspace" else self.d_model
+
+    @property
+    def tells_tokens(self) -> bool:
+        return self.boundary == "subspace"
 
     def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
         """Shape of one sample's activations as input of layer `layer`, float32."""
@@ -111,7 +129,7 @@ class ModelConfig(ReadsText):
     @property
     def narrows_at_cuts(self) -> bool:
         """True if hidden states are narrowed at every cut, wherever it is."""
-        return self.boundary != "none" and not self.boundary_layers
+        return self.boundary in ("bottleneck", "maxout") and not self.boundary_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +198,7 @@ class BlocksConfig:
 
     title: ClassVar = "list of blocks"
     makes_samples: ClassVar = True
+    tells_tokens: ClassVar = False
     has_own_dropout: ClassVar = True
     objective: ClassVar = "labels"
     masked_share: ClassVar = 0.0

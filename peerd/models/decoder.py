@@ -3,7 +3,8 @@
 Choices: LayerNorm before each sub-layer; no biases in the linear layers; dropout on the embedding and on each sub-layer's output
 (as in GPT-2, but not on attention's weights); separate head and embedding unless they are tied, in which case the last stage holds a
 copy of the embedding, under its name, and both stages sum their gradients of it. Layers that share weights lie in one stage.
-Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary.
+Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary; R is the width of the residual
+stream: D, or with the boundary "subspace" that of its coordinates.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.models.boundary import Narrow, Widen
 from peerd.models.dropout import Dropout
 from peerd.models.module import StageModule
+from peerd.models.subspace import Subspace, Widening
 from peerd.models.weights import generator_of, give_memory
 from peerd.planner.decoder import decoder_loads
 from peerd.planner.workload import Load
@@ -34,10 +36,10 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads = config.num_heads
         self.query_key_value = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
-        self.output = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.output = nn.Linear(config.d_model, config.stream_width, bias=False)
 
     def forward(self, hidden: Tensor, rotary: Tensor) -> Tensor:
-        """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, D]."""
+        """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, R]."""
         microbatch, sequence, width = hidden.shape
         projected = self.query_key_value(hidden).view(microbatch, sequence, 3, self.num_heads, width // self.num_heads)
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, K]
@@ -52,10 +54,10 @@ class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.gate_and_value = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)
-        self.output = nn.Linear(config.d_ff, config.d_model, bias=False)
+        self.output = nn.Linear(config.d_ff, config.stream_width, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, S, D] -> [B, S, D]."""
+        """[B, S, D] -> [B, S, R]."""
         gate, value = self.gate_and_value(hidden).chunk(2, dim=-1)
         transformed: Tensor = self.output(functional.gelu(gate) * value)
         return transformed
@@ -72,10 +74,10 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.attention_dropout, self.feed_forward_dropout = Dropout(dropout), Dropout(dropout)
 
-    def forward(self, hidden: Tensor, rotary: Tensor) -> Tensor:
-        """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, D]."""
-        hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(hidden), rotary))
-        summed: Tensor = hidden + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(hidden)))
+    def forward(self, hidden: Tensor, rotary: Tensor, widen: Widening) -> Tensor:
+        """hidden [B, S, R], rotary [2, S, K / 2] -> [B, S, R]. `widen` makes [B, S, D] of [B, S, R]."""
+        hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(widen(hidden)), rotary))
+        summed: Tensor = hidden + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(widen(hidden))))
         return summed
 
 
@@ -89,7 +91,7 @@ class DecoderStage(StageModule):
         config = self.config = manifest.decoder
         self.dropout, self._precision = manifest.train.dropout, manifest.train.precision
         if self.is_first or (self.is_last and config.tie_word_embeddings):
-            self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+            self.embedding = nn.Embedding(config.vocab_size, config.stream_width)
         if self.is_first:
             self.embedding_dropout = Dropout(self.dropout)
         # Dictionaries, not lists: the keys are the layers' indices in the whole model, so names do not depend on the split.
@@ -101,25 +103,43 @@ class DecoderStage(StageModule):
             self.final_norm = nn.LayerNorm(config.d_model)
             if not config.tie_word_embeddings:
                 self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.subspace = Subspace(config, manifest.seed) if config.boundary == "subspace" else None
         head_width = config.d_model // config.num_heads
         self.register_buffer("rotary", torch.empty(2, manifest.train.sequence_length, head_width // 2), persistent=False)
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         hidden = self.embedding_dropout(self.embedding(inputs)) if self.is_first else inputs
-        rotary = self.rotary[:, : hidden.shape[1]]
+        rotary, widen = self.rotary[:, : hidden.shape[1]], self._widening(inputs, labels)
         for layer, block in self.blocks.items():
             if layer in self.widen:
                 hidden = self.widen[layer](hidden)
             for _ in range(self.config.layers_per_group):
-                hidden = block(hidden, rotary)
+                hidden = block(hidden, rotary, widen)
             after = str(int(layer) + self.config.layers_per_group)
             if after in self.narrow:
                 hidden = self.narrow[after](hidden)
         if not self.is_last:
             return hidden
         weight = self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
-        logits = functional.linear(self.final_norm(hidden), weight)
-        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        logits = functional.linear(self.final_norm(widen(hidden)), weight)
+        if labels is None:
+            return logits
+        following = labels if self.subspace is None else labels[:, 1:]
+        return functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.is_last or self.subspace is not None
+
+    def _widening(self, inputs: Tensor, labels: Tensor | None) -> Widening:
+        """The map from the residual stream to hidden states. With a subspace the labels are the whole windows [B, S + 1]."""
+        if self.subspace is None:
+            return _as_it_is
+        if self.is_first:
+            return self.subspace.of(inputs)
+        if labels is None:
+            raise ValueError("a stage of a subspace needs the tokens: give it the windows as labels")
+        return self.subspace.of(labels[:, :-1])
 
     @property
     def tied_names(self) -> tuple[str, ...]:
@@ -131,6 +151,8 @@ class DecoderStage(StageModule):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parameter.copy_(self.initial_value(name, parameter.shape, generator_of(seed, name)))
+            if self.subspace is not None:
+                self.subspace.draw()
             self.rotary.copy_(rotary_table(self.rotary.shape[1], 2 * self.rotary.shape[2]))
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -160,9 +182,13 @@ class DecoderStage(StageModule):
         return sum([*parts, *[loads.first] * self.is_first, *[loads.last] * self.is_last], Load())
 
 
+def _as_it_is(hidden: Tensor) -> Tensor:
+    return hidden
+
+
 def narrowed_before(config: ModelConfig, layers: range) -> list[int]:
     """The layers among these, and the one after them, that follow a narrow boundary: at a stage's ends, or where the config says."""
-    if config.boundary == "none":
+    if config.boundary in ("none", "subspace"):
         return []
     points = config.boundary_layers or (layers.start, layers.stop)
     return [layer for layer in points if layers.start <= layer <= layers.stop and 0 < layer < config.num_layers]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from peerd.config.manifest import Manifest
 
-_WORD = 0xFFFFFFFF
+WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
 """Below 2**31, so that a product with a 32-bit word fits a signed 64-bit integer. From github.com/skeeto/hash-prospector."""
 
@@ -68,15 +68,15 @@ def keep_mask(shape: torch.Size, name: str, probability: float, device: torch.de
     """True with 1 - probability, decided by `name` and the element's index alone."""
     digest = hashlib.blake2b(name.encode(), digest_size=8, person=b"peerd dropout").digest()
     first, second = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
-    word = torch.arange(shape.numel(), dtype=torch.int64, device=device).add_(first).bitwise_and_(_WORD)
-    word = _mix(_mix(word).bitwise_xor_(second))
-    return (word >= int(probability * (_WORD + 1))).view(shape)
+    word = torch.arange(shape.numel(), dtype=torch.int64, device=device).add_(first).bitwise_and_(WORD)
+    word = mix(mix(word).bitwise_xor_(second))
+    return (word >= int(probability * (WORD + 1))).view(shape)
 
 
-def _mix(word: Tensor) -> Tensor:
+def mix(word: Tensor) -> Tensor:
     """Apply in place a bijection of 32-bit words in which every bit depends on every bit."""
     word.bitwise_xor_(word >> 16)
     for multiplier in _MULTIPLIERS:
-        word.mul_(multiplier).bitwise_and_(_WORD)
+        word.mul_(multiplier).bitwise_and_(WORD)
         word.bitwise_xor_(word >> 15)
     return word

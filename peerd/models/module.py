@@ -37,12 +37,18 @@ class StageModule(nn.Module):
         """Parameters of which another stage holds a copy. Their gradients are summed over both stages."""
         return ()
 
+    @property
+    def needs_labels(self) -> bool:
+        """True if `forward` takes labels while the run trains: at the last stage, and wherever a stage computes with the tokens."""
+        return self.is_last
+
     @abstractmethod
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """Compute one microbatch.
 
         inputs: int64 tokens [microbatch, sequence] for a language model's first stage, else float32 in the boundary's shape.
-        labels: int64 [microbatch, sequence], for images [microbatch]; for the last stage only.
+        labels: int64 [microbatch, sequence], for images [microbatch]; for stages with `needs_labels` only. Where the model
+        `tells_tokens` they are the whole windows, [microbatch, sequence + 1].
         Returns the activations for the next stage, for a language model [microbatch, sequence, boundary_width]. The last stage returns the
         scalar mean loss over the microbatch's tokens, in nats; without labels it returns the logits [microbatch, sequence, vocabulary].
         """

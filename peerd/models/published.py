@@ -2,7 +2,7 @@
 
 A transformers model is published as it is. The built-in decoder is mathematically a StableLM with a certain config: LayerNorm
 before each sub-layer, rotary embeddings over whole heads, a gated GELU, and no biases except in the norms. Layers that share
-weights are written one by one, each with the same values.
+weights are written one by one, each with the same values. With a subspace its fixed matrices are multiplied out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import UsageError
 from peerd.models.chosen import Chosen
+from peerd.models.subspace import Unfolded
 
 _DECODER_FIELDS = frozenset({"kind", "num_layers", "d_model", "num_heads", "d_ff", "vocab_size", "layers_per_group", "tie_word_embeddings"})
+_SUBSPACE_FIELDS = frozenset({"boundary", "boundary_rank"})
 """The fields that the StableLM below covers; a decoder that sets any other field is another model."""
 _LAYER_NAMES = {
     "attention_norm": "input_layernorm",
@@ -44,9 +46,9 @@ def check_publishable(manifest: Manifest) -> None:
     model, remedy = manifest.model, "leave --format hf out"
     if not model.publishes_as:
         raise UsageError(f"a {model.title} is not an architecture of transformers", remedy)
-    usual = ModelConfig()
+    usual, covered = ModelConfig(), _DECODER_FIELDS | (_SUBSPACE_FIELDS if model.tells_tokens else frozenset())
     for field in dataclasses.fields(model) if model.publishes_as == "stablelm" else ():
-        if field.name not in _DECODER_FIELDS and getattr(model, field.name) != getattr(usual, field.name):
+        if field.name not in covered and getattr(model, field.name) != getattr(usual, field.name):
             raise UsageError(f"no architecture of transformers is exactly a decoder with model.{field.name}", remedy)
 
 
@@ -58,6 +60,8 @@ def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str
     check_publishable(manifest)
     ends = _token_ids(manifest, tokenizer)
     is_itself, tensors = manifest.model.publishes_as == "itself", Chosen()
+    if manifest.model.tells_tokens:
+        parameters = Unfolded(manifest, parameters)
     for theirs in parameters:
         named = [(theirs, 0, 1)] if is_itself else _stablelm_names(theirs, manifest.decoder.layers_per_group)
         for name, part, parts in named:

@@ -37,4 +37,4 @@ class EvaluatedStep:
         if module is None:
             raise WrongStateError(f"this peer does not hold the parameters of step {step}")
         with torch.no_grad():
-            return run_module(self._manifest.train, self._places.to_compute(module), inputs, labels if module.is_last else None)
+            return run_module(self._manifest.train, self._places.to_compute(module), inputs, labels if module.needs_labels else None)

@@ -41,10 +41,10 @@ class Passes:
         return self._scale.value if self._scale else None
 
     def forward(self, module: StageModule, step: int, index: int, inputs: Tensor, labels: Tensor | None) -> Tensor:
-        """The forward pass of microbatch (step, index). Only the last stage takes labels."""
+        """The forward pass of microbatch (step, index). Only stages that need labels take them."""
         let_breathe(module)
         with dropout_of(module, self._manifest, step, index):
-            return run_module(self._manifest.train, module, inputs, labels if module.is_last else None)
+            return run_module(self._manifest.train, module, inputs, labels if module.needs_labels else None)
 
     def backward(self, output: Tensor, wanted: Sequence[Tensor], gradient: Tensor | None, late: bool) -> list[Tensor]:
         """Gradients of the `wanted` tensors from the output's `gradient` (None: 1). `late`: of the step before this one."""

@@ -72,6 +72,7 @@ class Corpus:
         self.sequence_length = train.sequence_length
         self.length_at = manifest.sequence_length_at
         self._masking = masking_of(manifest)
+        self._tells_tokens = manifest.model.tells_tokens
         try:
             self._tokens = np.memmap(token_file.path, dtype=np.dtype(f"<u{token_file.token_bytes}"), mode="r")
         except OSError as error:
@@ -80,7 +81,8 @@ class Corpus:
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Tokens and labels of microbatch (step, index), int64 [microbatch_size, sequence_length].
 
-        A label is the next token; for a masked model it is the hidden token, and NOT_ASKED where none is hidden.
+        A label is the next token; for a masked model it is the hidden token, and NOT_ASKED where none is hidden. Where every stage needs
+        the tokens, labels are the windows of sequence_length + 1 tokens, which hold both.
         While sequences grow, a window is the beginning of the full-length one.
         """
         return self._windows(step, index, 0, self.num_train_tokens, self.length_at(step))
@@ -99,7 +101,7 @@ class Corpus:
             inputs, labels = (torch.from_numpy(np.stack(each)) for each in zip(*masked, strict=True))
             return inputs, labels
         windows = torch.from_numpy(np.stack(rows).astype(np.int64))
-        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+        return windows[:, :-1].contiguous(), windows if self._tells_tokens else windows[:, 1:].contiguous()
 
 
 def masking_of(manifest: Manifest) -> Masking | None:

@@ -1,8 +1,9 @@
 """The cost of narrower boundaries in quality: a small version of SWARM's table 7, on the standard library's sources.
 
-The run trains in one process, over the real stages and codecs: `none`, 8 bits a value, and a bottleneck and maxout of half the width, from
-the same first weights and on the same text. The loss is the mean of the last steps, on text not seen before; "steps" is the number of
-steps to the loss that all methods reached, relative to `none`. With several seeds the table shows means and the spread between seeds.
+The run trains in one process, over the real stages and codecs: `none`, 8 bits a value, a bottleneck and maxout of half the width, and
+subspaces of half and an eighth of it, on the same text. The loss is the mean of the last steps, on text not seen before; "steps" is the
+number of steps to the loss that all methods reached, relative to `none`. With several seeds the table shows means and the spread between
+seeds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,13 +31,16 @@ from scripts.benchmarks._report import SCHEMA, progress, run
 WINDOW = 20
 """Steps over which losses are averaged."""
 INT8 = WireConfig(activations="int8", activation_gradients="int8")
-METHODS: dict[str, tuple[dict[str, str], WireConfig]] = {
+METHODS: dict[str, tuple[dict[str, Any], WireConfig]] = {
     "none": ({}, WireConfig()),
     "8-bit": ({}, INT8),
     "bottleneck": ({"boundary": "bottleneck"}, WireConfig()),
     "maxout": ({"boundary": "maxout"}, WireConfig()),
     "maxout, 8-bit": ({"boundary": "maxout"}, INT8),
+    "subspace, 1/2": ({"boundary": "subspace", "boundary_rank": 2}, WireConfig()),
+    "subspace, 1/8": ({"boundary": "subspace", "boundary_rank": 8}, WireConfig()),
 }
+"""The model's settings, in which a rank is a share of the width, and the codecs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +53,11 @@ class Plan:
 
     def manifest(self, method: str, seed: int) -> Manifest:
         model, wire = METHODS[method]
+        if "boundary_rank" in model:
+            model = model | {"boundary_rank": self.d_model // model["boundary_rank"]}
         return Manifest(
             seed=seed,
-            model=ModelConfig(num_layers=4, d_model=self.d_model, num_heads=4, d_ff=4 * self.d_model, **model),  # type: ignore[arg-type]
+            model=ModelConfig(num_layers=4, d_model=self.d_model, num_heads=4, d_ff=4 * self.d_model, **model),
             data=DataConfig(source=STDLIB),
             train=TrainConfig(num_stages=self.num_stages, microbatches_per_step=1, microbatch_size=8, learning_rate=2e-3, warmup_steps=20),
             compute=ComputeConfig(threads=torch.get_num_threads()),

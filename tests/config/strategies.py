@@ -22,15 +22,18 @@ sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size
 @st.composite
 def models(draw: st.DrawFn) -> ModelConfig:
     heads, group = draw(st.integers(1, 8)), draw(st.integers(1, 4))
+    boundary: Any = draw(st.sampled_from(["none", "bottleneck", "maxout", "subspace"]))
+    d_model = 2 * heads * draw(st.integers(1, 32))
     return ModelConfig(
         num_layers=group * draw(st.integers(1, 16)),
-        d_model=2 * heads * draw(st.integers(1, 32)),
+        d_model=d_model,
         num_heads=heads,
         d_ff=draw(st.integers(1, 4096)),
         vocab_size=draw(st.integers(1, 70000)),
         layers_per_group=group,
-        boundary=draw(st.sampled_from(["none", "bottleneck", "maxout"])),
-        tie_word_embeddings=draw(st.booleans()),
+        boundary=boundary,
+        boundary_rank=draw(st.integers(1, d_model)) if boundary == "subspace" else 0,
+        tie_word_embeddings=boundary != "subspace" and draw(st.booleans()),
     )
 
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from peerd.config.manifest import Manifest, ModelConfig, StartConfig, TrainConfig
 from peerd.errors import ManifestError
-from peerd.models.stages import build_stage, estimate_forward_flops, initial_parameter_spec, layers_of, with_cut
+from peerd.models.stages import build_stage, estimate_forward_flops, initial_parameter_spec, labels_shape, layers_of, with_cut
 from peerd.reference import train_reference
 from peerd.stage.start import StartState, write_start
 from tests.models.test_stages import saved_bytes
@@ -27,6 +27,8 @@ VARIANTS = {
     "shared": {"layers_per_group": 2},
     "bottleneck": {**BOTTLENECK, "boundary_layers": (2, 4)},
     "maxout": {**MAXOUT, "boundary_layers": (2, 4)},
+    "subspace": {"boundary": "subspace", "boundary_rank": 8},
+    "subspace, shared": {"boundary": "subspace", "boundary_rank": 4, "layers_per_group": 2},
     "all": {**MAXOUT, "boundary_layers": (2, 4), "layers_per_group": 2},
 }
 
@@ -98,11 +100,12 @@ def test_flops_and_graphs_are_those_that_torch_counts(name: str) -> None:
             module = build_stage(manifest, stage, "cpu")
             tokens = torch.zeros(2, 64, dtype=torch.int64)
             inputs = tokens if module.is_first else torch.randn(2, 64, manifest.decoder.boundary_width, requires_grad=True)
+            labels = torch.zeros(labels_shape(manifest, 64), dtype=torch.int64) if module.needs_labels else None
             with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-                module(inputs)
+                module(inputs, labels)
             assert estimate_forward_flops(manifest, stage) == counter.get_total_flops()
             momentary = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
-            saved = saved_bytes(manifest.train, module, inputs, tokens if module.is_last else None)
+            saved = saved_bytes(manifest.train, module, inputs, labels)
             assert module.graph_bytes(manifest.tokens_per_microbatch) - momentary == pytest.approx(saved, rel=0.05)
 
 

@@ -22,6 +22,7 @@ from tests.tiny_run import replace_train, tiny_manifest
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"num_layers": 6, "layers_per_group": 2},
+    {"num_layers": 6, "boundary": "subspace", "boundary_rank": 8},
     {"num_layers": 6, "boundary": "bottleneck", "boundary_factor": 4},
     {"num_layers": 6, "boundary": "maxout", "boundary_factor": 4, "boundary_layers": (1, 2, 4)},
 ]
@@ -34,7 +35,7 @@ def manifest_of(model: dict[str, Any]) -> Manifest:
     )
 
 
-@pytest.mark.parametrize(("model", "optimizer"), [*((model, "adamw") for model in VARIANTS), (VARIANTS[1], "muon"), (VARIANTS[2], "muon")])
+@pytest.mark.parametrize(("model", "optimizer"), [*((model, "adamw") for model in VARIANTS), (VARIANTS[1], "muon"), (VARIANTS[3], "muon")])
 def test_parameters_and_optimizer_take_the_bytes_that_were_planned(model: dict[str, Any], optimizer: Any) -> None:
     """To the byte, but for the optimizer's step counts: 4 bytes a parameter tensor."""
     manifest = replace_train(manifest_of(model), optimizer=optimizer)
@@ -93,7 +94,7 @@ def test_what_a_peer_that_offloads_holds_on_its_device_is_what_was_planned() -> 
     assert planned.host == aside + 4 * load.num_parameters  # a round's copy
 
 
-@pytest.mark.parametrize("model", VARIANTS[:2])
+@pytest.mark.parametrize("model", VARIANTS[:3])
 def test_costs_asked_of_built_stages_are_those_counted_by_hand(model: dict[str, Any]) -> None:
     """How kinds are planned that nobody has counted."""
     assert measured_loads(manifest_of(model)) == model_loads(manifest_of(model))

@@ -38,6 +38,17 @@ def test_the_papers_model_with_8_bit_boundaries_equals_one_machine(place: Swarm)
     assert found["boundary_tensor_bytes"] == 4 * 2 * 32 * 16, "full length, half width"
 
 
+def test_a_subspace_equals_one_machine_and_crosses_narrowly(place: Swarm) -> None:
+    plain = swarm_manifest(num_stages=3)
+    narrow = replace(plain, model=replace(plain.decoder, boundary="subspace", boundary_rank=8))
+    place.run_file.write_text(dump(narrow))
+    found, out, expected = demo_and_reference(place, "--run", place.run_file, "--peers", 4)
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert_close(load_file(out / name), load_file(expected / name))
+    assert losses_in(out) == losses_in(expected) == found["losses"]
+    assert found["boundary_tensor_bytes"] == plain.boundary_bytes // 4 == 4 * 2 * 32 * 8
+
+
 def test_averaging_in_8_bits_learns_what_one_machine_learns(place: Swarm) -> None:
     """Not the same bits: who computed what decides what compression leaves out."""
     plain = swarm_manifest(num_stages=2)
