@@ -80,20 +80,6 @@ def access_info(access: RunAccess) -> AccessInfo:
     }
 
 
-def update_info(state: StageState, train: TrainConfig) -> UpdateInfo:
-    """The optimizer's last step, and how the next one is made."""
-    norm = state.gradient_norms.get(state.record.step - 1, math.inf)
-    return {
-        "learning_rate": learning_rate_at(train, state.record.step),
-        "gradient_norm": norm if math.isfinite(norm) else None,
-        "max_gradient_norm": train.max_gradient_norm,
-        "loss_scale": state.holdings.passes.loss_scale,
-        "local_batch": train.local_batch,
-        "optimizer_bits": train.optimizer_bits,
-        "drift": state.holdings.drift,
-    }
-
-
 class TableReport:
     """The table of a run, as a membership has it."""
 
