@@ -62,7 +62,7 @@ class PaperSource:
         own = {
             "peer": {"stage": 0, "phase": "accumulating", "leaving": False, "queue": 2, "throughput": 12.5, "tokens": 40960, "step": 20},
             "counters": dict.fromkeys(names, 0),
-            "decision": "wait: microbatches are still missing",
+            "decision": "working: 6 of 16 microbatches done",
             "rebalancing": "",
             "moves": 0,
             "health": self.health,

@@ -39,7 +39,7 @@ def facts_of(*records: PeerRecord, still_s: float = 0.0, gap_s: float = 0.1, ste
         live=view_of(*records),
         num_stages=2,
         num_microbatches=NUM_MICROBATCHES,
-        decision="microbatches are still missing",
+        decision="2 of 6 microbatches done",
         progress=replace(advance(before, view_of(*records), 2, NUM_MICROBATCHES, 0.0), since_s=0.0),
         now_s=still_s,
         lifetime_s=LIFETIME_S,
@@ -120,7 +120,7 @@ def test_a_peer_that_reaches_nobody_says_so_and_not_that_others_lack_peers() -> 
 def test_a_stall_names_the_stage_that_is_behind_and_what_it_lacks(other: PeerRecord, reason: str) -> None:
     facts = facts_of(ME, other, still_s=STALLED_AFTER_S + 10)
     assert reason in stalled(facts).title
-    assert "microbatches are still missing" in stalled(facts).title
+    assert "2 of 6 microbatches done" in stalled(facts).title
     assert stalled(facts).severity == "problem"
 
 

@@ -29,6 +29,13 @@ class Wait(_Reasoned):
 
 
 @dataclass(frozen=True, slots=True)
+class Working(Wait):
+    """Nothing to decide: the stage's microbatches of the step are being computed, and the reason counts them."""
+
+    verb = "working"
+
+
+@dataclass(frozen=True, slots=True)
 class Propose(_Reasoned):
     """Propose a round over this roster, and lead it."""
 

@@ -2,14 +2,14 @@
 
 A step without faults goes through these points, from top to bottom:
 
-    microbatches are added        wait: "microbatches are still missing"
+    microbatches are added        working: "6 of 16 microbatches done"
     nothing is missing            _propose, by the leader of the stage, or by the next member where the leader is mute
     the round exchanges slices    wait: "the round is under way" (averaging/ does it: rule 8, exchange)
     the average is complete       wait until every stage has averaged; _fetch_tied if two stages hold one weight
     every stage has averaged      _commit, and the next step begins
 
-All other rules handle peers that fell behind, rounds that failed, and averages or copies of a weight that differ.
-`decide` reads a peer's own exact state and the live view, and returns one act with its reason.
+The other rules handle peers that fell behind, failed rounds, and averages or copies of a weight that differ. `decide` reads a peer's own
+exact state and the live view, and returns one act with its reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.batches import batch_to_seal
 from peerd.policy.step.certifying import are_ahead, reload_better, why_give_up, why_uncounted
 from peerd.policy.step.judging import given_up_after_s
-from peerd.policy.step.ledger import stage_step, why_no_average, why_not_averaged
+from peerd.policy.step.ledger import full, held, stage_step, why_no_average, why_not_averaged
 from peerd.policy.step.recovery import (
     checkpoint_to_bring,
     checkpoint_to_return_with,
@@ -52,7 +52,7 @@ def decide(now: Situation) -> Act:
         act = rule(now)
         if act is not None and not (now.own.reloads_in_vain and isinstance(act, acts.Reload)):
             return act
-    return acts.Wait(_why_wait(now))
+    return _wait(now)
 
 
 def _join(now: Situation) -> Act:
@@ -354,8 +354,7 @@ def _why_uncommitted(now: Situation) -> str:
     """Why rule 10 (commit) does not hold yet; empty if it holds."""
     live, step, given, stages = now.live, now.mine.step, now.own.giving_to, range(now.rules.num_stages)
     reasons = (why_no_average(live, s, step) if now.is_late else why_not_averaged(live, s, step, given) for s in stages)
-    reason = next(filter(None, reasons), "") or why_uncounted(now)
-    if reason:
+    if reason := next(filter(None, reasons), "") or why_uncounted(now):
         return reason
     if now.lacks_norm():
         return "the gradient norm of this step is not known"
@@ -369,9 +368,15 @@ def _why_wait(now: Situation) -> str:
         case Phase.AVERAGING:
             expected_s = now.own.round_roster.expected_s if now.own.round_roster is not None else 0.0
             return f"the round is under way, and takes about {expected_s:.0f} s" if expected_s >= LONG_ROUND_S else "the round is under way"
-    if now.rules.last_step and now.mine.step >= now.rules.last_step:
+    if 0 < now.rules.last_step <= now.mine.step:
         return "the run is complete"
-    return "microbatches are still missing"
+    return "all microbatches are done; their average comes next" if now.mine.phase is Phase.ACCUMULATING else "this peer does not serve yet"
+
+
+def _wait(now: Situation) -> acts.Wait:
+    whole, done = now.rules.num_microbatches, (held(now.live, now.mine.stage, now.mine.step) & full(now.rules.num_microbatches)).bit_count()
+    works = now.mine.phase is Phase.ACCUMULATING and done < whole and not 0 < now.rules.last_step <= now.mine.step
+    return acts.Working(f"{done} of {whole} microbatches done") if works else acts.Wait(_why_wait(now))
 
 
 def looks_lost(now: Situation) -> bool:
