@@ -71,8 +71,8 @@ def sparkline(values: list[float], width: int = 30) -> str:
     if not values:
         return ""
     low, high = min(values), max(values)
-    scale = (len(_SPARKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_SPARKS[round((value - low) * scale)] for value in values)
+    span = (high - low) or 1.0  # the quotient of two numbers however small is at most 1, and their scale may be infinite
+    return "".join(_SPARKS[round((value - low) / span * (len(_SPARKS) - 1))] for value in values)
 
 
 def phase_of(peer: PeerInfo) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from peerd.cli.demo_view import summary_rows
@@ -258,6 +258,7 @@ def test_durations_stay_short(value: float) -> None:
     assert 2 <= len(duration(value)) <= 9
 
 
+@example([0.0, -2.225073858507203e-309])
 @given(st.lists(st.floats(min_value=-1e9, max_value=1e9), max_size=200))
 def test_sparklines_are_as_long_as_their_series_up_to_the_width(values: list[float]) -> None:
     assert len(sparkline(values, 30)) == min(len(values), 30)
