@@ -7,6 +7,7 @@ import time
 import psutil
 
 from peerd import __version__
+from peerd.audit.tallies import AuditOutcome
 from peerd.daemon.answers import Answers
 from peerd.daemon.device import describe, memory_of, utilisation
 from peerd.daemon.peer import Peer
@@ -104,7 +105,8 @@ def _of_table(peer: Peer) -> dict[str, Reading]:
 
 def _of_audits(peer: Peer) -> Reading:
     auditor = peer.seat.auditor
-    return {outcome.value: float(count) for outcome, count in auditor.tallies.counts.items()} if auditor is not None else {}
+    counts = auditor.tallies.counts if auditor is not None else {}
+    return {outcome.value: float(counts.get(outcome, 0)) for outcome in AuditOutcome}
 
 
 def _of_paths(peer: Peer) -> dict[str, MetricSource]:
