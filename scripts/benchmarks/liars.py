@@ -14,7 +14,8 @@ distance    the largest difference of a parameter to the reference; absent if th
 
 It ends with 1, and says why, where a limit does not hold: step_ratio 1.5, memory_mb 64, one reload a peer, no honest peer out of
 another one's live rows for longer than a record lives, no daemon that ends, the losses and parameters of the reference, no honest peer
-shut out; and where the lie is signed twice, the liar out within two steps. --trust off: averages are not certified.
+shut out; and where the lie is signed twice, the liar out within two steps. --trust off: averages are not certified; --trust audits: peers
+audit each other, without which falsifies does nothing, as it falsifies what peers sign.
 
 --liar loads a liar of your own in place of the scenario's: a file that ends with .py, or the dotted name of a module, with a coroutine
 lie(peer, arguments) (peerd/daemon/liars.py). The daemons sleep in place of computing, so that eight of them share a few cores. The liar's
@@ -70,10 +71,13 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "forks": ("forks", {}),
     "fabricates": ("fabricates", {}),
     "forges": ("forges", {}),
+    "falsifies": ("falsifies", {"factor": -1.0}),
 }
 """The module in `_liars/`, and its arguments."""
 SIGNED, OUT_WITHIN_STEPS = ("two-records", "forks"), 2
 """The lies that two signatures prove."""
+FOUND_LATER = ("falsifies",)
+"""The lies that audits find steps later: what was falsified by then stays in the parameters, and `distance` tells how much that is."""
 BANNED = ("it is banned", "it counts for nothing")
 ACCUSED = (*BANNED, "member left out", "it does not count for a while", "an average that nobody else has")
 """What the log says of a peer that is shut out, or left out."""
@@ -190,7 +194,9 @@ class Watched:
         return found
 
 
-def try_scenario(name: str, module: str, arguments: dict[str, Any], seconds: float, mates: int, trust: Literal["on", "off"]) -> Row:
+def try_scenario(
+    name: str, module: str, arguments: dict[str, Any], seconds: float, mates: int, trust: Literal["off", "on", "audits"]
+) -> Row:
     row, num_peers, manifest = Row(scenario=name), mates * NUM_STAGES, run_of(TINY, microbatches_per_step=3 * mates)
     manifest = replace(manifest, swarm=replace(manifest.swarm, trust=trust, group_size=0))
     liar = num_peers - 1
@@ -257,6 +263,8 @@ def _compare(row: Row, watched: Watched) -> None:
     except PeerdError as error:
         row.missed.append(f"the run cannot be exported: {error}")
         return
+    if row.scenario in FOUND_LATER:
+        return
     if unlike:
         row.missed.append(unlike)
     if row.distance > PARAMETERS_APART:
@@ -289,7 +297,7 @@ def main() -> int:
     parser.add_argument("--liar", metavar="MODULE", help="a liar of your own, with the arguments of the scenario, which is named after it")
     parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long steps are timed, each time (default 12)")
     parser.add_argument("--mates", type=int, default=MATES, metavar="N", help=f"peers of each stage, the liar included (default {MATES})")
-    parser.add_argument("--trust", choices=["on", "off"], default="on", help="whether averages are certified (default on)")
+    parser.add_argument("--trust", choices=["off", "on", "audits"], default="on", help="swarm.trust of the run (default on)")
     given = parser.parse_args()
     if given.mates < 2 or given.seconds <= 0:
         parser.error("there are two peers of a stage at least, and steps take time")
