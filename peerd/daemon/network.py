@@ -122,8 +122,8 @@ class Network:
 
     def serves(self, run: RunId, is_banned: Callable[[PeerId], bool] = bans_nobody) -> None:
         """Set the run that this peer relays for and asks relays for. It relays for no peer that is banned."""
-        self.circuits.run = self.relay.run = run
-        self.relay.is_banned = is_banned
+        self.circuits.run = run
+        self.relay.serves(run, is_banned)
 
     def path_to(self, peer: PeerId) -> PathInfo:
         """Return how tensors travel to a peer now."""

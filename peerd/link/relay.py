@@ -54,7 +54,7 @@ class Relay:
         """Why it does not relay now; empty while it does."""
         self.run = RunId("")
         self.carried = RelayedBytes(bounds.rate, whole)
-        self.is_banned: Callable[[PeerId], bool] = bans_nobody
+        self._is_banned: Callable[[PeerId], bool] = bans_nobody
         """Whether the run's organiser has banned a peer: T9 (access)."""
         self._p2pd: P2pd
         self._streams = StreamTasks()
@@ -62,6 +62,10 @@ class Relay:
         self._reserved: dict[PeerId, Stream] = {}
         self._circuits: dict[asyncio.StreamWriter, tuple[PeerId, PeerId]] = {}
         """The caller and the callee of each circuit, by the stream to the caller."""
+
+    def serves(self, run: RunId, is_banned: Callable[[PeerId], bool]) -> None:
+        """Relay for peers of this run, and for none that is banned."""
+        self.run, self._is_banned = run, is_banned
 
     @property
     def reserved(self) -> tuple[PeerId, ...]:
@@ -85,8 +89,8 @@ class Relay:
 
     def drop_banned(self) -> None:
         """End the reservations and the circuits of peers that the organiser has banned since they began."""
-        held = [stream[1] for peer, stream in self._reserved.items() if self.is_banned(peer)]
-        for writer in (*held, *(writer for writer, ends in self._circuits.items() if any(map(self.is_banned, ends)))):
+        held = [stream[1] for peer, stream in self._reserved.items() if self._is_banned(peer)]
+        for writer in (*held, *(writer for writer, ends in self._circuits.items() if any(map(self._is_banned, ends)))):
             writer.transport.abort()
 
     async def close(self) -> None:
@@ -103,7 +107,7 @@ class Relay:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 request = await hear(reader, relay_pb2.RelayRequest)
             callee = PeerId(request.to)
-            refusal = self.off or (BANNED if self.is_banned(caller) or self.is_banned(callee) else "")
+            refusal = self.off or (BANNED if self._is_banned(caller) or self._is_banned(callee) else "")
             refusal = refusal or (self._why_not_connect(caller, callee) if callee else self._why_not_reserve(caller, request.run))
             if refusal:
                 say(writer, relay_pb2.RelayReply(reason=refusal))

@@ -147,7 +147,7 @@ def test_parts_for_all_are_never_fewer_bytes_than_parts_and_sums_of_slices(num_m
     for_all = (num_members - 1) * compression.num_bytes(compression.piece(length, 0, length, compression.allowed.most_exact))
     by_slices = [sum(slices) - mine + (num_members - 1) * mine for mine in slices]
     assert max(by_slices) <= 1.001 * for_all
-    assert max(by_slices) == pytest.approx(for_all * 2 / num_members, rel=0.001)
+    assert max(by_slices) == pytest.approx(for_all * 2 / num_members, rel=0.005)  # small slices have headers, too
 
 
 def test_a_sparse_codec_is_for_local_steps_alone() -> None:

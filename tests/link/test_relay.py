@@ -250,7 +250,7 @@ async def test_one_peer_asks_on_few_streams_at_once_and_an_offer_of_no_relay_of_
 async def test_a_banned_peer_holds_no_place_at_a_relay_and_is_connected_with_nobody() -> None:
     banned: set[PeerId] = set()
     async with world() as its:
-        its.relay.is_banned = banned.__contains__
+        its.relay.serves(its.relay.run, banned.__contains__)
         one, two = await its.behind_the_relay(), await its.behind_the_relay()
         held = await two.circuits.reserve(its.relay_id, its.relay_address)
         streams = [await end.circuits.dial(other.id, its.addresses[other.id]) for end, other in ((one, two), (two, one))]

@@ -32,7 +32,7 @@ from peerd.wire.clients import AveragingClient
 from peerd.wire.door import Door
 from peerd.wire.frames import opening_of_round
 from peerd.wire.handlers import AveragingHandler, Frames, Tell
-from peerd.wire.messages import MOST_TOLD_BYTES, Beat, Frame, ToldMoves, Verified
+from peerd.wire.messages import Beat, Frame, Verified
 from peerd.wire.rosters import roster_to
 from peerd.wire.services import AveragingServicer
 from tests.link.local_peers import serving
@@ -274,37 +274,6 @@ async def test_gradients_of_a_tied_weight_come_whole_and_as_they_were_sent_or_no
             assert holder.asked == [(3, b"x")]
             with pytest.raises(BadMessageError, match="without a header that says 24 bytes"):
                 await client.get_tied(PeerId("caller"), 3, AverageId(b"x"), 24, PATIENCE_S)
-
-
-class Notes:
-    """Tells so many bytes of moves."""
-
-    def __init__(self, num_bytes: int) -> None:
-        self._num_bytes = num_bytes
-
-    async def get_moves(self, incarnation: int, first: int) -> ToldMoves:
-        return ToldMoves(incarnation + 1, first + 2, bytes(self._num_bytes))
-
-
-@pytest.mark.parametrize("num_bytes", [0, 300, MOST_TOLD_BYTES])
-async def test_moves_of_local_steps_come_as_they_were_told(num_bytes: int) -> None:
-    door = Door(RUN, PATIENCE_S, Traffic())
-    async with serving([AveragingServicer(door, cast(AveragingHandler, Notes(num_bytes)))]) as served:
-        links = served.links_of("caller")
-        client = AveragingClient(links, RUN)
-        assert await client.get_moves(PeerId("caller"), 6, 40, PATIENCE_S) == ToldMoves(7, 42, bytes(num_bytes))
-        for traffic, way in ((door.traffic, "sent"), (links.traffic, "received")):
-            assert traffic.tensors["moves", "none", "stage_peer", way] == num_bytes
-
-
-async def test_more_moves_than_may_be_told_at_once_are_refused() -> None:
-    async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), cast(AveragingHandler, Notes(MOST_TOLD_BYTES + 1)))]) as served:
-        with pytest.raises(BadMessageError, match="more moves"):
-            await AveragingClient(served.links_of("caller"), RUN).get_moves(PeerId("caller"), 6, 40, PATIENCE_S)
-
-
-async def test_a_peer_whose_steps_are_not_local_has_no_moves(callee: Callee) -> None:
-    assert await AveragingClient(callee.links(), RUN).get_moves(callee.caller.peer, 0, 0, PATIENCE_S) == ToldMoves()
 
 
 class Takes:
