@@ -226,8 +226,8 @@ class Auditor:
         for known in self._cases.to_judge(now_s, self._judge_s):
             self._work.start(self._judge(known), expects=(PeerdError,))
         for known in self._cases.to_insist():
-            known.evidence = replace(known.evidence, insists=self._host.sign(insistence_text(self._host.run, known.item)))
-            known.case = replace(known.case, insists=True)
+            insists = self._host.sign(insistence_text(self._host.run, known.item))
+            self._cases.hear(replace(known.evidence, insists=insists), None, now_s)
             self._tell(known)
         for news in self._cases.rule(now_s, self._judge_s, self._state.record.step):
             self._heed(news)

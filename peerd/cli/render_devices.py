@@ -66,7 +66,7 @@ def _totals(found: Sequence[StatusReply]) -> list[tuple[str, str]]:
     exact = ("duplicate_microbatches", "lost_microbatches", "inexact_steps")
     counters = {name: sum(int(dict(status["counters"])[name]) for status in found) for name in exact}  # type: ignore[call-overload]
     up, down = sum(status["peer"].get("up", 0) for status in found), sum(status["peer"].get("down", 0) for status in found)
-    line = [("line", f"{mbit(up)}/{mbit(down)} Mbit/s up/down together, as measured while tensors passed")] if up or down else []
+    line = [("line", f"{mbit(up)}/{mbit(down)} Mbit/s up/down together, as measured")] if up or down else []
     return [
         ("microbatches", f"{done} done, {again} launched again"),
         ("exactness", exactness(counters)),

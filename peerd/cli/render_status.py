@@ -149,7 +149,7 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def _line_row(peer: PeerInfo) -> list[tuple[str, str]]:
-    return [("line", f"{line_of(peer)} Mbit/s up/down, as measured while tensors passed")] if line_of(peer) else []
+    return [("line", f"{line_of(peer)} Mbit/s up/down, as measured")] if line_of(peer) else []
 
 
 def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from peerd.errors import RemoteError
 from peerd.link.line import LineRates
 from peerd.link.links import Links
-from peerd.policy.round.probing import FIRST_BYTES, told_rate
+from peerd.policy.round.probing import FIRST_BYTES, more_bytes, told_rate
 from peerd.swarm.membership import Membership
 from peerd.table.record import HIDDEN, PeerId, RunId
 from peerd.wire.checkup import MAX_PROBE_BYTES, CheckupClient
@@ -60,7 +60,9 @@ class LineProbes:
         probes = line.probes
         while True:
             await asyncio.sleep(LOOK_S)
-            if not probes.is_due(time.monotonic(), uplink.is_idle, line.shown) or not (able := self._able()):
+            if (shown := line.shown) is not None:
+                probes.show(shown)
+            if not probes.is_due(time.monotonic(), uplink.is_idle) or not (able := self._able()):
                 continue
             began_s = time.monotonic()
             try:
@@ -79,7 +81,7 @@ class LineProbes:
     async def _measure(self, peer: PeerId) -> float:
         """Bytes per second; 0: unknown. Raises RemoteError."""
         rate, took_s, own_s = await self._upload(peer, FIRST_BYTES)
-        num_bytes = self._links.traffic.line.probes.more_bytes(rate, took_s, own_s, MAX_PROBE_BYTES)
+        num_bytes = more_bytes(rate, took_s, own_s, MAX_PROBE_BYTES)
         return max(rate, (await self._upload(peer, num_bytes))[0]) if num_bytes else rate
 
     async def _upload(self, peer: PeerId, num_bytes: int) -> tuple[float, float, float]:

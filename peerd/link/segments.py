@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import stat
@@ -36,9 +35,8 @@ class Segments:
 
     def __add__(self, more: Segments) -> Segments:
         round_trip_s = max(self.round_trip_s, more.round_trip_s)
-        least_s = min(self.least_s or math.inf, more.least_s or math.inf)
-        known_s = least_s if least_s < math.inf else 0.0
-        return Segments(self.sent + more.sent, self.again + more.again, round_trip_s, self.busy_s + more.busy_s, known_s)
+        least_s = min(filter(None, (self.least_s, more.least_s)), default=0.0)
+        return Segments(self.sent + more.sent, self.again + more.again, round_trip_s, self.busy_s + more.busy_s, least_s)
 
     def since(self, before: Segments) -> Segments:
         sent, again = max(0, self.sent - before.sent), max(0, self.again - before.again)

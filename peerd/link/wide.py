@@ -20,7 +20,7 @@ from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import ID_BYTES, Bundle
 from peerd.link.links import CHANNEL_OPTIONS, LONGEST_CALL_S, ending, remote_errors
 from peerd.link.segments import SegmentCounts, Segments
-from peerd.policy.route.parallel import Parallel
+from peerd.policy.route.parallel import Parallel, own_queue_s
 
 LOOK_S = 1.0
 """Period at which the number of connections is looked at."""
@@ -207,19 +207,11 @@ class Widening:
             await self._changed.wait()
 
 
-def own_queue_s(counts: Mapping[str, Segments]) -> float:
-    """How long segments wait before this peer's own line: as long as round trips to all addresses take longer than the least ones.
-
-    0 where all goes to one address: then they may wait anywhere.
-    """
-    waits_s = [each.round_trip_s - each.least_s for each in counts.values() if each.sent and each.least_s]
-    return min(waits_s) if len(waits_s) > 1 else 0.0
-
-
 async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]]) -> None:
     """Count what is lost on the way over each path, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
         found = counts.look()
+        queue_s = own_queue_s((each.round_trip_s, each.least_s) for each in found.values())
         for path in paths():
-            path.counted(found, own_queue_s(found))
+            path.counted(found, queue_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from peerd.errors import BadMessageError, BusyError
@@ -15,6 +15,7 @@ from peerd.wire import convert
 from peerd.wire.deliveries import Watch
 from peerd.wire.door import Door
 from peerd.wire.handlers import AuditHandler
+from peerd.wire.messages import TensorBytes
 from peerd.wire.receipts import evidence_from, evidence_to, pair_to
 from peerd.wire.services import Servicer
 
@@ -57,13 +58,11 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
                 headers = dict(zip(("inputs", "labels", "gradient"), map(convert.tensor_to, given), strict=False))
                 yield audit_pb2.PassMessage(header=audit_pb2.PassHeader(**headers))
                 with Watch(self._door.patience_s, lambda: None) as watch:
-                    for piece in (piece for each in given for piece in each.chunks):
-                        for first in range(0, len(piece), CHUNK_BYTES):
-                            chunk = bytes(piece[first : first + CHUNK_BYTES])
-                            watch.sends(len(chunk))
-                            await self._door.traffic.uplink.turn(len(chunk))
-                            yield audit_pb2.PassMessage(chunk=chunk)
-                            self._door.traffic.gave("audits", PeerRole.STAGE_PEER, len(chunk))
+                    for chunk in _chunks_of(given):
+                        watch.sends(len(chunk))
+                        await self._door.traffic.uplink.turn(len(chunk))
+                        yield audit_pb2.PassMessage(chunk=chunk)
+                        self._door.traffic.gave("audits", PeerRole.STAGE_PEER, len(chunk))
                 await self._door.check_taken(context, caller, watch)
 
     async def TellCase(self, request: audit_pb2.AuditCase, context: Any) -> audit_pb2.AuditCase:
@@ -71,3 +70,9 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
             known = await self._handler.hear(caller, evidence_from(request))
         reply = audit_pb2.AuditCase() if known is None else evidence_to(known, self._door.run)
         return self._door.traffic.answered(request, reply)
+
+
+def _chunks_of(given: Sequence[TensorBytes]) -> Iterator[bytes]:
+    for piece in (piece for each in given for piece in each.chunks):
+        for first in range(0, len(piece), CHUNK_BYTES):
+            yield bytes(piece[first : first + CHUNK_BYTES])

@@ -79,7 +79,8 @@ class Lateness:
 class Life:
     swarm: DemoSwarm
     base_bytes: int
-    empty_loops: contextlib.ExitStack
+    empty_loops: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Holds the one that runs beside now."""
     ask_empty_s: Callable[[], float] = field(init=False)
     moments: list[Moment] = field(default_factory=list)
     lateness: list[Lateness] = field(default_factory=list)
@@ -97,9 +98,6 @@ class Life:
         now.seconds = round(time.monotonic() - began_s, 1)
         peaks = ", ".join(f"peer {peer} {share:.2f}" for peer, share in sorted(now.peaks.items()))
         progress(f"{name}: {now.seconds:.0f} s; peak over estimate: {peaks}; together {now.together_gb:.1f} GB")
-
-    def __post_init__(self) -> None:
-        self.restart_empty_loop()
 
     def restart_empty_loop(self) -> None:
         self.empty_loops.close()
@@ -171,9 +169,9 @@ def tiny_bytes() -> int:
         train=TrainConfig(num_stages=2, microbatches_per_step=4, microbatch_size=1, sequence_length=32),
         compute=ComputeConfig(threads=1),
     )
-    with contextlib.ExitStack() as empty_loops, DemoSwarm(plan_of(manifest, 2), lambda _text: None, place=place) as swarm:
+    with DemoSwarm(plan_of(manifest, 2), lambda _text: None, place=place) as swarm:
         swarm.start()
-        life = Life(swarm, 0, empty_loops)
+        life = Life(swarm, 0)
         with life.moment("tiny"):
             life.until(lambda: life.step_ended(2), "two steps of a tiny model")
             return max(_memory(daemon, "VmRSS") for daemon in swarm.living)
@@ -282,10 +280,12 @@ def big(millions: int, as_json: bool) -> int:
     estimates = [estimate_stage_memory(manifest, stage, manifest.slots).device for stage in range(NUM_STAGES)]
     sizes = ", ".join(f"{each / 1e9:.2f} GB" for each in estimates)
     progress(f"{sum(numbers) / 1e6:.0f} M parameters; a daemon alone {base / 1e9:.2f} GB, stages {sizes}")
-    with contextlib.ExitStack() as empty_loops, DemoSwarm(plan_of(manifest, NUM_PEERS), progress, place=place) as swarm:
-        life = Life(swarm, base, empty_loops)
+    with DemoSwarm(plan_of(manifest, NUM_PEERS), progress, place=place) as swarm:
+        life = Life(swarm, base)
         try:
-            live(life)
+            with life.empty_loops:
+                life.restart_empty_loop()
+                live(life)
         except PeerdError as error:
             life.missed.append(str(error))
     peaks = [(each.name, peer, share) for each in life.moments for peer, share in each.peaks.items()]

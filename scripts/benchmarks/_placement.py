@@ -8,19 +8,17 @@ may move. A row has the stage of the joiner, how many moved, and the time of a s
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 
 from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
 from scripts.benchmarks._namespaces import Network
 from scripts.benchmarks._report import SCHEMA, progress
-from scripts.benchmarks._swarms import until_holds
+from scripts.benchmarks._swarms import median_step_s, until_holds
 from scripts.benchmarks._switch import Links, Rates
 
 PER_STAGE = 4
@@ -80,8 +78,7 @@ class Placed:
         """The median time of some steps, after others in which all settles."""
         first = len(self._swarm.steps) + SETTLING
         self.until(lambda: len(self._swarm.steps) > first + STEPS, "some steps end")
-        ends = [step["time_s"] for step in self._swarm.steps][first:]
-        return statistics.median(b - a for a, b in pairwise(ends))
+        return median_step_s(step["time_s"] for step in self._swarm.steps[first:])
 
     @property
     def moves(self) -> int:

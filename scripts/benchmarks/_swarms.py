@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 
 from peerd.cli.demo_daemons import DemoSwarm
 from peerd.errors import PeerdError, TimedOutError
@@ -50,3 +52,8 @@ def until_done(swarm: DemoSwarm, num_steps: int, after_each_look: Callable[[], N
         after_each_look()
         if swarm.finished and len(swarm.steps) >= num_steps:
             return
+
+
+def median_step_s(ends_s: Iterable[float]) -> float:
+    """The median time between two ends of steps."""
+    return statistics.median(later_s - sooner_s for sooner_s, later_s in pairwise(ends_s))

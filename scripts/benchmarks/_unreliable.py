@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 
 from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
@@ -24,7 +22,7 @@ from peerd.cli.demo_process import DemoDaemon
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from scripts.benchmarks._disturbed import MUST_BE_0
 from scripts.benchmarks._report import SCHEMA, progress
-from scripts.benchmarks._swarms import looks
+from scripts.benchmarks._swarms import looks, median_step_s
 
 NUM_STAGES, NUM_PEERS = 3, 12
 WARMUP, POLL_S = 2, 0.5
@@ -124,7 +122,7 @@ def measure(cell: Cell, plan: DemoPlan, num_steps: int) -> Row:
         first, began = WARMUP + num_steps, 0
         for _ in looks(swarm, POLL_S):
             if departures is None and swarm.num_steps_told > first:
-                row.usual_s = median_step_s(swarm, WARMUP, first)
+                row.usual_s = usual_step_s(swarm, WARMUP, first)
                 departures, began = Departures(swarm, reliable, cell.go, row.usual_s, seed=0), swarm.num_steps_told
             if departures is None:
                 continue
@@ -135,7 +133,7 @@ def measure(cell: Cell, plan: DemoPlan, num_steps: int) -> Row:
             if swarm.num_steps_told > began + num_steps:
                 break
         assert departures is not None
-        row.step_s, row.deaths = median_step_s(swarm, began, swarm.num_steps_told - 1), departures.deaths
+        row.step_s, row.deaths = usual_step_s(swarm, began, swarm.num_steps_told - 1), departures.deaths
         told = [dict(each.status["counters"]) for each in swarm.daemons if each.status is not None]
         row.replayed = sum(int(each["replayed_microbatches"]) for each in told)  # type: ignore[call-overload]
         for name in MUST_BE_0:
@@ -145,10 +143,9 @@ def measure(cell: Cell, plan: DemoPlan, num_steps: int) -> Row:
     return row
 
 
-def median_step_s(swarm: DemoSwarm, first: int, last: int) -> float:
+def usual_step_s(swarm: DemoSwarm, first: int, last: int) -> float:
     """Of the steps from one to another."""
-    ends = [step["time_s"] for step in swarm.steps if first <= step["step"] <= last]
-    return statistics.median(b - a for a, b in pairwise(ends))
+    return median_step_s(step["time_s"] for step in swarm.steps if first <= step["step"] <= last)
 
 
 def unreliable(arguments: Sequence[str]) -> int:

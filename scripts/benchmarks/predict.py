@@ -20,7 +20,6 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 
 from peerd.cli.new_estimate import loads_of
 from peerd.config.manifest import Manifest
@@ -34,6 +33,7 @@ from scripts.benchmarks._averaging import observed_in
 from scripts.benchmarks._link import NUM_PEERS, NUM_STAGES, PER_STAGE, SETTLING, UNLIMITED, manifest_of, until_step
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._report import SCHEMA, progress, run
+from scripts.benchmarks._swarms import median_step_s
 from scripts.benchmarks._switch import Links, Rates, Way
 from scripts.benchmarks._turns import Peers
 
@@ -155,7 +155,7 @@ def measured(cell: Cell, manifest: Manifest, num_steps: int) -> tuple[float, flo
         until_step(team, first + num_steps)
         sent = sum(map(network.sent_bytes, range(NUM_PEERS))) - began
         ends = [step.time_s for step in team.steps()][first - 1 : first + num_steps]
-    return statistics.median(b - a for a, b in pairwise(ends)), sent / NUM_PEERS / num_steps
+    return median_step_s(ends), sent / NUM_PEERS / num_steps
 
 
 def try_cell(cell: Cell, num_steps: int) -> Row:

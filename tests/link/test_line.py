@@ -128,7 +128,9 @@ def test_a_line_that_became_slower_shows_in_the_next_probes() -> None:
     line = OwnLine(clock)
     line.probes.saw(100 * MBIT, 0.5, clock.now_s)
     exchange(line, clock, (A,), 5 * MBIT, 5 * MBIT, 20)
-    assert line.probes.is_due(clock.now_s, is_idle=True, shown=line.shown)
+    assert line.shown is not None
+    line.probes.show(line.shown)
+    assert line.probes.is_due(clock.now_s, is_idle=True)
     line.probes.saw(5 * MBIT, 0.5, clock.now_s)
     assert line.measured.up == pytest.approx(5 * MBIT)
 

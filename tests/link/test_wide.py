@@ -157,13 +157,6 @@ def test_segments_are_counted_by_the_address_they_go_to() -> None:
             assert (again.sent, again.again, again.round_trip_s) == (0, 0, 0.0)
 
 
-def test_segments_wait_before_the_own_line_as_long_as_they_take_longer_to_all() -> None:
-    bloated, quick = Segments(100, 5, 1.0, least_s=0.1), Segments(100, 0, 0.12, least_s=0.1)
-    assert wide.own_queue_s({"a": bloated, "b": Segments(10, 0, 0.8, least_s=0.05)}) == pytest.approx(0.75)
-    assert wide.own_queue_s({"a": bloated, "b": quick}) == pytest.approx(0.02)
-    assert wide.own_queue_s({"a": bloated}) == wide.own_queue_s({"a": bloated, "b": Segments()}) == wide.own_queue_s({}) == 0.0
-
-
 @pytest.mark.parametrize(
     ("kernel", "layout", "values"),
     [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.parallel import GROWTH, LEAST_SEGMENTS, LOOKS_ALONE, LOOKS_LOSSY, MOST, MOST_ALONE, Parallel
+from peerd.policy.route.parallel import GROWTH, LEAST_SEGMENTS, LOOKS_ALONE, LOOKS_LOSSY, MOST, MOST_ALONE, Parallel, own_queue_s
 
 
 def looks(parallel: Parallel, share: Callable[[int], float], count: int, segments: int = 1000) -> list[int]:
@@ -115,3 +115,10 @@ def test_a_path_on_which_words_wait_at_the_other_end_has_several_if_it_loses() -
     """The other end's queue is full: a round trip to it takes a second, and to others it does not."""
     parallel = Parallel()
     assert any(parallel.counted(10, look % 2, 1.0, 1.0, 0.02) for look in range(20 * LOOKS_LOSSY))
+
+
+def test_segments_wait_before_the_own_line_as_long_as_they_take_longer_to_all() -> None:
+    bloated, quick, silent = (1.0, 0.1), (0.12, 0.1), (0.0, 0.0)
+    assert own_queue_s([bloated, (0.8, 0.05)]) == pytest.approx(0.75)
+    assert own_queue_s([bloated, quick]) == pytest.approx(0.02)
+    assert own_queue_s([bloated]) == own_queue_s([bloated, silent]) == own_queue_s([]) == 0.0

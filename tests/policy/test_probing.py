@@ -18,6 +18,7 @@ from peerd.policy.round.probing import (
     MOST_PAUSES,
     SOON_S,
     Probes,
+    more_bytes,
     told_rate,
 )
 
@@ -27,7 +28,9 @@ RATES = st.floats(1.0, 1e10)
 
 def wait_s(probes: Probes, now_s: float, shown: float | None = None, *, is_idle: bool = True) -> float:
     """After how many seconds the next probe is due."""
-    return next(later for later in range(100_000) if probes.is_due(now_s + later, is_idle, shown))
+    if shown is not None:
+        probes.show(shown)
+    return next(later for later in range(100_000) if probes.is_due(now_s + later, is_idle))
 
 
 def test_the_first_probe_is_due_at_once_and_the_next_one_after_a_pause_if_the_line_is_idle() -> None:
@@ -87,8 +90,10 @@ def test_a_line_that_tensors_begin_to_contradict_is_probed_soon_and_a_member_tha
 
 def test_a_line_that_becomes_slower_after_tensors_showed_more_is_contradicted_again() -> None:
     probes = probed(20 * MBIT)
-    assert not probes.is_due(100.0, True, 18 * MBIT)
-    assert probes.is_due(110.0, True, 5 * MBIT)
+    probes.show(18 * MBIT)
+    assert not probes.is_due(100.0, is_idle=True)
+    probes.show(5 * MBIT)
+    assert probes.is_due(110.0, is_idle=True)
 
 
 @given(st.floats(0.0, 1e4), st.floats(0.0, 1e6))
@@ -116,16 +121,16 @@ def test_what_is_no_rate_counts_as_a_probe_that_failed(rate: float) -> None:
 
 
 def test_a_fast_line_is_filled_with_more_bytes_within_what_a_probe_may_take() -> None:
-    probes, most = Probes(), 2 << 20
-    assert probes.more_bytes(1 * MBIT, 2.0, 2.1, most) == 0
-    assert FIRST_BYTES < probes.more_bytes(50 * MBIT, 0.04, 0.05, most) < most
-    assert probes.more_bytes(1000 * MBIT, 0.002, 0.003, most) == most
+    most = 2 << 20
+    assert more_bytes(1 * MBIT, 2.0, 2.1, most) == 0
+    assert FIRST_BYTES < more_bytes(50 * MBIT, 0.04, 0.05, most) < most
+    assert more_bytes(1000 * MBIT, 0.002, 0.003, most) == most
 
 
 def test_a_probe_that_lasts_for_a_few_round_trips_is_followed_by_another() -> None:
     """20 Mbit/s over 100 ms: the first bytes take five round trips, in which TCP begins."""
-    assert Probes().more_bytes(4 * MBIT, 0.5, 0.62, 2 << 20) == FIRST_BYTES
-    assert Probes().more_bytes(5 * MBIT, 0.4, 0.43, 2 << 20) == 0
+    assert more_bytes(4 * MBIT, 0.5, 0.62, 2 << 20) == FIRST_BYTES
+    assert more_bytes(5 * MBIT, 0.4, 0.43, 2 << 20) == 0
 
 
 @given(st.integers(-1, 1 << 40), st.floats(), st.floats(0.001, 100.0))

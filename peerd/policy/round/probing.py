@@ -43,8 +43,10 @@ class Probes:
         """The least one after the last probe."""
         self._pauses = 1.0
         self._num_soon = 0
+        self._now: float | None = None
+        """What tensors show; None: none did."""
         self._shown: float | None = None
-        """The most that tensors showed since the last probe was due."""
+        """The most that they have shown since the last probe."""
 
     @property
     def rate(self) -> float | None:
@@ -52,40 +54,29 @@ class Probes:
         ranked = sorted(self._rates)
         return ranked[-2] if len(ranked) > 1 else next(iter(ranked), None)
 
-    def is_due(self, now_s: float, is_idle: bool, shown: float | None = None) -> bool:
-        """Whether to probe now. `is_idle`: nothing else leaves the uplink. One that is always busy is probed all the same, somewhat later.
-
-        `shown`: the rate that tensors show; None: none did.
-        """
-        rate = self.rate
-        if shown is not None:
-            self._shown = max(self._shown, shown) if self._shown is not None else shown if rate is None else max(rate, shown)
-        is_contradicted = rate is not None and shown is not None and CONTRADICTS * shown < min(rate, self._shown or rate)
-        if is_contradicted:
+    def show(self, shown: float) -> None:
+        """Take the rate that tensors show now."""
+        rate, self._now = self.rate, shown
+        self._shown = max(self._shown, shown) if self._shown is not None else shown if rate is None else max(rate, shown)
+        if self._is_contradicted:
             self._due_s = min(self._due_s, self._ended_s + self._pause_s * CONTRADICTED)
-        patience_s = SOON_S if is_contradicted or self._num_soon else self._pause_s
-        if now_s < self._due_s + (0.0 if is_idle else patience_s):
-            return False
-        self._shown = shown
-        return True
 
-    def more_bytes(self, rate: float, took_s: float, own_s: float, most_bytes: int) -> int:
-        """The size of a second probe, where the first one showed this rate; 0: it needs none.
+    def is_due(self, now_s: float, is_idle: bool) -> bool:
+        """Whether to probe now. `is_idle`: nothing else leaves the uplink. One that is always busy is probed all the same, but later."""
+        patience_s = SOON_S if self._is_contradicted or self._num_soon else self._pause_s
+        return now_s >= self._due_s + (0.0 if is_idle else patience_s)
 
-        One is needed if the first has not filled the line for long enough, or lasted for a few round trips, in which TCP begins slowly.
-        `took_s`: by the other end's clock; `own_s`: from the first byte until the answer.
-        """
-        num_bytes = min(most_bytes, int(PROBE_S * rate))
-        if num_bytes > FIRST_BYTES:
-            return num_bytes
-        return FIRST_BYTES if took_s < SLOW_BEGINNING * (own_s - took_s) else 0
+    @property
+    def _is_contradicted(self) -> bool:
+        rate = self.rate
+        return rate is not None and self._now is not None and CONTRADICTS * self._now < min(rate, self._shown or rate)
 
     def saw(self, rate: float, took_s: float, now_s: float) -> None:
         """Take the result of a probe that took so long in all."""
         if not (0 < rate < math.inf and 0 <= took_s < math.inf):
             self.failed(now_s)
             return
-        known = self.rate
+        known, self._shown = self.rate, self._now
         agrees = known is not None and max(rate, known) <= AGREES * min(rate, known)
         self._rates.append(rate)
         self._ended_s, self._pause_s = now_s, max(LEAST_PAUSE_S, took_s / LINE_SHARE)
@@ -99,6 +90,7 @@ class Probes:
 
     def failed(self, now_s: float) -> None:
         """Nobody took the bytes."""
+        self._shown = self._now
         self._ended_s, self._due_s = now_s, now_s + self._pause_s
 
 
@@ -110,3 +102,15 @@ def told_rate(num_bytes: int, told_s: float, own_s: float) -> float:
     if not (num_bytes > 0 and 0 < told_s < math.inf and 0 < own_s < math.inf):
         return 0.0
     return min(num_bytes / told_s, MOST_BEYOND * num_bytes / own_s)
+
+
+def more_bytes(rate: float, took_s: float, own_s: float, most_bytes: int) -> int:
+    """The size of a second probe, where the first one showed this rate; 0: it needs none.
+
+    One is needed if the first has not filled the line for long enough, or lasted for a few round trips, in which TCP begins slowly.
+    `took_s`: by the other end's clock; `own_s`: from the first byte until the answer.
+    """
+    num_bytes = min(most_bytes, int(PROBE_S * rate))
+    if num_bytes > FIRST_BYTES:
+        return num_bytes
+    return FIRST_BYTES if took_s < SLOW_BEGINNING * (own_s - took_s) else 0

@@ -10,6 +10,7 @@ it. And a path gets no several while segments to all peers wait, which they do i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 MOST = 32
 """Each costs both ends a socket and some memory."""
@@ -36,6 +37,16 @@ TIMES, MORE = 4.0, 0.05
 """A share that is so many times the one before, and so much more, after that, comes from a full line."""
 LOOKS_ALONE, MOST_ALONE = 8, 256
 """Shares that are looked at before several are tried again on such a line. Twice as many each time, up to the second number."""
+
+
+def own_queue_s(round_trips: Iterable[tuple[float, float]]) -> float:
+    """How long segments wait before this peer's own line: as long as round trips to all addresses take longer than the least ones.
+
+    `round_trips`: by address, now and the least, in seconds; a least one of 0: nothing was sent there, or it is unknown. 0 where all goes
+    to one address: then segments may wait anywhere.
+    """
+    waits_s = [now_s - least_s for now_s, least_s in round_trips if least_s > 0]
+    return min(waits_s) if len(waits_s) > 1 else 0.0
 
 
 class Parallel:
