@@ -20,6 +20,7 @@ from peerd.daemon.commits import Commits
 from peerd.daemon.device import give_back_memory
 from peerd.daemon.dispatching import dispatcher_of
 from peerd.daemon.move_copies import copies_of
+from peerd.daemon.thread_stacks import give_back_stacks
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, PeerdError
 from peerd.link.peer_keys import public_key_of, verify
@@ -216,6 +217,7 @@ class Seat:
             self.state.release()
             self.snapshots.forget()
             held = await asyncio.to_thread(give_back_memory, self.peer.governor.device)
+            await asyncio.to_thread(give_back_stacks, self.peer.governor.device)
             LOG.info("memory given back", still_held=held)
 
     async def keep_checkpoint(self) -> None:

@@ -15,6 +15,7 @@ from peerd.daemon.device import give_back_memory, memory_of, room_on
 from peerd.daemon.link_needs import needs
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat, Watcher
+from peerd.daemon.thread_stacks import take_stacks
 from peerd.errors import StageError
 from peerd.models.stages import estimate_stage_memory, keeps_graphs, largest_state_bytes, placing_of_stage, stage_demands
 from peerd.observe.archive import Archive
@@ -95,6 +96,7 @@ def _build_state(peer: Peer, record: PeerRecord, room: Room, spools: Spools) -> 
     if manifest.compute.threads:
         torch.set_num_threads(manifest.compute.threads)
     set_products(manifest.train)
+    take_stacks(device)
     seen = peer.membership.find(peer.membership.me)
     highest = max(seen.incarnation if seen else 0, peer.membership.word.highest_seen)
     record = replace(record, incarnation=peer.local.raise_incarnation(highest))

@@ -32,7 +32,7 @@ from peerd.stage.state import StageState
 from peerd.stage.witnessing import PassWitness
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Span, SpanKind
-from peerd.transfers import DeviceTime
+from peerd.transfers import DeviceTime, has_copy_streams
 from peerd.wire.call_tracing import CallTracing
 from peerd.wire.chunks import digest_of
 from peerd.wire.handlers import Progress, Receive
@@ -310,16 +310,17 @@ class StageService:
             ticket.queued_s += began_s - asked_s
             self._state.spans.add(SpanKind.QUEUED, asked_s, ticket.step, ticket.index)
             self.computing.began(ticket, began_s)
-            ticket.may_go_ahead = self.pace.is_plain and self.computing.may_go_ahead
-            took = DeviceTime(self._state.holdings.device)
+            device = self._state.holdings.device
+            ticket.may_go_ahead = self.pace.is_plain and self.computing.may_go_ahead and has_copy_streams(device)
+            ticket.passing = took = DeviceTime(device)
             try:
                 return self.shortage.through(work, self.slots, self._no_memory(priority))
             finally:
                 took.end()
                 self.slots = min(self.slots, self.shortage.most_slots or self.slots)
-                ticket.ahead = self._under_way = self._not_over(took)
-                took_s = took.seconds() if ticket.ahead is None else 0.0
-                self.computing.ended(ticket, took_s, is_whole=self._state.holdings.module.is_last)
+                is_whole = self._state.holdings.module.is_last
+                ticket.ahead = self._gone_ahead(ticket, took) if priority is Priority.FORWARD and not is_whole else None
+                self.computing.ended(ticket, took.seconds() if ticket.ahead is None else 0.0, is_whole=is_whole)
 
         try:
             return await self._executor.run(priority, timed, ticket.step if step is None else step)
@@ -328,11 +329,17 @@ class StageService:
             if self.shortage.is_hopeless:
                 self._host.cannot_compute()
 
-    def _not_over(self, took: DeviceTime) -> DeviceTime | None:
-        """The pass just given to the device, if that has not finished it; the one before is waited for, so that there is one at most."""
-        if self._under_way is not None:
-            self._under_way.seconds()
-        return None if took.is_over else took
+    def _gone_ahead(self, ticket: Ticket, took: DeviceTime) -> DeviceTime | None:
+        """The forward pass just given to the device, if it is not over and the thread may go on.
+
+        The one before is waited for, so that there is one at most.
+        """
+        if not ticket.may_go_ahead or took.is_over:
+            return None
+        before, self._under_way = self._under_way, took
+        if before is not None:
+            before.seconds()
+        return took
 
     def _no_memory(self, priority: Priority) -> BusyError | WrongStateError:
         """The refusal where the device has no memory. After a backward pass in vain a later stage may have added the microbatch."""

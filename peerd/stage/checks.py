@@ -13,7 +13,8 @@ from torch import Tensor
 
 from peerd.errors import RemoteError
 from peerd.stage.accumulator import LARGEST, peak_of
-from peerd.transfers import QueuedFetch, to_host
+from peerd.stage.shortage import is_out_of_memory
+from peerd.transfers import QueuedFetch, has_copy_streams, to_host
 
 Look = tuple[Tensor, float, RemoteError | None]
 """A peak, the most that it may be, and the error where it is more."""
@@ -38,16 +39,27 @@ class Checks:
             self._looks.append((peak_of(tensors), most, error))
 
     def leave(self) -> Callable[[], bool]:
-        """Have what was looked at leave the device, beside what that computes next (`has_copy_streams`). Nothing is looked at twice.
+        """Have what was looked at leave the device, beside what that computes next where it can. Nothing is looked at twice.
 
-        The function that is returned waits for it, on any thread, and returns and raises what `fetch` does.
+        The function that is returned waits for it, on any thread, and returns and raises what `fetch` does. Without memory for a copy
+        beside the computing it fetches.
         """
         looks = self._looks
         if not looks:
             return lambda: False
-        coming = QueuedFetch(torch.stack([peak for peak, _, _ in looks]))  # may find no memory: then nothing has changed
+        if not has_copy_streams(looks[0][0].device):
+            return self._fetch_all
+        try:
+            coming = QueuedFetch(torch.stack([peak for peak, _, _ in looks]))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return self._fetch_all
         self._looks = []
         return lambda: _judged(looks, coming.take().unbind())
+
+    def _fetch_all(self) -> bool:
+        return self.fetch()[0]
 
     def fetch(self, *wanted: Tensor) -> tuple[bool, list[Tensor]]:
         """Return whether a value had overflowed, and the `wanted` tensors in the machine's memory: one wait for all.

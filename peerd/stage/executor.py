@@ -114,6 +114,24 @@ class Executor:
             if (job := self._next_up_to(Priority.CONTROL, left_s)) is not None:
                 self._perform(*job)
 
+    def fill(self) -> None:
+        """Run a forward pass in the middle of a backward pass, which calls this once it has given the device all of its work.
+
+        The device computes it while this thread waits for the backward pass and then for the next one: else it would have nothing to do.
+        Where a control job waits, the thread stays free for that.
+        """
+        with self._guard:
+            if any(priority <= Priority.CONTROL for _, _, priority, *_ in self._jobs):
+                return
+            ahead = min((job for job in self._jobs if job[2] is Priority.FORWARD), key=lambda job: job[:2], default=None)
+            if ahead is None:
+                return
+            self._jobs.remove(ahead)
+            heapq.heapify(self._jobs)
+        busy_s = self.busy_s
+        self._perform(*ahead[2:])
+        self.busy_s = busy_s  # its time is part of the pass's that called this
+
     @property
     def has_ledger_job(self) -> bool:
         """Whether the next job may run in the middle of a pass."""

@@ -42,28 +42,30 @@ class Leaving:
         self.made_s = 0.0
         """When the device had made it, where this thread went on before."""
 
-    def send(self, tensor: Tensor, checks: Checks) -> bool:
+    def send(self, tensor: Tensor, checks: Checks, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Pack a tensor on its device, in the job, and begin its copy; look at what is to be looked at.
 
         Returns whether a value had overflowed, and raises the errors of `checks`: here, or with `ahead` where the value is taken.
+        `meanwhile` is called before the device is waited for.
         """
         packed = self._parcel.pack(tensor)
         self.num_bytes = packed.nbytes
         if not has_copy_streams(packed.device):
+            meanwhile()
             return self._fetch(packed, checks)
-        overflowed = False if self._ahead else checks.fetch()[0]  # first: a device copies one thing after another
-        judge = None
+        judge = checks.leave()  # first: a device copies one thing after another
         try:
-            judge = checks.leave() if self._ahead else None
             self._coming = QueuedFetch(packed)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             LOG.debug("no pinned memory for a result")
-            overflowed |= judge is not None and judge()
-            return self._fetch(packed, checks) or overflowed
-        self._judge = judge
-        return overflowed
+            return judge() | self._fetch(packed, checks)
+        if self._ahead:
+            self._judge = judge
+            return False
+        meanwhile()
+        return judge()
 
     def _fetch(self, packed: Tensor, checks: Checks) -> bool:
         overflowed, (flat,) = checks.fetch(packed)

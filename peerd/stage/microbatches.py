@@ -13,6 +13,7 @@ from torch import Tensor
 
 from peerd.errors import NotFiniteError, WrongStateError
 from peerd.models.module import StageModule
+from peerd.stage.executor import executor_here
 from peerd.stage.leaving import Leaving
 from peerd.stage.results import BackwardResult, HeldMicrobatch
 from peerd.stage.state import StageState
@@ -79,9 +80,23 @@ def _looked_at(state: StageState, batch: HeldMicrobatch, output: Tensor, leaving
     return output
 
 
-def _send(batch: HeldMicrobatch, result: Tensor | None, leaving: Leaving | None) -> bool:
-    """Look at what is to be looked at, and have a result leave. Returns whether a value had overflowed."""
-    return batch.checks.fetch()[0] if leaving is None or result is None else leaving.send(result, batch.checks)
+def _send(batch: HeldMicrobatch, result: Tensor | None, leaving: Leaving | None, meanwhile: Callable[[], None] = lambda: None) -> bool:
+    """Look at what is to be looked at, and have a result leave. Returns whether a value had overflowed.
+
+    `meanwhile` is called before the device is waited for.
+    """
+    batch.ticket.given()
+    if leaving is not None and result is not None:
+        return leaving.send(result, batch.checks, meanwhile)
+    judge = batch.checks.leave()
+    meanwhile()
+    return judge()
+
+
+def _fill() -> None:
+    """Give the device a forward pass to go on with, if one waits."""
+    if (executor := executor_here()) is not None:
+        executor.fill()
 
 
 def _recompute(state: StageState, batch: HeldMicrobatch) -> Tensor:
@@ -119,7 +134,8 @@ def _finish(
     input_gradient = None if module.is_first else gradients.pop(0)
     if not is_error:
         batch.checks.usable(gradients, None)
-    overflowed = _send(batch, input_gradient, leaving)
+    is_last = gradient is None
+    overflowed = _send(batch, input_gradient, leaving, _fill if batch.ticket.may_go_ahead and not is_last else lambda: None)
     rest()
     refused = refused or state.accumulate(batch.ticket, gradients, loss, overflowed)
     return BackwardResult(input_gradient if leaving is None else None, refused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,9 @@ from peerd.models.dropout import dropout_of
 from peerd.models.module import StageModule
 from peerd.stage.breathing import let_breathe
 from peerd.stage.precision import SMALLEST_LOSS_SCALE, LossScale, loss_scale_from, run_module
+
+warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+"""Torch says so of its own thread for backward passes, once, and then gives it the context."""
 
 
 class Passes:

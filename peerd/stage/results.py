@@ -43,7 +43,9 @@ class Ticket:
     computed_s: float = 0.0
     """The time that the device has worked on it."""
     may_go_ahead: bool = False
-    """Whether the thread that computes may go on before the device has finished its forward pass."""
+    """Whether the thread that computes may give the device more work before that has finished its pass."""
+    passing: DeviceTime | None = None
+    """The time of its last pass."""
     ahead: DeviceTime | None = None
     """The forward pass that the device had not finished when its job ended."""
     above: tuple[bytes, ...] = ()
@@ -54,6 +56,11 @@ class Ticket:
     """Those of the stages after this one, once their gradient is here."""
     signed_below: SignedPass | None = None
     """Where peers audit each other, what the peer of the next stage has signed of its part of the microbatch."""
+
+    def given(self) -> None:
+        """Note that the device has been given all of the pass. What comes now is another's, if the thread may go on."""
+        if self.may_go_ahead and self.passing is not None:
+            self.passing.end()
 
     @property
     def versions(self) -> tuple[bytes, ...]:

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from peerd.checkup.device.kernels import attention_kernel
 from peerd.config.manifest import TrainConfig
 from peerd.daemon.device import lacks, memory_of, utilisation
+from peerd.daemon.thread_stacks import give_back_stacks, take_stacks
 from peerd.stage.precision import set_products
 from tests.pretend.life import PRETEND
 
@@ -86,3 +87,9 @@ def test_a_gpu_tells_what_this_process_holds_and_what_all_use() -> None:
     assert held.nbytes <= memory.held <= memory.used < memory.total
     if (busy := utilisation(device)) is not None:
         assert 0 <= busy <= 1
+
+
+@pytest.mark.parametrize("device", [CPU, PRETEND], ids=str)
+def test_where_no_driver_keeps_stacks_a_pause_gives_none_back(device: torch.device) -> None:
+    give_back_stacks(device)
+    take_stacks(device)

@@ -99,6 +99,7 @@ class Module:
 
     def synchronize(self, device: Device = None) -> None:
         METERS[_index(device)].wait("synchronize")
+        streams.all_over()
 
 
 class Guard(torch._C._acc.DeviceGuard):

@@ -1,4 +1,5 @@
-"""Streams of the pretend device. Its work is done at once, but a tensor may be used only where a GPU would have it ready.
+"""Streams of the pretend device. Its work is done at once, but a tensor may be used only where a GPU would have it ready, and an event is
+over only once something has waited for it: a GPU may be that slow.
 
 What a stream makes is used on another one only once that has waited for an event after it (else a GPU computes with what is not there yet),
 and once it is recorded for that stream (else its memory may be given away too early).
@@ -32,8 +33,14 @@ class Stream:
     device: Any = None
     done: int = 0
     """How many pieces of work were put on it."""
+    given: int = 0
+    """The same, and the events on it."""
+    over: int = 0
+    """How many of `given` the processor knows to be done, because it has waited for them."""
     seen: WeakKeyDictionary[Stream, int] = field(default_factory=WeakKeyDictionary)
-    """How far it has waited for other streams that still exist."""
+    """How far it has waited for other streams that still exist, by `done`."""
+    follows: WeakKeyDictionary[Stream, int] = field(default_factory=WeakKeyDictionary)
+    """The same by `given`."""
     under_way: list[tuple[int, Callable[[], object]]] = field(default_factory=list)
     """Copies to the processor: each with its number and what makes it be there."""
 
@@ -48,6 +55,7 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         self.seen[event.stream] = max(self.seen.get(event.stream, 0), event.done)
+        self.follows[event.stream] = max(self.follows.get(event.stream, 0), event.given)
 
 
 class Event:
@@ -55,17 +63,21 @@ class Event:
 
     stream: Stream
     done: int
+    given: int
     at_s: float
+    follows: dict[Stream, int]
+    """How far other streams are once this one is here."""
 
     def __init__(self, enable_timing: bool = False) -> None:
         self._is_timed = enable_timing
 
     def record(self, stream: Stream) -> None:
-        self.stream, self.done, self.at_s = stream, stream.done, time.perf_counter()
+        stream.given += 1
+        self.stream, self.done, self.given, self.at_s = stream, stream.done, stream.given, time.perf_counter()
+        self.follows = dict(stream.follows)
 
     def query(self) -> bool:
-        """Work is done at once."""
-        return True
+        return self.given <= self.stream.over
 
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds."""
@@ -77,6 +89,8 @@ class Event:
         """Wait until the stream's work up to here is done."""
         if self.stream.device is not None:
             METERS[self.stream.device.index].wait("synchronize")
+        for stream, given in (self.follows | {self.stream: self.given}).items():
+            stream.over = max(stream.over, given)
         while self.stream.under_way and self.stream.under_way[0][0] <= self.done:
             self.stream.under_way.pop(0)[1]()
 
@@ -113,6 +127,12 @@ def current_stream(_device: object = None) -> Stream:
     return getattr(_HERE, "stream", USUAL)
 
 
+def all_over() -> None:
+    """Note that the processor has waited for the present stream."""
+    here = current_stream()
+    here.over = here.given
+
+
 @contextlib.contextmanager
 def stream(wanted: Stream) -> Iterator[None]:
     """Put this thread's work on a stream."""
@@ -127,6 +147,7 @@ def noted() -> Made:
     """Note a piece of work on the present stream."""
     here = current_stream()
     here.done += 1
+    here.given += 1
     return Made(here, here.done)
 
 
@@ -161,6 +182,7 @@ def fetch(target: Tensor, source: Tensor) -> None:
     if here is USUAL or not _is_pinned(target):
         raise RuntimeError("a copy to the processor that does not block needs pinned memory, and a stream of its own")
     here.done += 1
+    here.given += 1
     found = source.clone()
     target.fill_(math.nan if target.is_floating_point() else 119)
     here.under_way.append((here.done, lambda: target.copy_(found)))

@@ -102,6 +102,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     index = _index_of(func, args, kwargs, tensors)
     if func in WAITING or (func is aten.index.Tensor and _selects(args[1])):
         METERS[index].wait(func.name().removeprefix("aten::"))
+        streams.all_over()
     plain_args, plain_kwargs = _unwrapped((args, kwargs))
     if "device" in kwargs:
         to = kwargs["device"]
@@ -225,6 +226,7 @@ def copy(target: Tensor, source: Tensor, *, non_blocking: bool) -> None:
     METERS[index].copied(source.nbytes, to_device=to is not None)
     if not non_blocking:
         METERS[index].wait("copy to device" if to is not None else "copy to host")
+        streams.all_over()
 
 
 def _to_copy(
