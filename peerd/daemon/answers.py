@@ -310,6 +310,7 @@ class Answers:
             lifetime_s=peer.membership.view.ttl_s,
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
             complete=bool(train.steps) and seat.state.record.step >= train.steps,
+            computed=seat.service.counters.accumulated + peer.earlier_counts["accumulated_microbatches"],
             contradictory=peer.membership.contradictory - peer.cases.losers,
             convicted=peer.cases.losers,
             own_fault=peer.cases.own_fault,

@@ -111,6 +111,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
 async def come_back(peer: Peer) -> None:
     """Read the table again after a rest, from peers met before."""
     peer.membership.clear_liveness()
+    peer.notes.begin_anew()
     await _look_around(peer.network, peer.membership, _address_book(peer.local, peer.place.signed, ()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from peerd.config.manifest import TrainConfig
-from peerd.policy.swarm.health import Progress, advance
+from peerd.policy.swarm.health import Progress, advance, resumed
 from peerd.policy.swarm.pace import Mark, still_since
 from peerd.swarm.clock import clock_s
 from peerd.swarm.identity import LOCAL_STATE, LocalState
@@ -31,6 +31,10 @@ class Notes:
     def still_s(self, peer: PeerId) -> float:
         """How long the work of a peer has looked the same; 0 if it is not known here."""
         return max(0.0, clock_s() - self._still[peer][1]) if peer in self._still else 0.0
+
+    def begin_anew(self) -> None:
+        """This peer comes back after a pause, during which it saw nothing."""
+        self.progress, self._still = resumed(self.progress, clock_s()), {}
 
     async def run(self) -> None:
         """Note what changed. Addresses go to disk soon: all peers may be killed at any moment, and then nobody knows where to meet."""

@@ -296,6 +296,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("before", "Standstill"): _standstill,
     ("stands", "Standstill"): _standstill,
     ("before", "Progress | None"): lambda w: _facts(w).progress,
+    ("before", "Progress"): lambda w: _facts(w).progress,
     ("before", "Mapping[PeerId, float]"): lambda _w: {},
     ("before", "Mapping[PeerId, tuple[Mark, float]]"): lambda w: still_since({}, w.live, 0.0),
     "beginning": lambda w: Beginning(step=0, reached=w.count(), founder=w.random.random() < 0.5, needs_state=w.random.random() < 0.5),

@@ -18,6 +18,7 @@ from peerd.policy.swarm.health import (
     advance,
     health,
     open_files,
+    resumed,
     unwritten_files,
 )
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
@@ -78,6 +79,15 @@ def test_an_empty_stage_is_named_and_is_not_called_a_stall_too() -> None:
     assert "stage 1" in health(facts)[0].title
 
 
+def test_a_peer_that_is_about_to_serve_a_stage_from_its_disk_does_not_ask_for_more_peers() -> None:
+    mine = replace(ME, phase=Phase.JOINING, trains=True, checkpoints=(4, 5))
+    other = member("a", stage=1, step=5)
+    assert codes(facts_of(mine, other, still_s=1e6)) == ["joining"]
+    assert codes(facts_of(replace(mine, checkpoints=()), other, still_s=1e6)) == ["stage-empty", "joining"]
+    (note, _) = health(facts_of(mine, still_s=1e6))
+    assert note.title == "nobody serves stage 1"
+
+
 def test_a_run_that_has_diverged_says_at_which_step_and_is_not_called_a_stall_too() -> None:
     facts = facts_of(replace(ME, diverged_at=5), member("a", stage=1, step=5), still_s=1e6)
     assert codes(facts) == ["diverged"]
@@ -133,7 +143,31 @@ def test_a_stall_is_called_one_only_after_long_for_this_run_and_never_at_its_end
     assert codes(facts_of(ME, other, still_s=FIRST_PROGRESS_S - 1, gap_s=0.0)) == [], "what a microbatch takes is not known"
     assert codes(facts_of(ME, other, still_s=FIRST_PROGRESS_S, gap_s=0.0)) == ["stalled"]
     assert facts_of(ME, gap_s=0.0).progress.patience_s(8) == 1200.0, "it passes eight stages, forward and back, at a minute or more each"
-    assert codes(facts_of(ME, other, still_s=1e6, complete=True)) == []
+    assert codes(facts_of(ME, other, still_s=1e6, complete=True)) == ["complete"]
+
+
+def test_a_run_that_is_complete_thanks_and_says_how_to_get_the_model() -> None:
+    facts = facts_of(replace(ME, step=30), member("a", stage=1, step=30), complete=True)
+    (note,) = health(replace(facts, computed=1234))
+    assert note.title == "the run is complete after 30 steps. Thank you; this peer has computed 1,234 microbatches since it started"
+    assert "1 microbatch since" in health(replace(facts, computed=1))[0].title
+    assert (note.severity, "peerd export" in note.remedy) == ("info", True)
+    (looked_on,) = health(facts)
+    assert looked_on.title.endswith("Thank you")
+
+
+def test_a_peer_that_comes_back_misses_nobody_before_a_record_has_had_time_to_arrive() -> None:
+    """Its stage was empty as it went, or it was the only one with the data; what it saw then says nothing of now."""
+    gone = replace(ME, phase=Phase.JOINING, trains=False)
+    before = advance(advance(None, view_of(ME), 2, NUM_MICROBATCHES, 0.0), view_of(gone), 2, NUM_MICROBATCHES, 10.0)
+    back_s = 10.0 + 100 * LIFETIME_S
+    for away, told in ((resumed(before, back_s), ["joining"]), (before, ["stage-empty", "no-trainer", "joining"])):
+        facts = replace(facts_of(gone), progress=advance(away, view_of(gone), 2, NUM_MICROBATCHES, back_s), now_s=back_s + 1)
+        assert codes(facts) == told
+    later = replace(facts_of(gone), progress=resumed(before, back_s), now_s=back_s + 1)
+    assert later.progress.since_s == back_s, "the time away is no standstill"
+    came = advance(resumed(before, back_s), view_of(ME, member("a", stage=1, step=5, done=0b1)), 2, NUM_MICROBATCHES, back_s + 2)
+    assert came.gap_s <= 2, "and makes the peer no more patient"
 
 
 def test_a_run_whose_microbatches_take_minutes_is_not_called_a_stall_while_one_is_computed() -> None:

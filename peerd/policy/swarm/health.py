@@ -100,6 +100,8 @@ class Facts:
     has_met_others: bool = False
     """Whether there was another peer that has not said that it leaves."""
     complete: bool = False
+    computed: int = 0
+    """Microbatches that this daemon has computed in its stages since it started."""
     lets_drift: bool = False
     """Whether the run never averages parameters, so that what unlike devices round differently stays."""
     contradictory: frozenset[PeerId] = frozenset()
@@ -140,6 +142,11 @@ def advance(before: Progress | None, live: LiveView, num_stages: int, num_microb
     return replace(before, lacks_since_s=lacks) if lacks != before.lacks_since_s else before
 
 
+def resumed(before: Progress, now_s: float) -> Progress:
+    """The progress from which a peer goes on that was away: what it lacked before is not known now, and the time away is no standstill."""
+    return replace(before, began_s=now_s, since_s=now_s, lacks_since_s={})
+
+
 def _lacking(live: LiveView, num_stages: int) -> list[int]:
     """What there is nobody for: stages, TRAINER and OTHERS."""
     trains = any(record.trains or (record.summary is not None and record.summary.trainers) for record in live.records)
@@ -150,7 +157,11 @@ def _lacking(live: LiveView, num_stages: int) -> list[int]:
 
 def health(facts: Facts) -> list[HealthNote]:
     """Problems first."""
-    swarm = [_cut_off(facts)] if _cut_off(facts) else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts)]
+    swarm = (
+        [_cut_off(facts)]
+        if _cut_off(facts)
+        else [_empty_stages(facts), _no_trainer(facts), _diverged(facts), _stalled(facts), _complete(facts)]
+    )
     stage = [
         _dead_links(facts),
         _sidelined(facts),
@@ -199,7 +210,9 @@ def _cut_off(facts: Facts) -> HealthNote | None:
 
 
 def _empty_stages(facts: Facts) -> HealthNote | None:
-    empty = [str(stage) for stage in _missed(facts) if stage >= 0]
+    """Stages that nobody serves; not the one whose state this peer has on disk, and serves in a moment."""
+    brings = facts.mine.stage if facts.mine.phase is Phase.JOINING and facts.mine.checkpoints else -1
+    empty = [str(stage) for stage in _missed(facts) if stage >= 0 and stage != brings]
     if not empty:
         return None
     which = ("stage " if len(empty) == 1 else "stages ") + ", ".join(empty)
@@ -217,6 +230,17 @@ def _diverged(facts: Facts) -> HealthNote | None:
     if step is None:
         return None
     return HealthNote("diverged", f"diverged at step {step}: the loss or its gradients are not finite", "problem", DIVERGED_REMEDY)
+
+
+def _complete(facts: Facts) -> HealthNote | None:
+    """The run has made all its steps: thanks, and how to get the model."""
+    if not facts.complete:
+        return None
+    computed = f"{facts.computed:,} microbatch{'es' * (facts.computed > 1)}"
+    gave = f"; this peer has computed {computed} since it started" if facts.computed else ""
+    title = f"the run is complete after {facts.mine.step:,} steps. Thank you{gave}"
+    remedy = "`peerd contributions` shows what each peer gave, `peerd export FOLDER` writes the model, `peerd leave` ends this peer"
+    return HealthNote("complete", title, "info", remedy)
 
 
 def _stalled(facts: Facts) -> HealthNote | None:
