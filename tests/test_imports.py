@@ -142,7 +142,7 @@ WITHIN_POLICY: dict[str, set[str]] = {
 }
 
 # Modules of the control room that the thin client may load.
-CLIENT_SIDE = {"peerd.control.audits", "peerd.control.client", "peerd.control.protocol"}
+CLIENT_SIDE = {"peerd.control.audits", "peerd.control.client", "peerd.control.protocol", "peerd.control.states"}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {

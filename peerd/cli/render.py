@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from peerd.control.protocol import AccessInfo, Counters, EvaluationInfo, HealthItem, PathInfo, PeerInfo, PeersReply, RunInfo, StageInfo
+from peerd.control.states import state_of
 
 WIDTH = 80
 _SPARKS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -76,13 +77,13 @@ def sparkline(values: list[float], width: int = 30) -> str:
 
 
 def phase_of(peer: PeerInfo) -> str:
-    """The phase of a peer, or `suspect` or `leaving`, which matter more; or for how long it has worked at one microbatch."""
-    if peer["suspect"]:
-        return "suspect"
+    """The phase of a peer, or a state that matters more; or for how long it has worked at one microbatch."""
+    if state := state_of(peer):
+        return state
     still_s = peer.get("still_s", 0.0)  # absent from older daemons
-    if peer["phase"] == "accumulating" and peer["queue"] and still_s >= AT_WORK_FROM_S and not peer["leaving"]:
+    if peer["phase"] == "accumulating" and peer["queue"] and still_s >= AT_WORK_FROM_S:
         return f"works {duration(still_s)}"
-    return "leaving" if peer["leaving"] else plain(peer["phase"], 12)
+    return plain(peer["phase"], 12)
 
 
 def held_by(peer: PeerInfo, shown: Callable[[int], str] = str) -> str:
@@ -311,7 +312,7 @@ def _add_stage(table: Table, stage: StageInfo, labels: Mapping[str, str], shows:
             missing if row == 0 else "",
             labels.get(peer["id"], short_id(peer["id"])) + _mark(peer),
             str(peer["step"]) if peer["step"] < 100_000 else amount(peer["step"]),
-            Text(phase_of(peer), style="yellow" if peer["suspect"] or peer["leaving"] or peer["phase"] == "unaveraged" else ""),
+            Text(phase_of(peer), style="yellow" if state_of(peer) or peer["phase"] == "unaveraged" else ""),
             held_by(peer),
             str(peer["queue"]),
             amount(peer["throughput"]),

@@ -78,6 +78,7 @@ class PeerInfo(PathInfo):
     phase: str  # joining, accumulating, averaging, averaged; sidelined: left out by its mates, so its work counts for nothing;
     # unaveraged: its gradients have been in no average for five steps or more
     leaving: bool
+    paused: NotRequired[bool]  # it leaves, or has left, because it is paused; absent from older daemons
     suspect: bool
     queue: int
     in_flight: int
@@ -326,8 +327,8 @@ class StepInfo(TypedDict):
 class EventInfo(TypedDict):
     number: int
     time_s: float
-    kind: str  # started, joined, suspect, back, leaving, left, gone, banned, lifted, moved, unaveraged, averaged, rebalancing, resumed,
-    # raised, cleared
+    kind: str  # started, joined, suspect, back, leaving, paused, left, gone, banned, lifted, moved, unaveraged, averaged, rebalancing,
+    # resumed, raised, cleared
     peer: str  # empty: this daemon
     stage: int | None
     text: str

@@ -59,14 +59,13 @@ class Departure:
         self._at_once = asyncio.Event()
         self._gone = asyncio.Event()
         self._destination: int | None = None
-        self._pausing = False
         self._cannot_compute = False
         """A drain would wait in vain."""
 
     def ask(self) -> None:
         """Handle a signal: the first one drains, the second one leaves at once."""
-        if self._destination is not None or self._pausing:
-            self._destination, self._pausing = None, False  # already draining
+        if self._destination is not None or self._peer.is_pausing:
+            self._destination, self._peer.is_pausing = None, False  # already draining
         elif self._asked.is_set():
             self._at_once.set()
         else:
@@ -79,7 +78,7 @@ class Departure:
 
     def ask_to_leave(self) -> None:
         """Drain and leave. Further requests change nothing."""
-        self._destination, self._pausing = None, False
+        self._destination, self._peer.is_pausing = None, False
         self._asked.set()
 
     async def leave(self, now: bool) -> None:
@@ -98,7 +97,7 @@ class Departure:
     def pause(self) -> None:
         """Leave this stage at a step boundary and come back later."""
         if self._destination is not None or not self._asked.is_set():
-            self._destination, self._pausing = None, True
+            self._destination, self._peer.is_pausing = None, True
             self._asked.set()
 
     def give_up(self, stage: int | None) -> None:
@@ -119,10 +118,11 @@ class Departure:
         while True:
             await self._asked.wait()
             drained = await self._leave_stage()
-            asked = self._destination, self._pausing
-            if self._pausing and not self._at_once.is_set():
+            asked = self._destination, self._peer.is_pausing
+            if self._peer.is_pausing and not self._at_once.is_set():
                 await self._keep_state()
                 await self._say_farewell()
+                self._peer.is_resting = True
                 self._done(asked)
                 raise Paused
             to_stage = None if self._at_once.is_set() else self._destination
@@ -140,8 +140,8 @@ class Departure:
 
     def _done(self, asked: tuple[int | None, bool]) -> None:
         """Clear the request, unless another one has come meanwhile, which is next."""
-        if (self._destination, self._pausing) == asked:
-            self._destination, self._pausing, self._cannot_compute = None, False, False
+        if (self._destination, self._peer.is_pausing) == asked:
+            self._destination, self._peer.is_pausing, self._cannot_compute = None, False, False
             self._asked.clear()
 
     async def _keep_state(self) -> None:
@@ -207,7 +207,7 @@ class Departure:
         A pause hands back what has not begun if others can do it, so that only what is under way is computed.
         """
         seat = self._peer.seat
-        seat.service.handing_back = self._pausing and self._has_successors()
+        seat.service.handing_back = self._peer.is_pausing and self._has_successors()
         seat.leaving = True
         seat.announce()
         told_s = time.monotonic()

@@ -98,8 +98,10 @@ class Peer:
         self.moves = 0
         self.earlier_counts: Counter[str] = Counter()
         """Counts of the earlier seats."""
+        self.is_pausing = False
+        """True while this peer leaves its stage for a pause."""
         self.is_resting = False
-        """True while this peer is out of the swarm during a pause, and serves no stage."""
+        """True while this peer is out of the swarm during a pause, and from its farewell on: it serves no stage."""
         self.room_wanted = ""
         """Why no stage fits the memory that there is, in words, while this peer waits for more."""
         self.outgrown: dict[int, int] = {}

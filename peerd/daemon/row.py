@@ -54,6 +54,7 @@ class Row(OwnRow):
             reach=peer.reachability.reach,
             relays=not peer.network.relay.off,
             leaving=seat.leaving,
+            paused=seat.leaving and (peer.is_pausing or peer.is_resting),
             trains=trainer is not None and not seat.trained_enough,
             trains_from=seat.training.trains_from,
             queue=seat.service.queue,

@@ -14,6 +14,8 @@ class PeerState:
 
     stage: int
     leaving: bool = False
+    paused: bool = False
+    """It leaves because it is paused."""
     suspect: bool = False
     unaveraged: str = ""
     """That its gradients are in no average, and why."""
@@ -62,8 +64,8 @@ def _of_one(peer: str, old: PeerState, new: PeerState, time_s: float) -> Iterato
         yield Event(time_s=time_s, kind="suspect" if new.suspect else "back", peer=peer, stage=new.stage)
     if bool(new.unaveraged) != bool(old.unaveraged):
         yield Event(time_s=time_s, kind="unaveraged" if new.unaveraged else "averaged", peer=peer, stage=new.stage, text=new.unaveraged)
-    if new.leaving and not old.leaving:
-        yield Event(time_s=time_s, kind="leaving", peer=peer, stage=new.stage)
+    if new.leaving and (old.leaving, old.paused) != (True, new.paused):
+        yield Event(time_s=time_s, kind="paused" if new.paused else "leaving", peer=peer, stage=new.stage)
 
 
 def _of_bans(before: SwarmState, after: SwarmState) -> Iterator[Event]:

@@ -253,6 +253,8 @@ class Vitals:
     """Microbatches that waited for its processor or its uplink, on average over the last rebalancing period."""
     stays_hours: Annotated[int, 43, count(MAX_STAY_HOURS)] = 0
     """How long its owner still means to let it run, in hours, rounded up. 0: not said, or over."""
+    paused: Annotated[bool, 45, FLAG] = False
+    """It leaves its stage because it is paused, and comes back when the pause ends. It is told only together with `leaving`."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +12,7 @@ from peerd.cli.demo_view import summary_rows
 from peerd.cli.render import amount, duration, plain, print_peers, short_id, sparkline
 from peerd.cli.render_status import print_status
 from peerd.control.protocol import DirectInfo, EvaluationInfo, HealthItem, LineInfo, UpdateInfo
+from peerd.control.states import state_of
 from tests.cli.replies import counters, owner_info, peer_info, peers_reply, run_info, status_reply
 
 HUGE = 10**15
@@ -129,6 +130,22 @@ def test_peers_shows_every_stage_and_who_is_in_doubt(capsys: pytest.CaptureFixtu
     assert max(map(len, text.splitlines())) <= 80
     for word in ("demo: step 3 of 30, loss 3.2100 (evaluation 3.4000), 5.12K tokens/s", "suspect", "leaving", "nobody", "..xxxxxx11"):
         assert word in text
+
+
+def test_a_paused_peer_is_called_paused_once_it_has_handed_on_its_work(capsys: pytest.CaptureFixture[str]) -> None:
+    leaves: dict[str, Any] = {"leaving": True, "paused": True}
+    assert state_of(peer_info(**leaves)) == "pausing"
+    assert state_of(peer_info(**leaves, phase="joining")) == "paused"
+    assert state_of(peer_info(**leaves, phase="joining", suspect=True)) == "paused", "it has said that it will not answer"
+    assert state_of(peer_info(**leaves, suspect=True)) == "suspect"
+    assert (state_of(peer_info(leaving=True)), state_of(peer_info())) == ("leaving", ""), "as an older daemon tells it"
+    reply = peers_reply()
+    reply["stages"][1]["peers"][0] |= cast("Any", {**leaves, "phase": "joining"})
+    print_peers(reply)
+    print_status(status_reply(peer=peer_info(**leaves, phase="joining")))
+    shown = capsys.readouterr().out
+    assert shown.count("paused") == 2
+    assert "leaving" not in shown
 
 
 def test_peers_names_unlike_devices_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:

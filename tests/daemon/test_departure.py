@@ -25,7 +25,7 @@ class Leaving(Departure):
     """A departure from a stage without anything in it; `farewell` is what happens while others are told."""
 
     def __init__(self) -> None:
-        super().__init__(cast(Peer, SimpleNamespace()))
+        super().__init__(cast(Peer, SimpleNamespace(is_pausing=False, is_resting=False)))
         self.while_others_are_told: list[str] = []
 
     async def _leave_stage(self) -> bool:
@@ -45,7 +45,7 @@ class Draining(Departure):
     """A departure whose drain takes as long as `drained` is not set, in a run of which `steps` tells how far it is."""
 
     def __init__(self, step_time_s: float = 0.0, microbatch_s: float = 0.0) -> None:
-        super().__init__(cast(Peer, SimpleNamespace()))
+        super().__init__(cast(Peer, SimpleNamespace(is_pausing=False)))
         self.drained = asyncio.Event()
         self.steps = 0
         self.step_time_s, self.microbatch_s = step_time_s, microbatch_s
@@ -125,9 +125,12 @@ async def test_what_was_asked_is_done_once() -> None:
     leaving.move(1)
     with pytest.raises(Moved):
         await leaving.of_stage()
+    assert not leaving._peer.is_resting
     leaving.pause()
+    assert leaving._peer.is_pausing
     with pytest.raises(Paused):
         await leaving.of_stage()
+    assert (leaving._peer.is_pausing, leaving._peer.is_resting) == (False, True), "its record says so without a gap"
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(leaving.of_stage(), 0.01)
 

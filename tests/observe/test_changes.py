@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from peerd.observe.changes import PeerState, SwarmState, changes
 
-STATES = st.builds(PeerState, stage=st.integers(0, 3), leaving=st.booleans(), suspect=st.booleans())
+STATES = st.builds(PeerState, stage=st.integers(0, 3), leaving=st.booleans(), paused=st.booleans(), suspect=st.booleans())
 PEERS = st.dictionaries(st.sampled_from("abcdef"), STATES)
 
 
@@ -30,6 +30,14 @@ def test_a_killed_peer_is_suspect_and_then_gone() -> None:
 def test_a_peer_that_said_goodbye_has_left_and_is_not_gone() -> None:
     assert kinds(look(a=PeerState(0)), look(a=PeerState(0, leaving=True))) == [("leaving", "a")]
     assert kinds(look(a=PeerState(0, leaving=True)), look()) == [("left", "a")]
+
+
+def test_a_peer_that_pauses_does_so_and_does_not_leave_for_good() -> None:
+    pausing, leaving = look(a=PeerState(0, leaving=True, paused=True)), look(a=PeerState(0, leaving=True))
+    assert kinds(look(a=PeerState(0)), pausing) == [("paused", "a")]
+    assert kinds(pausing, leaving) == [("leaving", "a")], "its owner stopped it while it was paused"
+    assert kinds(look(), pausing) == [("joined", "a"), ("paused", "a")]
+    assert kinds(pausing, look(a=PeerState(0))) == [], "it has joined again, or goes on"
 
 
 def test_a_wrong_suspicion_is_taken_back() -> None:
@@ -84,4 +92,5 @@ def test_nothing_happens_where_nothing_changed_and_something_where_a_peer_did(on
 
 
 def _only_stopped_leaving(old: PeerState, new: PeerState) -> bool:
-    return old.leaving and not new.leaving and (old.stage, old.suspect) == (new.stage, new.suspect)
+    """Nothing is said where a peer stays after all; `paused` means nothing in a peer that does not leave."""
+    return not new.leaving and (old.stage, old.suspect) == (new.stage, new.suspect)

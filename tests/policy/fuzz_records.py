@@ -221,6 +221,7 @@ class World:
 
 DRAWS: dict[str, Callable[[World], Any]] = {
     "addresses": lambda w: w.many(lambda: w.random.choice(ADDRESSES), 8),
+    "paused": lambda w: w.random.random() < 0.5,
     "leaving": lambda w: w.random.random() < 0.5,
     "trains": lambda w: w.random.random() < 0.8,
     "trains_from": lambda w: w.told_step(),

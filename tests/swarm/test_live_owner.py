@@ -32,6 +32,10 @@ def owner(swarm: Swarm, daemon: Daemon, *arguments: str) -> dict[str, object]:
     return reply
 
 
+def events_of(daemon: Daemon, peer: str) -> list[str]:
+    return [event["kind"] for event in daemon.request("history", events=True)["events"] if event["peer"] == peer]
+
+
 def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
         first = swarm.start(stage=0, compute_stand_in_ms=PACE_MS)
@@ -46,6 +50,10 @@ def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
         assert pauses.counters["accumulated_microbatches"] <= held + 2
         assert owner(swarm, pauses, "pause")["resting"] is True
         status = pauses.status
+        assert (status["peer"]["paused"], status["peer"]["phase"]) == (True, "joining")
+        until(lambda: all(row["paused"] for row in stays.table["stages"][1]["peers"] if row["id"] == status["peer"]["id"]))
+        until(lambda: {"paused", "left", "gone"} & set(events_of(stays, status["peer"]["id"])))  # a slow machine may look too late
+        assert "leaving" not in events_of(stays, status["peer"]["id"])
         assert [item["title"] for item in status["health"]] == ["paused: its owner paused it"]
         refused = run_peerd(swarm.environment, "wait", "--serving", "--home", pauses.home.folder)
         assert "paused" in refused.stderr
@@ -77,6 +85,14 @@ def test_the_only_peer_of_a_stage_comes_back_with_its_state_and_the_run_goes_on(
         step = alone.status["peer"]["step"]
         until(lambda: first.status["peer"]["step"] >= step)
         owner(swarm, alone, "resume")
+        told = set[str]()
+
+        def goes_on() -> bool:
+            told.update(item["code"] for item in alone.status["health"])
+            return alone.status["peer"]["step"] > step
+
+        until(goes_on)
+        assert not told & {"stage-empty", "no-trainer", "cut-off", "stalled"}, "it says nothing of the swarm that is not so"
         first.wait_for_step(step + 2)
         swarm.assert_exact()
 

@@ -27,6 +27,7 @@ _WORDS = {
     "moved": "moved {text} to stage {stage}",
     "suspect": "fell silent in stage {stage}: suspect",
     "back": "was heard again in stage {stage}",
+    "paused": "pauses in stage {stage}",
     "leaving": "began to leave stage {stage}",
     "unaveraged": "works for nothing in stage {stage}: its {text}",
     "averaged": "is in the averages of stage {stage} again",

@@ -16,7 +16,7 @@ Key = tuple[int, str]
 _OPEN, _FOLDED, _CURSOR = "\u25be", "\u25b8", "\u2502"
 _INK_OF_PHASE = {
     **dict.fromkeys(("suspect", "nobody"), Ink.PROBLEM),
-    **dict.fromkeys(("leaving", "sidelined", "unaveraged"), Ink.WARNING),
+    **dict.fromkeys(("leaving", "paused", "pausing", "sidelined", "unaveraged"), Ink.WARNING),
     "joining": Ink.QUIET,
 }
 LEAST_FULL_QUEUE = 8

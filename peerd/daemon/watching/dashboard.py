@@ -27,6 +27,7 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA, PeerInfo
 from peerd.control.server import Say
+from peerd.control.states import state_of
 from peerd.daemon.answers import Answers
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.observer import Observer
@@ -246,7 +247,7 @@ class Dashboard:
 
 def _peer(peer: PeerInfo) -> Sequence[object]:
     """A row as the page's map reads it: shorter by two thirds than with its names, which counts with a thousand of them."""
-    phase = "suspect" if peer["suspect"] else "leaving" if peer["leaving"] else peer["phase"]
+    phase = state_of(peer) or peer["phase"]
     throughput = float(f"{peer['throughput']:.3g}")
     work = [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
     place = peer.get("coordinate")

@@ -85,7 +85,9 @@ class Observer:
     def _snapshot(self, now_s: float) -> SwarmState:
         peer = self._peer
         live = peer.membership.live()
-        peers: dict[str, PeerState] = {r.peer: PeerState(r.stage, r.leaving, unaveraged=self._unaveraged(r)) for r in live.records}
+        peers: dict[str, PeerState] = {
+            r.peer: PeerState(r.stage, r.leaving, r.paused, unaveraged=self._unaveraged(r)) for r in live.records
+        }
         peers |= {r.peer: PeerState(r.stage, suspect=True) for r in live.suspected if not r.leaving}
         return SwarmState(
             time_s=now_s,

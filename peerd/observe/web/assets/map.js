@@ -2,7 +2,7 @@
 
 import { amount, draw, say, set, shortId } from "/assets/format.js";
 
-const GLYPHS = { averaging: "\u21c4", averaged: "\u2713", joining: "\u2193", leaving: "\u2192", suspect: "?", sidelined: "\u2014", unaveraged: "\u2205" };
+const GLYPHS = { averaging: "\u21c4", averaged: "\u2713", joining: "\u2193", leaving: "\u2192", paused: "\u2016", pausing: "\u2016", suspect: "?", sidelined: "\u2014", unaveraged: "\u2205" };
 const FEW = 8; // a stage with at most this many peers shows their names and lines to the next stage
 const HEAD = 46;
 const NARROW = 560;

@@ -8,6 +8,7 @@ const TELL = {
   suspect: ["?", "warn", (e, who) => `${who} does not answer (stage ${e.stage})`],
   back: ["+", "good", (e, who) => `${who} answers again (stage ${e.stage})`],
   leaving: ["\u2192", "", (e, who) => `${who} is about to leave stage ${e.stage}`],
+  paused: ["\u2016", "", (e, who) => `${who} pauses (stage ${e.stage})`],
   left: ["\u2212", "", (e, who) => `${who} left stage ${e.stage}`],
   gone: ["\u2212", "bad", (e, who) => `${who} is gone (stage ${e.stage})`],
   banned: ["\u2212", "bad", (e, who) => `${who} was banned by the organiser`, (e) => e.text],
@@ -88,7 +89,7 @@ export function showOwn(host, said, own, share, localBatch) {
   facts(said, [["Now", own.paused ? "paused" : own.joining?.plan || own.decision], ["Rebalancing", own.rebalancing || "not looked at yet"]], true);
   facts(host, [
     ["Stage", own.moves ? `${peer.stage}, after ${own.moves} ${own.moves === 1 ? "move" : "moves"}` : String(peer.stage)],
-    ["Phase", own.paused ? "paused" : peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
+    ["Phase", own.paused ? "paused" : peer.paused ? "pausing" : peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
     ["Microbatches", whole(counters.accumulated_microbatches)],
     ...(localBatch ? [["Updates of its own", `${whole(counters.own_updates)}, each after ${localBatch} microbatches`]] : []), ["Given", `${amount(peer.tokens)} tokens`],
     ["Share of the work", share === null ? "not counted yet" : `${(100 * share).toFixed(1)}%`],
