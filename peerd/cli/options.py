@@ -109,6 +109,9 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         click.option(
             "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps; all, or cuda:0,cuda:1: a daemon for each."
         ),
+        click.option(
+            "--nice", type=click.IntRange(0, 19), default=10, show_default=True, help="Give way to other programs; 0: as much as they do."
+        ),
         click.option("--data", metavar="SOURCE", help=data),
         click.option("--host", default=host, show_default=bool(host), help=host_help),
         click.option("--port", type=port, default=0, show_default=True, help="TCP port to listen on; 0: any free one."),

@@ -129,6 +129,7 @@ def print_limits(reply: Mapping[str, Any]) -> None:
         ("disk", _size(limits["disk"])),
         ("duty", f"{limits['duty']:.0%} of the time"),
         ("power", f"{limits['power']:g} W on average" if limits["power"] else "no limit"),
+        *([("priority", _priority(reply["nice"]))] if "nice" in reply else []),
         ("hours", limits["hours"] or "all day"),
         ("max temperature", f"{limits['max_temperature']:g} degrees" if limits["max_temperature"] else "no limit"),
         ("while used", _run_or_pause(limits["while_used"])),
@@ -154,6 +155,12 @@ def _rate(bytes_per_s: float) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{amount(num_bytes)}B" if num_bytes else "no limit"
+
+
+def _priority(nice: int) -> str:
+    return (
+        f"nice {nice}, so that other programs go first" if nice > 0 else f"nice {nice}, as most programs" if nice == 0 else f"nice {nice}"
+    )
 
 
 def _run_or_pause(run: bool) -> str:

@@ -51,6 +51,8 @@ class Settings:
     """Never move from the first stage served."""
     stays_s: float = 0.0
     """How long its owner means to let it run, s from its start; 0: not said."""
+    nice: int = 0
+    """The process raises its niceness to this, 0 to 19, so that other programs go first; 0: as it was started."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     data: str = ""
@@ -101,6 +103,8 @@ class Settings:
             raise ValueError("relay_rate and relay_daily must not be negative")
         if not 0 <= self.stays_s < math.inf:
             raise ValueError("stays_s must be finite and not negative")
+        if not 0 <= self.nice <= 19:
+            raise ValueError("nice must be between 0 and 19")
         if self.sharers < 1:
             raise ValueError("sharers must be at least 1")
         if self.compute_stand_in_ms < 0:

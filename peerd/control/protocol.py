@@ -166,6 +166,7 @@ class OwnerInfo(TypedDict):
     paused: str  # reason of the pause; empty: the daemon works
     until: str  # end of the pause, in words
     resting: bool  # the daemon has left its stage
+    nice: NotRequired[int]  # niceness of the daemon's process; absent where none runs, and from older daemons
 
 
 class DirectInfo(TypedDict):

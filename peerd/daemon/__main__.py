@@ -35,6 +35,7 @@ def _run(arguments: list[str]) -> int:
     from peerd.config.settings import Settings
     from peerd.daemon.open_files import check_limit, raise_limit
     from peerd.errors import ExitCode, UsageError
+    from peerd.owner.priority import give_way
     from peerd.stage.malloc import limit_arenas
 
     limit_arenas()
@@ -42,6 +43,7 @@ def _run(arguments: list[str]) -> int:
         settings = Settings.from_json(arguments[0])
     except (IndexError, ValueError, TypeError) as error:
         raise UsageError(f"bad settings: {error}", "use `peerd start` or `peerd join`") from None
+    give_way(settings.nice)
     raise_limit()
     check_limit(1)
     from peerd.daemon.run import run_daemon

@@ -24,6 +24,7 @@ from peerd.control.server import Say, Verb
 from peerd.control.teller import Teller
 from peerd.errors import PeerdError
 from peerd.link.throttle import Throttles
+from peerd.owner.priority import niceness
 from peerd.owner.sensors import Sensors
 from peerd.owner.usage import Usage
 from peerd.policy.owner.governor import Limits, Pause, PauseVerdict, duty_within, judge, why_pause
@@ -159,7 +160,8 @@ class Governor:
     def fields(self) -> dict[str, Any]:
         """For replies: the limits, what was used of the quotas, and why this peer pauses."""
         usage = self._usage
-        return owner_info(self._wishes.limits, self.pause, today=usage.today, this_month=usage.this_month, resting=self._resting)
+        info = owner_info(self._wishes.limits, self.pause, today=usage.today, this_month=usage.this_month, resting=self._resting)
+        return {**info, "nice": niceness()}
 
     def _keep(self, wishes: Wishes) -> None:
         if wishes != self._wishes:

@@ -28,7 +28,7 @@ _DAEMON_FLAGS = {
         "--wandb",
         "--moves",
     ),
-    *("--no-port-mapping", "--direct-port", "--no-direct", "--no-local", "--relay", "--relay-rate", "--relay-daily"),
+    *("--no-port-mapping", "--direct-port", "--no-direct", "--no-local", "--nice", "--relay", "--relay-rate", "--relay-daily"),
 }
 
 VERBS = {
