@@ -17,6 +17,7 @@ from torch import Tensor
 from peerd.config.data_config import DataConfig
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
+from peerd.daemon.device import choose_device
 from peerd.data.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peerd.errors import UsageError
 from peerd.models.stages import build_stage
@@ -24,7 +25,8 @@ from peerd.repartition import gather
 
 MAX_CONTEXT = 1024
 Logits = Callable[[list[int]], Tensor]
-"""The tokens so far -> the logits of the next one, [vocabulary]."""
+"""The tokens so far -> the logits of the next one, [vocabulary], in the machine's memory."""
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class GenerationRequest:
     temperature: float = 0.0
     """0: always the likeliest token."""
     seed: int = 0
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +50,26 @@ class TextModel:
     max_context: int
 
 
-def open_text_model(sources: Sequence[Path]) -> TextModel:
-    """The model that the sources hold. Raises ManifestError or UsageError if it is not one that generates text."""
+def open_text_model(sources: Sequence[Path], device: torch.device = CPU) -> TextModel:
+    """The model of the sources, which computes on `device`. Raises ManifestError or UsageError if it does not generate text."""
     if len(sources) == 1 and (sources[0] / "config.json").exists():
-        return _exported_text_model(sources[0])
+        return _exported_text_model(sources[0], device)
     reached = gather(sources)
     manifest = reached.manifest
     _check_goes_on(manifest)
     if manifest.model.tells_tokens:  # the same model in one stage, which knows the tokens
         manifest = replace(manifest, train=replace(manifest.train, num_stages=1, cut="even"))
-    stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
+    stages = [build_stage(manifest, stage, device) for stage in range(manifest.train.num_stages)]
     with torch.no_grad():
         for stage in stages:
             for name, parameter in stage.named_parameters():
                 parameter.copy_(reached.parameters[name])
 
     def logits(tokens: list[int]) -> Tensor:
-        hidden = torch.tensor([tokens])
+        hidden = torch.tensor([tokens], device=device)
         for stage in stages:  # the run's own stages: a cut may be a narrow boundary
             hidden = stage(hidden)
-        return hidden[0, -1]
+        return hidden[0, -1].cpu()
 
     encode, decode = _tokenizer_of(manifest.data)
     return TextModel(logits=logits, encode=encode, decode=decode, max_context=manifest.train.sequence_length)
@@ -94,14 +97,15 @@ def _refuse_masked(is_masked: bool) -> None:
         raise UsageError("a masked language model does not go on from a prompt", "look at its losses with `peerd history`")
 
 
-def _exported_text_model(folder: Path) -> TextModel:
+def _exported_text_model(folder: Path, device: torch.device) -> TextModel:
     from peerd.models.hf.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(folder)
     _refuse_masked(any("ForMaskedLM" in name for name in model.config.architectures or ()))
+    model.to(device)
     most = getattr(model.config, "max_position_embeddings", None) or MAX_CONTEXT
     return TextModel(
-        logits=lambda tokens: model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1],
+        logits=lambda tokens: model(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0, -1].cpu(),
         encode=lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"]],
         decode=lambda tokens: str(tokenizer.decode(tokens)),
         max_context=min(most, MAX_CONTEXT),
@@ -110,7 +114,7 @@ def _exported_text_model(folder: Path) -> TextModel:
 
 @torch.no_grad()
 def generate(model: TextModel, request: GenerationRequest) -> str:
-    """The text that follows the prompt. On one machine the same request always gives the same text."""
+    """The text that follows the prompt. On one device the same request always gives the same text."""
     tokens = model.encode(request.prompt)
     if not tokens:
         raise UsageError("the prompt is empty", "give at least one character with --prompt")
@@ -129,5 +133,5 @@ def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
 
 def run(request: GenerationRequest) -> dict[str, Any]:
     """The whole command. Returns the fields to print."""
-    model = open_text_model([Path(source) for source in request.sources])
+    model = open_text_model([Path(source) for source in request.sources], choose_device(request.device))
     return {"prompt": request.prompt, "text": generate(model, request)}

@@ -20,13 +20,14 @@ from peerd.config.paths import cache_folder
 from peerd.data.tokenizer import tokenizer_path
 from peerd.data.tokens import prepare_tokens
 from peerd.errors import UsageError
-from peerd.generate import GenerationRequest, choose, generate, open_text_model
+from peerd.generate import GenerationRequest, choose, generate, open_text_model, run
 from peerd.models.blocks import describe_entry
 from peerd.models.published import byte_signs, check_publishable, publish
 from peerd.models.stages import build_stage
 from peerd.stage.export import write_export
 from peerd.stage.hf_export import split_into_shards, write_hf_export
 from peerd.train.corpus import agree_on_data
+from tests.pretend.life import PRETEND
 from tests.tiny_run import real_text, replace_train, tiny_manifest
 
 
@@ -119,6 +120,22 @@ def test_both_formats_say_the_same_from_a_prompt(tmp_path: Path) -> None:
         said = [generate(open_text_model([tmp_path / name]), request) for name in ("a", "b")]
         assert said[0] == said[1]
         assert said[0] == generate(open_text_model([tmp_path / "a"]), request)
+
+
+def test_a_model_says_on_another_device_what_it_says_on_the_processor(tmp_path: Path) -> None:
+    """The pretend device refuses tensors of two devices in one operation, as a GPU does."""
+    pytest.importorskip("transformers")
+    manifest = tiny_manifest(2)
+    parameters = trained_a_little(manifest)
+    write_export(tmp_path / "a", manifest, parameters, None, ())
+    write_hf_export(tmp_path / "b", manifest, parameters, step=0)
+    request = GenerationRequest(sources=[], prompt="def ", max_tokens=8)
+    for name in ("a", "b"):
+        elsewhere = open_text_model([tmp_path / name], PRETEND)
+        assert elsewhere.logits([1, 2, 3]).device == torch.device("cpu")
+        assert generate(elsewhere, request) == generate(open_text_model([tmp_path / name]), request)
+    with pytest.raises(UsageError, match="is not a device"):
+        run(GenerationRequest(sources=[str(tmp_path / "a")], prompt="def ", device="abacus"))
 
 
 @pytest.mark.parametrize("model", [{}, {"boundary": "maxout"}, {"tie_word_embeddings": True}], ids=["as it is", "narrow", "tied"])
