@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
+import re
 import resource
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from peerd.errors import DiskError, ManifestError
 from peerd.train.corpus import Corpus, agree_on_data, window_start
 from tests.tiny_run import corpus_of, real_text, replace_train, tiny_manifest
 
+DOCS = Path(__file__).resolve().parents[2] / "peerd" / "docs"
 UINT63 = st.integers(0, 2**63 - 1)
 
 
@@ -132,6 +137,14 @@ def test_windows_are_frozen() -> None:
 
 
 WINDOW_STARTS = [649169, 717383]
+
+
+def test_the_researchers_page_shows_the_function_that_is_used() -> None:
+    (shown,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "research.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"struct": struct, "hashlib": hashlib}
+    exec(shown, names)  # noqa: S102 - the code of a page of this repository
+    for arguments in ((7, 0, 0, 0, 10**6), (2**63 - 1, 2**64 - 1, 8191, 65535, 2**40), (1, 2, 3, 4, 5)):
+        assert names["window_start"](*arguments) == window_start(*arguments)
 
 
 def test_windows_spread_over_the_whole_file() -> None:
