@@ -12,26 +12,8 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
-from peerd.cli import (
-    access,
-    audit,
-    demo,
-    doctor,
-    generate,
-    guide,
-    history,
-    logs,
-    new,
-    organise,
-    owner,
-    plan,
-    service,
-    simulate,
-    trace,
-    volunteer,
-    watch,
-)
 from peerd.cli.options import home_option
+from peerd.cli.verbs import SECTIONS, Verbs
 from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, system_error
 
 _EPILOG = """\b
@@ -46,6 +28,7 @@ Exit codes: 0 done; 1 a bug or unforeseen failure; 2 wrong usage;
 
 
 @click.group(
+    cls=Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,
     subcommand_metavar="VERB [ARGS]...",
@@ -55,47 +38,13 @@ Exit codes: 0 done; 1 a bug or unforeseen failure; 2 wrong usage;
 def cli() -> None:
     """Train one large model together with other volunteers.
 
-    \b
-    See it work here:      peerd demo
-    Lend your machine:     peerd join ADDRESS
-    See what it does:      peerd top, peerd status, peerd peers
-    Start a run:           peerd new my-run, then peerd start my-run
-    Read more:             peerd help
+    `peerd VERB --help` says how a verb is used.
     """
 
 
-for _verb in (
-    demo.demo,
-    volunteer.join,
-    doctor.doctor,
-    watch.status,
-    watch.peers,
-    watch.top,
-    watch.wait,
-    watch.dashboard,
-    history.history,
-    history.contributions,
-    trace.trace,
-    logs.logs,
-    volunteer.leave,
-    owner.pause,
-    owner.resume,
-    owner.limits,
-    service.service,
-    new.new,
-    plan.plan,
-    organise.data,
-    organise.start,
-    access.invite,
-    access.ban,
-    audit.audit,
-    organise.export,
-    generate.generate,
-    organise.reference,
-    simulate.simulate,
-    guide.show_help,
-):
-    cli.add_command(_verb)
+for _verbs in SECTIONS.values():
+    for _verb in _verbs:
+        cli.add_command(_verb)
 
 
 def main() -> NoReturn:

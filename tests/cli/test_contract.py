@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from peerd.cli.main import cli
+from peerd.cli.verbs import SECTIONS
 from peerd.config.paths import Home
 from peerd.errors import ExitCode
 from tests.cli.conftest import Command
@@ -189,3 +190,18 @@ def test_help_lists_its_pages_and_shows_each(peerd: Command) -> None:
     for topic in ("volunteer", "organiser", "architecture", "protocol", "extending", "glossary", "errors", "simulate"):
         assert topic in listed
         assert peerd("help", topic).out.startswith("# ")
+
+
+def test_the_help_lists_every_verb_once_with_a_whole_line_of_its_own(peerd: Command) -> None:
+    verbs = [command.name for section in SECTIONS.values() for command in section]
+    assert sorted(map(str, verbs)) == sorted(cli.commands)
+    shown = peerd("--help").out.splitlines()
+    assert max(map(len, shown)) <= 80
+    for section in SECTIONS.values():
+        for command, line_told in section.items():
+            assert [line.split(maxsplit=1)[1] for line in shown if line.startswith(f"  {command.name} ")] == [line_told]
+
+
+def test_a_verb_that_is_misspelt_is_met_with_one_that_is_meant(peerd: Command) -> None:
+    found = peerd("staus")
+    assert (found.code, "Did you mean" in found.err, "'status'" in found.err) == (2, True, True)
