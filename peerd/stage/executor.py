@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from peerd.background import INTERNAL_ERRORS
-from peerd.errors import PeerdError
+from peerd.errors import PeerdError, WrongStateError
 from peerd.policy.route.launching import FORWARDS_PER_MICROBATCH
 from peerd.stage.malloc import keep_freed_memory
 
@@ -87,20 +87,23 @@ class Executor:
         self._numbers = itertools.count()
         self._guard = threading.Condition()
         """Held while a job is added to the heap or taken from it; told of each that is added."""
-        self._is_at_work = False
+        self._is_at_work = self._is_closed = False
         self.busy_s = 0.0
         """Total seconds spent on forward and backward passes."""
 
     async def run(self, priority: Priority, work: Callable[[], Result], step: int = 0) -> Result:
         """Run `work` in its turn and return its result. Cancelling the caller does not stop work that has begun.
 
-        `step` is the step of a forward or backward pass: if steps overlap, the older step goes first.
+        `step` is the step of a forward or backward pass: if steps overlap, the older step goes first. Raises WrongStateError once this is
+        closed.
         """
         future: Future[Result] = Future()
         with self._guard:
+            if self._is_closed:
+                raise WrongStateError("this peer has left the stage")
             heapq.heappush(self._jobs, (_turn(priority, step), next(self._numbers), priority, work, future))
             self._guard.notify()
-        self._pool.submit(self._run_next)
+            self._pool.submit(self._run_next)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -159,6 +162,7 @@ class Executor:
     def close(self) -> None:
         """Cancel the jobs that have not begun. The running one goes on, which may take minutes: nothing can end it."""
         with self._guard:
+            self._is_closed = True
             for *_, future in self._jobs:
                 future.cancel()
         self._pool.shutdown(wait=False)

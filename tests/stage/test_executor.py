@@ -49,6 +49,13 @@ async def held(executor: Executor) -> Gate:
     return gate
 
 
+async def test_once_it_is_closed_a_job_is_refused_with_words(executor: Executor) -> None:
+    """A checkpoint that is begun as its peer leaves is no bug of the program."""
+    executor.close()
+    with pytest.raises(WrongStateError, match="left the stage"):
+        await executor.run(Priority.LEDGER, lambda: None)
+
+
 async def test_jobs_run_by_priority_and_then_in_order(executor: Executor) -> None:
     gate, ran = await held(executor), list[str]()
     asked = [(Priority.IDLE, "log"), (Priority.FORWARD, "f1"), (Priority.BACKWARD, "b1"), (Priority.FORWARD, "f2")]
