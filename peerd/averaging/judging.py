@@ -8,7 +8,6 @@ from peerd.averaging.exchange import Exchange
 from peerd.policy.round.debts import HEARD, AtFault, Debts, Edge
 from peerd.policy.round.edges import Detours, PastEdges, blamed, named_by
 from peerd.policy.round.leads import Leads, SentRate
-from peerd.policy.round.proposing import assumed_s
 from peerd.policy.step.judging import judges_of
 from peerd.table.record import PeerId
 from peerd.wire.messages import Beat
@@ -20,12 +19,13 @@ MEASURABLE = 0.05
 class Judge:
     """Members are numbered by their places in the roster. Times are seconds on the caller's monotonic clock."""
 
-    def __init__(self, exchange: Exchange, averaging_s: float, past: PastEdges, now_s: float) -> None:
+    def __init__(self, exchange: Exchange, averaging_s: float, within_s: float, past: PastEdges, now_s: float) -> None:
+        """`within_s`: how long the round takes at most at the rates that are assumed."""
         roster, layout = exchange.roster, exchange.layout
         self._averaging_s = averaging_s
         self._rank = judges_of(roster).index(roster.peers[exchange.me])
         self._me = exchange.me
-        self.debts = Debts(layout.slice_bytes, layout.num_chunks, assumed_s(roster.expected_s, averaging_s), averaging_s, now_s)
+        self.debts = Debts(layout.slice_bytes, layout.num_chunks, within_s, averaging_s, now_s)
         self._layout = layout
         self._place = {peer: number for number, peer in enumerate(roster.peers)}
         self._past = past.among(roster.peers)
@@ -41,7 +41,7 @@ class Judge:
         debts = self.debts
         debts.heard(member, now_s)
         self._told_s[member], self._has_told[member] = now_s, True
-        before = sum(map(sum, debts.parts)) + sum(map(sum, debts.sums))
+        before = debts.num_verified
         self._leads.told(member, beat.parts, beat.sums)
         for author, chunks in zip(debts.members, beat.parts, strict=False):
             if author != member:
@@ -56,7 +56,7 @@ class Judge:
         for edge, chunks in beat.carried.items():
             if debts.carriers.get(edge) == member:
                 debts.told_carried(edge, chunks, now_s)
-        return sum(map(sum, debts.parts)) + sum(map(sum, debts.sums)) > before
+        return debts.num_verified > before
 
     def _untold(self, now_s: float) -> list[int]:
         """Members that tell this judge nothing: what senders say of them counts in their place."""

@@ -69,9 +69,9 @@ class Outcome(Protocol):
 
 
 class OpenRound:
-    """The round at this member, from its begin until all others have what they get from here."""
+    """The round at this member until all others have what they get from here. `within_s`: how long it may take at the rates assumed."""
 
-    def __init__(self, exchange: Exchange, around: Surroundings, outcome: Outcome) -> None:
+    def __init__(self, exchange: Exchange, around: Surroundings, outcome: Outcome, within_s: float) -> None:
         roster, now_s = exchange.roster, around.clock()
         self.roster: Roster = roster
         self.judges = judges_of(roster)
@@ -83,7 +83,7 @@ class OpenRound:
             peer: PairLine(number, exchange, self.carrying, self) for number, peer in enumerate(roster.peers) if peer != around.me
         }
         is_judge = around.me in self.judges and len(roster.entries) > 1
-        self._judge = Judge(exchange, around.averaging_s, around.past_edges, now_s) if is_judge else None
+        self._judge = Judge(exchange, around.averaging_s, within_s, around.past_edges, now_s) if is_judge else None
         self.opened_s = self.progress_s = now_s
         """When it opened; and when something of it last moved anywhere."""
         self._judges_heard_s = dict.fromkeys(self.judges, now_s)

@@ -17,7 +17,7 @@ from peerd.config.codec import Allowed
 from peerd.link.links import HOME_BYTES_PER_S
 from peerd.policy.round.chunks import num_chunks
 from peerd.policy.round.leads import KnownLine, SentRate, believed_ups, is_as_expected, line_after
-from peerd.policy.round.proposing import filled, fit
+from peerd.policy.round.proposing import assumed_s, filled, fit, usual_s
 from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate
 from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster
@@ -77,6 +77,14 @@ class Proposing:
         layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen], room)
         count = num_chunks(layout.slice_bytes, expected_s, self._averaging_s, any(map(self._is_lossy, roster.peers)))
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
+
+    def within_s(self, roster: Roster, num_bytes: int) -> float:
+        """How long a round may take at the rates that its judges assume; `num_bytes`: what a member's part takes.
+
+        Every judge says so by what it knows of the lines: the leader may lie, and so may a member that says that its line is slow.
+        """
+        rates = [min(pair) for pair in zip(*self._believed(roster.peers), strict=True)]
+        return assumed_s(roster.expected_s, usual_s(num_bytes, rates, HOME_BYTES_PER_S), self._averaging_s)
 
     def _believed(self, peers: Sequence[PeerId]) -> tuple[list[float], list[float]]:
         """Bytes per second up and down of each member; one of which nothing is known is as fast as the others in the middle.

@@ -71,11 +71,11 @@ class Rounds:
     ) -> None:
         self._state = state
         self._executor = executor
-        # Where steps overlap, sums have a thread of their own: on the torch thread each would wait for a pass of the next step.
-        self._arithmetic = Executor("averaging") if state.record.next_ledger_no else executor
+        # Sums have a thread of their own: on the torch thread each would wait for a pass of the next step, or for an evaluation's.
+        self.arithmetic = Executor("averaging")
         spans = spans or SpanRing(0)
         signatures = Signatures(state.record.peer, host.sign, host.has_signed, host.run if state.certifies else None)
-        self.fetcher = AverageFetcher(state, self._arithmetic, client, averaging_s, spans, signatures)
+        self.fetcher = AverageFetcher(state, self.arithmetic, client, averaging_s, spans, signatures)
         self.kept = KeptAverages(state, executor, log, host)
         self._averaging_s = averaging_s
         self._clock = clock
@@ -85,7 +85,7 @@ class Rounds:
         self._joining = FewEach()
         self._early = EarlyCalls(averaging_s, host.is_mate)
         self._tasks = Tasks()
-        self.sums = RoundSums(state, self.compression, executor, self._arithmetic, self._tasks)
+        self.sums = RoundSums(state, self.compression, executor, self.arithmetic, self._tasks)
         self._opening: dict[AverageId, asyncio.Task[str]] = {}
         """The rounds of others that this peer joins now, or has joined since its leader last asked."""
         self._known = KnownRounds(self._tasks)
@@ -98,7 +98,7 @@ class Rounds:
         self.failed = 0
         self.num_applied = 0
         self.absences = Absences(state.record.peer, averaging_s)
-        self._around = Surroundings(signatures, self._arithmetic, client, host, clock, averaging_s, spans, PastEdges())
+        self._around = Surroundings(signatures, self.arithmetic, client, host, clock, averaging_s, spans, PastEdges())
         self._tell_closed = Farewell(self._around, self._tasks).tell
         self._host, self.mates = host, host.mates
 
@@ -202,11 +202,12 @@ class Rounds:
         if self._known.is_dead(roster.average_id) or self._state.round is not roster:
             return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
         layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs, self._state.room_behind(roster))
-        exchange = Exchange(roster, accumulator, self.compression, layout, self._arithmetic, self._around.signatures)
+        exchange = Exchange(roster, accumulator, self.compression, layout, self.arithmetic, self._around.signatures)
         self._retire()
         self.joined[roster.average_id] = ()
         self.sums.begins()
-        self.open = self.last = OpenRound(exchange, self._around, self)
+        within_s = self._proposing.within_s(roster, sum(layout.slice_bytes))
+        self.open = self.last = OpenRound(exchange, self._around, self, within_s)
         self._early.opened()
         self._opening = {average_id: task for average_id, task in self._opening.items() if not self._known.is_dead(average_id)}
         self._known.start(roster, self._run(self.open))
@@ -217,7 +218,7 @@ class Rounds:
         """The last round is over for everybody, or dead."""
         if self.last is not None:
             self.last.end()
-            self._tasks.start(self._arithmetic.run(Priority.CONTROL, self.last.exchange.forget))
+            self._tasks.start(self.arithmetic.run(Priority.CONTROL, self.last.exchange.forget))
             self.last = None
 
     def runs(self, average_id: AverageId) -> bool:
@@ -395,5 +396,4 @@ class Rounds:
         self._retire()
         self._tasks.cancel()
         self.kept.close()
-        if self._arithmetic is not self._executor:
-            self._arithmetic.close()
+        self.arithmetic.close()

@@ -33,7 +33,7 @@ from peerd.daemon.audit_replies import audits_info
 from peerd.daemon.departure import Departure
 from peerd.daemon.device import lacks, memory_of
 from peerd.daemon.export import export_run
-from peerd.daemon.link_needs import needs, why_unaveraged
+from peerd.daemon.link_needs import longest_round_s, needs, slow_mates, why_unaveraged
 from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
@@ -306,6 +306,7 @@ class Answers:
             cannot_catch_up=bool(joining and not joining["can_catch_up"]),
             progress=peer.notes.progress,
             now_s=clock_s(),
+            rounds_s=longest_round_s(peer.place.manifest, live),
             microbatch_s=way_s(live, train.num_stages, train.microbatch_size),
             lifetime_s=peer.membership.view.ttl_s,
             has_met_others=any(seen.record.peer != me and not seen.record.leaving for seen in met.values()),
@@ -346,6 +347,8 @@ class Answers:
             items.append(_item("precision", lack, "warning", OTHER_DEVICE))
         if short := self._slow_line():
             items.append(_item("slow-line", short, "warning", TOO_SLOW))
+        if slow := slow_mates(peer.place.manifest, peer.membership.live(), peer.seat.stage):
+            items.append(_item("slow-mates", f"the averages of this stage wait for {'; '.join(slow)}", "info", "the run stays exact"))
         clocks = peer.clocks.verdict
         if clocks.whose is Whose.MINE:
             items.append(_item("clock", clocks.title, "problem", clocks.remedy))

@@ -164,8 +164,9 @@ class Seat:
 
     def follows(self, before: Seat) -> None:
         """This peer comes from another seat. It is as fast here as it was there until it is measured: others would take it for a usual one,
-        and could move another peer after it."""
+        and could move another peer after it. What it has contributed counts on."""
         self.demands = before.demands
+        self.service.counters.tokens += before.service.counters.tokens
         self._throughput_before = computed_elsewhere(before.throughput, before.demands, before.stage, self.stage)
 
     @property

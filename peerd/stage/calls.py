@@ -66,6 +66,7 @@ class StageCounters:
     suppressed: int = 0
     """Microbatches that were already held or came too late, and were not added again."""
     tokens: int = 0
+    """Added by this peer since its daemon began, at whatever stage."""
 
 
 class CallHost(Protocol):

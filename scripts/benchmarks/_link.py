@@ -132,6 +132,8 @@ class Row:
     """Share of the critical path."""
     wait: float
     step_end: float
+    rounds_failed: int = 0
+    replayed: int = 0
     codecs: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
@@ -169,7 +171,10 @@ def try_links(scenario: LinkScenario, codec: str, microbatches: int | None, turn
                 progress(
                     f"round {number + 1}  {codec}, {where}: {told.step_s:.2f} s a step, {_told(told.shares)}; {' | '.join(told.codecs)}"
                 )
-    return row_of(scenario, codec, microbatches, limited, free)
+        hitches = team.counters()
+    row = row_of(scenario, codec, microbatches, limited, free)
+    row.rounds_failed, row.replayed = hitches["rounds_failed"], hitches["replayed_microbatches"]
+    return row
 
 
 def turn(team: Peers, num_steps: int) -> Turn:
@@ -247,9 +252,10 @@ def over_links(names: Sequence[str], codecs: Sequence[str], microbatches: int | 
 def print_table(rows: Sequence[Row], stretch: float) -> None:
     slower = f", everything {stretch:g} times as slow" if stretch != 1 else ""
     print(f"{NUM_STAGES} stages of {PER_STAGE} peers, {STAND_IN_MS:g} ms a microbatch{slower}; a stand-in sleeps in place of work")
-    print("links   codec     microbatches  seconds  unlimited  ratio   wire   wait  step end  codecs at each boundary")
+    print("links   codec     microbatches  seconds  unlimited  ratio   wire   wait  step end  failed  replayed  codecs at each boundary")
     for row in rows:
         print(
             f"{row.scenario:<7} {row.codec:<9} {row.microbatches:>12}  {row.seconds:>7.2f}  {row.unlimited_s:>9.2f}  {row.ratio:>5.3f}"
-            f"  {row.wire:>5.1%}  {row.wait:>5.1%}  {row.step_end:>8.1%}  {' | '.join(row.codecs)}"
+            f"  {row.wire:>5.1%}  {row.wait:>5.1%}  {row.step_end:>8.1%}"
+            f"  {row.rounds_failed:>6}  {row.replayed:>8}  {' | '.join(row.codecs)}"
         )

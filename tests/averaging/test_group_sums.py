@@ -62,7 +62,7 @@ async def commit(members: Sequence[Member]) -> None:
     for member in members:
         member.rounds.applied(await member.executor.run(Priority.CONTROL, member.state.commit))
         await asyncio.sleep(0)  # until its job is queued
-        await member.executor.run(Priority.IDLE, lambda: None)
+        await member.rounds.arithmetic.run(Priority.IDLE, lambda: None)
 
 
 @pytest.mark.parametrize("manifest", [IN_GROUPS, replace_train(IN_GROUPS, delayed_updates=True)], ids=["plain", "delayed"])

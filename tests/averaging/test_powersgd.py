@@ -46,7 +46,7 @@ async def commit(members: Sequence[Member]) -> None:
     for member in members:
         member.rounds.applied(await member.executor.run(Priority.CONTROL, member.state.commit))
         await asyncio.sleep(0)  # until its job is queued
-        await member.executor.run(Priority.IDLE, lambda: None)
+        await member.rounds.arithmetic.run(Priority.IDLE, lambda: None)
 
 
 def share_out(group: Group) -> None:

@@ -76,7 +76,7 @@ async def test_compressed_sums_are_equal_to_the_bit_at_every_member(
     for member in group.members.values():
         member.rounds.applied(held)
         await asyncio.sleep(0)  # until its job is queued
-        await member.executor.run(Priority.IDLE, lambda: None)
+        await member.rounds.arithmetic.run(Priority.IDLE, lambda: None)
         left_out = member.rounds.compression.parts.left_out
         assert left_out is not None
         assert bool(left_out.any()) == (num_members > 1)

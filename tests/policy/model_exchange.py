@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.round.chunks import AFTER_OWN, Flow, next_flow, part_limit
 from peerd.policy.round.debts import Edge
-from peerd.policy.round.proposing import fit
+from peerd.policy.round.proposing import assumed_s, fit, usual_s
 from peerd.policy.step.judging import judges_of
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
@@ -31,6 +31,8 @@ SUM_BYTES = 1_000_000
 CODEC_BYTES = (SUM_BYTES, SUM_BYTES // 4)
 """What an accumulator takes in each codec."""
 FAST = 20.0 * SUM_BYTES
+HOME = 0.25 * SUM_BYTES
+"""Bytes per second of a home's line."""
 ROWS = 3
 """Chunks of a flow in an averaging time, at the rates assumed: fewer than in the daemon, since each is an event of the model."""
 
@@ -54,7 +56,7 @@ def plan_of(told: Sequence[float], averaging_s: float) -> Plan:
         codecs = (CODEC_BYTES[-1] / SUM_BYTES,) * len(told)
     else:
         codecs = tuple(CODEC_BYTES[codec] / SUM_BYTES for codec in fitted.codecs)
-    within_s = max(averaging_s, fitted.expected_s)
+    within_s = assumed_s(fitted.expected_s, usual_s(CODEC_BYTES[-1], told, HOME), averaging_s) if len(told) > 1 else averaging_s
     slices = tuple(round(share * SUM_BYTES) for share in fitted.shares)
     return Plan(slices, codecs, max(2, math.ceil(ROWS * fitted.expected_s / averaging_s)), within_s)
 

@@ -179,6 +179,15 @@ def test_a_run_whose_microbatches_take_minutes_is_not_called_a_stall_while_one_i
     assert codes(facts_of(*records, still_s=1801.0, microbatch_s=600.0)) == ["stalled"]
 
 
+def test_a_first_round_over_slow_lines_is_no_stall() -> None:
+    """Five minutes after the last microbatch nothing is known of a step yet, and a round of 500 M parameters takes thirteen."""
+    records = ME, member("a", stage=1, step=5)
+    assert codes(facts_of(*records, still_s=900.0, gap_s=0.0)) == ["stalled"]
+    assert codes(facts_of(*records, still_s=900.0, gap_s=0.0, rounds_s=800.0)) == []
+    assert codes(facts_of(*records, still_s=1601.0, gap_s=1.0, rounds_s=800.0)) == []
+    assert codes(facts_of(*records, still_s=2000.0, gap_s=1.0, rounds_s=800.0)) == ["stalled"]
+
+
 def test_the_pace_of_a_run_is_that_of_this_step_and_the_last_from_when_every_stage_had_a_peer() -> None:
     seen = advance(None, view_of(ME), 2, NUM_MICROBATCHES, 0.0)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.round.needs import StageTraffic, averaging_s, mbit, stage_need, too_slow, within_s
+from peerd.policy.round.needs import StageTraffic, averaging_s, mbit, rounds_s, stage_need, too_slow, within_s
 from peerd.policy.round.proposing import fit
 
 MBIT = 125_000.0
@@ -47,3 +47,10 @@ def test_a_member_that_needs_more_than_it_has_is_the_one_that_a_proposal_leaves_
 @pytest.mark.parametrize(("rate", "text"), [(0.0, "0"), (24 * MBIT, "24"), (5.126 * MBIT, "5.13"), (1e9, "8000"), (1e12, "8000000")])
 def test_rates_are_short(rate: float, text: str) -> None:
     assert mbit(rate) == text
+
+
+def test_the_longest_round_is_that_of_the_stage_whose_slowest_member_takes_longest() -> None:
+    rates = [[2.5e6, 2.5e6], [5e6, 0.625e6, 5e6], [1.0]]
+    assert rounds_s([64_000_000, 64_000_000, 10**12], rates, 1e5) == pytest.approx((1 + 1 / 3) * 64e6 / 0.625e6)
+    assert rounds_s([64_000_000], [[2.5e6, 1.0]], 1e5) == pytest.approx(640.0), "whoever says that it is as slow is not waited for so long"
+    assert rounds_s([64_000_000, 1], [[2.5e6], []], 1e5) == 0.0

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from peerd.policy.round.chunks import AFTER_OWN, LOSSY_ROW_S, ROW_S, WINDOW, Flow, chunk_bytes, next_flow, num_chunks
 from peerd.policy.round.debts import RETURNS, Debts, Edge
 from peerd.policy.round.edges import PastEdges, mate_for, named_by, whom_to_leave_out
-from peerd.policy.round.links import Line, LinkBreak
-from peerd.policy.round.proposing import believed, fit, most_s, turn_after_s
+from peerd.policy.round.links import HomeLink, Line, LinkBreak, RoundLinks
+from peerd.policy.round.proposing import SLOWDOWN, assumed_s, believed, fit, most_s, turn_after_s, usual_s
+from peerd.policy.round.simulated import RoundPlan, simulate
+from peerd.policy.round.slices import exchange_s, shares_by_rate
 from peerd.table.record import PeerId
 
 T = 9.0
@@ -254,6 +256,44 @@ def test_a_claimed_rate_counts_as_far_as_it_was_measured() -> None:
 
 def test_a_round_may_take_an_averaging_time_or_a_share_of_a_long_step() -> None:
     assert (most_s(T, 0.25, 8.0), most_s(T, 0.25, 600.0)) == (T, 150.0)
+
+
+HOME = 20 * MBIT
+
+
+def allowed_s(num_bytes: float, rates: list[float]) -> tuple[float, float]:
+    """What is expected of a round with these uplinks, and how long it may take."""
+    expected_s = exchange_s(num_bytes, rates, shares_by_rate(rates))
+    return expected_s, assumed_s(expected_s, usual_s(num_bytes, rates, HOME), T)
+
+
+def test_lines_as_unlike_as_those_of_homes_have_all_the_time_that_they_need() -> None:
+    for ups in ([5, 20, 20, 100], [5, 5], [1, 20, 20], [2, 2, 2, 2], [5, 10_000]):
+        expected_s, most = allowed_s(64e6, [up * MBIT for up in ups])
+        assert most > expected_s, ups
+
+
+@pytest.mark.parametrize("told", [200.0, HOME])
+def test_a_member_that_moves_hardly_anything_is_left_out_also_where_it_says_so(told: float) -> None:
+    """What rounds take would be expected of the next ones, and a fortieth of that would be allowed there."""
+    believed_of, num_bytes, lines = told, 8e6, [HomeLink(HOME, HOME)] * 3
+    for _ in range(4):
+        rates = [HOME, HOME, believed_of]
+        shares = shares_by_rate(rates)
+        expected_s, most = allowed_s(num_bytes, rates)
+        assert most <= max(T, SLOWDOWN * usual_s(num_bytes, [HOME] * 3, HOME))
+        moves = min(believed_of, HOME) / (1.8 * SLOWDOWN)
+        slice_bytes = [round(share * num_bytes) for share in shares]
+        plan = RoundPlan(
+            slice_bytes=slice_bytes, num_chunks=num_chunks(slice_bytes, expected_s, T), within_s=most, averaging_s=T, turns=range(3)
+        )
+        end = simulate(plan, RoundLinks(lines=[*lines[:2], HomeLink(moves, HOME)], delay_s=[[0.0] * 3] * 3), most_s=1e6)
+        assert end.ended_s < 2 * SLOWDOWN * max(T, usual_s(num_bytes, [HOME] * 3, HOME))
+        if not end.is_done:
+            assert (end.left_out, end.ended_s < 4 * T) == (2, True)
+            return
+        believed_of = moves
+    pytest.fail("it is never left out")
 
 
 def test_members_propose_in_turn_two_averaging_times_apart() -> None:

@@ -68,6 +68,7 @@ def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
         assert owner(swarm, pauses, "resume")["paused"] == ""
         until(lambda: pauses.counters["accumulated_microbatches"] > done)
         assert time.monotonic() - resumed_s < RESUMES_WITHIN_S * slowdown()
+        until(lambda: pauses.status["peer"]["tokens"] > status["peer"]["tokens"] > 0)
         assert not rests(pauses)
         assert pauses.p2pd == p2pd, "a pause keeps the connections"
         pauses.wait_for_step(step + 3)

@@ -36,3 +36,4 @@ def test_a_line_too_slow_for_the_averages_is_foretold_at_the_join_and_shown_to_a
         assert 0.5 * CAP <= told[0] <= CAP
         codes = [note["code"] for note in slow.status["health"]]
         assert {"slow-line", "unaveraged"}.intersection(codes)
+        until(lambda: any(slow.ready.peer in note["title"] for note in first.status["health"] if note["code"] == "slow-mates"))

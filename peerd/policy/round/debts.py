@@ -123,6 +123,8 @@ class Debts:
         """`parts[i][k]`: the chunks of i's part that reducer k has."""
         self.sums = [[sizes[k] if i == k else 0 for i in self.members] for k in self.members]
         """`sums[k][i]`: the chunks of k's sum that member i has."""
+        self.num_verified = 0
+        """Chunks that have been told, of all flows."""
         self.summed = [size if len(sizes) == 1 else 0 for size in sizes]
         """The chunks of its slice for which reducer k has every part."""
         self.carriers: dict[Edge, int] = {}
@@ -151,6 +153,7 @@ class Debts:
         if chunks <= before:
             return
         self.parts[author][reducer] = chunks
+        self.num_verified += chunks - before
         edge = Edge(author, reducer)
         sender = self._moves(edge, chunks, self.carried.get(edge, 0), (chunks - before) * self._chunk_bytes[reducer], now_s)
         if before == self.summed[reducer]:
@@ -171,6 +174,7 @@ class Debts:
         chunks = min(chunks, self.summed[reducer])
         if chunks > before:
             self.sums[reducer][member] = chunks
+            self.num_verified += chunks - before
             edge = Edge(reducer, member)
             at_mate = self.sums[reducer][self.carriers[edge]] if edge in self.carriers else 0
             sender = self._moves(edge, chunks, at_mate, (chunks - before) * self._chunk_bytes[reducer], now_s)

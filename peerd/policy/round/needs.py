@@ -8,6 +8,7 @@ Rates are bytes per second.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,6 +47,16 @@ class StageNeed:
     boundary_up: float
     """To compute as fast as the others of its stage."""
     boundary_down: float
+
+
+def rounds_s(num_bytes: Sequence[int], rates: Sequence[Sequence[float]], least_rate: float) -> float:
+    """How long the longest round of a run takes, in seconds.
+
+    `num_bytes`: of each stage's accumulator; `rates`: by stage, bytes per second of each member in its slower direction; `least_rate`: of a
+    member with which rounds are not ended, whatever it says.
+    """
+    each = [(size, len(mine), max(min(mine, default=math.inf), least_rate)) for size, mine in zip(num_bytes, rates, strict=True)]
+    return max((bytes_each_way(size, number, 1 / number) / slowest for size, number, slowest in each if number > 1), default=0.0)
 
 
 def within_s(announce_period_s: float, num_samples: int, stage_rates: Sequence[float]) -> float:

@@ -1,7 +1,8 @@
-"""What a proposal assumes of the links of its members: rates, a codec for each, who is too slow for the round, and how long it will take.
+"""What a proposal assumes of the links of its members: rates, a codec for each, and how long the round will take and may take.
 
-A proposal assumes no rate at which the round would take longer than `most_s`: a member that is slower sends in a codec with fewer bytes, or
-is not in the roster and is told why. It then gets no microbatches of the next step, and fetches the average.
+Where the run allows it, a slower member sends in a codec with fewer bytes. A round waits for a slow line as long as that is one that homes
+have: what the members have computed would else be lost. It does not wait for a line that is far slower than the others, and than a home's,
+whatever its owner says of it (`assumed_s`): nobody holds up a stage by moving little.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 
 from peerd.policy.round.slices import least_exchange_s, shares_by_rate
 
@@ -36,9 +37,22 @@ def most_s(averaging_s: float, round_share: float, compute_s: float) -> float:
     return max(averaging_s, round_share * compute_s)
 
 
-def assumed_s(expected_s: float, averaging_s: float) -> float:
-    """How long a round may take at the rates that its debts assume, in seconds. At half of them a member is at fault."""
-    return max(averaging_s, SLOWDOWN * expected_s)
+def usual_s(num_bytes: float, rates: Sequence[float], home_rate: float) -> float:
+    """How long a round of so many bytes a member takes where no line is slower than the one in the middle, or than a home's, in seconds.
+
+    `rates`: bytes per second of each member. Of an even number of members the slower one of the two in the middle counts: what a member
+    with a fast line can do is not asked of one with a home's.
+    """
+    return 2 * (len(rates) - 1) / len(rates) * num_bytes / max(median_low(rates), home_rate)
+
+
+def assumed_s(expected_s: float, usual_s: float, averaging_s: float) -> float:
+    """How long a round may take at the rates that its debts assume, in seconds. At half of them a member is at fault.
+
+    What is expected follows from what members say and have shown, so one that says little, or moves little in each round, may make it as
+    long as it likes. It is allowed no more than what others need: `usual_s`.
+    """
+    return max(averaging_s, SLOWDOWN * min(expected_s, usual_s))
 
 
 def filled(rates: Sequence[float | None], otherwise: float) -> list[float]:

@@ -18,6 +18,7 @@ from peerd.table.view import LiveView
 MOST_LINKS_TOLD = MOST_TOLD = 3
 STALLED_AFTER_S = 30.0
 STALLED_AFTER_GAPS = 3.0
+STALLED_AFTER_ROUNDS = 2.0
 FIRST_PROGRESS_S, FIRST_PROGRESS_EACH_S = 300.0, 150.0
 """How long a run may stand still before this peer has seen any progress, and so knows what a microbatch takes; and the same for each stage:
 the first microbatch has to pass all of them, forward and back."""
@@ -89,6 +90,8 @@ class Facts:
     """The step rules' last reason."""
     progress: Progress
     now_s: float
+    rounds_s: float = 0.0
+    """How long a round of a stage takes, by what its members say of their lines."""
     microbatch_s: float = 0.0
     """Computing time of a microbatch in all stages (`way_s`); 0: unknown."""
     lifetime_s: float
@@ -253,7 +256,7 @@ def _stalled(facts: Facts) -> HealthNote | None:
 
 
 def _patience_s(facts: Facts) -> float:
-    return facts.progress.patience_s(facts.num_stages, facts.microbatch_s)
+    return facts.progress.patience_s(facts.num_stages, facts.microbatch_s) + STALLED_AFTER_ROUNDS * facts.rounds_s
 
 
 def _what_lacks(facts: Facts) -> str:
