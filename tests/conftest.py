@@ -17,7 +17,7 @@ from peerd.models.kernels import keep_kernels_in_cache
 
 keep_kernels_in_cache()  # tests count operations, too
 
-NUM_EXAMPLES = int(os.environ.get("PEERD_EXAMPLES", "40"))
+NUM_EXAMPLES = int(os.environ.get("PEERD_EXAMPLES", "25"))
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
 settings.register_profile(
     "peerd",

@@ -134,7 +134,14 @@ def test_in_the_foreground_the_command_becomes_the_daemon(
     assert command[1:4] == ["-P", "-m", "peerd.daemon"]
     settings = Settings.from_json(command[4])
     expected = Settings(
-        home=str(short_home), run_file=str(run_folder / "run.toml"), host="127.0.0.1", port=4000, stage=1, keeps_stage=True, slow_factor=2.0
+        home=str(short_home),
+        run_file=str(run_folder / "run.toml"),
+        host="127.0.0.1",
+        port=4000,
+        stage=1,
+        keeps_stage=True,
+        slow_factor=2.0,
+        nice=10,
     )
     assert settings == expected
     assert os.environ["PEERD_READY"] == "text"

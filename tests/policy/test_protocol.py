@@ -32,7 +32,7 @@ def test_a_run_survives_faults_of_one_kind_exactly(kind: Kind, seed: int) -> Non
     assert outcome.counts["inexact"] == 0
 
 
-@pytest.mark.parametrize("seed", some(20, 40))
+@pytest.mark.parametrize("seed", some(10, 40))
 def test_a_run_survives_all_kinds_of_faults_at_once_exactly(seed: int) -> None:
     outcome = run(draw(1000 + seed, HONEST))
     assert outcome.problems == ()
@@ -63,7 +63,7 @@ def test_delayed_runs_without_faults_compute_much_of_a_step_before_the_last_one_
     assert counts["added early"] > counts["added"] / 4
 
 
-@pytest.mark.parametrize("seed", some(10, 20))
+@pytest.mark.parametrize("seed", some(5, 20))
 def test_a_delayed_run_survives_all_kinds_of_faults_at_once_exactly(seed: int) -> None:
     outcome = run(draw(1000 + seed, HONEST, delayed=True))
     assert outcome.problems == ()
@@ -214,7 +214,7 @@ def computed_again(off: frozenset[str], seed: int) -> int:
     return outcome.counts["added"] - 2 * MICROBATCHES
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(1, 3))
 def test_hole_23_wrong_suspicions_cost_what_was_done_twice_and_not_ledgers(seed: int) -> None:
     assert computed_again(frozenset(), seed) <= MICROBATCHES // 50
 

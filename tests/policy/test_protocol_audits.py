@@ -13,6 +13,7 @@ import pytest
 from peerd.table.record import PeerId
 from tests.policy.model_faults import HONEST, Fault, Kind, Scenario, draw
 from tests.policy.protocol_model import Outcome, World
+from tests.some_seeds import some
 
 LIAR, ACCOMPLICE = PeerId("p1"), PeerId("p3")
 SIZES = [(1, 3), (2, 4), (1, 7)]
@@ -77,7 +78,7 @@ def test_without_audits_a_liar_stays() -> None:
     assert outcome.counts["cases"] == outcome.counts["convicted"] == 0
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(2, 6))
 def test_honest_runs_with_audits_survive_all_kinds_of_faults_and_nobody_is_accused(seed: int) -> None:
     outcome = faulty(2000 + seed, delayed=seed % 2 == 1)
     assert outcome.problems == ()

@@ -14,12 +14,12 @@ UNHEARD_S = 200.0
 """For as long as that the banned peer does not hear of it, and goes on."""
 
 
-@pytest.mark.parametrize("seed", some(8, 40))
+@pytest.mark.parametrize("seed", some(4, 40))
 def test_a_run_survives_bans_exactly(seed: int) -> None:
     assert run(draw(seed, (Kind.BAN,))).problems == ()
 
 
-@pytest.mark.parametrize("seed", some(8, 40))
+@pytest.mark.parametrize("seed", some(4, 40))
 def test_a_run_survives_bans_among_all_other_faults_exactly(seed: int) -> None:
     assert run(draw(seed, (*HONEST, Kind.BAN, Kind.BAN, Kind.BAN), delayed=seed % 2 == 1)).problems == ()
 
@@ -50,7 +50,7 @@ def defied(seed: int, off: frozenset[str] = frozenset()) -> Outcome:
     return run(replace(Scenario(seed=seed, peers_per_stage=3, last_step=8, faults=(ban,), off=off), limit_s=100.0))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", some(2, 5))
 def test_a_banned_peer_that_does_not_stop_holds_nobody_up(seed: int) -> None:
     outcome = defied(seed)
     assert outcome.problems == ()

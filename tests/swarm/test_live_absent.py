@@ -21,7 +21,7 @@ LIARS: dict[str, dict[str, object]] = {
 """One joins no round. Whoever gets what the other sends bans it, so that no call of its is read, and leaves it out at once."""
 
 
-@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("liar", ["silent", pytest.param("banned", marks=pytest.mark.slow)])
 def test_hole_36_a_member_with_which_no_round_succeeds_is_left_out_and_the_run_goes_on_exactly(liar: str) -> None:
     with Swarm(swarm_manifest(num_stages=2)) as swarm:
         first = swarm.start(stage=0, compute_stand_in_ms=20)

@@ -61,6 +61,7 @@ def test_six_unlike_peers_in_three_stages_equal_one_machine(place: Swarm) -> Non
     assert sum(found["microbatches_by_peer"]) >= 3 * 8 * STEPS
 
 
+@pytest.mark.slow
 def test_packed_moments_are_those_of_one_machine(place: Swarm) -> None:
     """Every code and every scale."""
     manifest = swarm_manifest(num_stages=2, optimizer_bits=8)
@@ -74,6 +75,7 @@ def test_packed_moments_are_those_of_one_machine(place: Swarm) -> None:
     assert losses_in(out) == losses_in(expected) == found["losses"]
 
 
+@pytest.mark.slow
 def test_sums_in_float32_change_the_losses_by_less_than_a_ten_thousandth(place: Swarm) -> None:
     place.run_file.write_text(dump(swarm_manifest(num_stages=2, accumulate="float32")))
     found, out, expected = demo_and_reference(place, "--run", place.run_file, "--peers", 4)
