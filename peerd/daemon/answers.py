@@ -341,7 +341,7 @@ class Answers:
         if peer.reachability.reach is Reach.CLIENT:
             remedy = "`peerd doctor` says which port to forward; a peer that can be dialled may volunteer with --relay"
             items.append(_item("unreachable", f"it reaches others, and they not it: {peer.reachability.reason}", "warning", remedy))
-        if told := peer.seat.service.shortage.told:
+        if told := peer.seat.service.shortage.told or _outgrew(peer):
             items.append(_item("memory", told, "warning", MORE_MEMORY))
         if lack := lacks(peer.governor.device, peer.place.manifest.train.precision):
             items.append(_item("precision", lack, "warning", OTHER_DEVICE))
@@ -377,6 +377,13 @@ class Answers:
         needed = needs(peer.place.manifest, peer.membership.live(), num_joining)[seat.stage].rounds
         short = shortfall(*line.claims(self._governor.limits), needed)
         return short and f"this stage {short}"
+
+
+def _outgrew(peer: Peer) -> str:
+    """That this peer serves this stage because the device's memory did not suffice for another one; else empty."""
+    if peer.outgrew in (-1, peer.seat.stage):
+        return ""
+    return f"the device's memory did not suffice for stage {peer.outgrew}: this peer serves another one"
 
 
 def join_line(peer: Peer) -> str:

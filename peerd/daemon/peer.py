@@ -104,6 +104,8 @@ class Peer:
         """True while this peer is out of the swarm during a pause, and from its farewell on: it serves no stage."""
         self.room_wanted = ""
         """Why no stage fits the memory that there is, in words, while this peer waits for more."""
+        self.outgrew = -1
+        """The stage that this peer left last because the device's memory did not suffice; -1: none."""
         self.outgrown: dict[int, int] = {}
         """Bytes of the device that have not sufficed for a stage, by stage, whatever the estimate says."""
         self._seat: Seat | None = None

@@ -193,14 +193,15 @@ async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
 
 
 async def _step(seat: Seat) -> None:
-    """Run the stepper. Raises Paused where an update had no memory: the parameters may be half updated, and nothing of them is kept."""
+    """Run the stepper. Raises Paused where a step had no memory: the parameters may be half updated, and nothing of them is kept."""
     try:
         await seat.stepper.run()
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        LOG.error("an update had no memory: the stage is left, and its state is downloaded anew", error=str(error))
+        LOG.error("a step had no memory: the stage is left, and its state is downloaded anew", error=str(error))
         another_stage(seat.peer)
+        seat.peer.outgrew = seat.stage
         raise Paused from None
 
 
@@ -209,6 +210,7 @@ async def _mind_memory(seat: Seat, departure: Departure) -> None:
     await seat.has_no_memory.wait()
     to_stage = another_stage(seat.peer)
     LOG.warning("the device's memory does not suffice for the stage", stage=seat.stage, to_stage=to_stage)
+    seat.peer.outgrew = seat.stage
     departure.give_up(to_stage)
 
 

@@ -163,7 +163,7 @@ class Holdings:
         if ahead is not None:
             set_parameters(ahead, groups["ahead"] or groups["parameters"])
         if groups["previous"]:
-            self.previous = self.previous or (self.places.set_aside(self.module) if ahead is None else copy.deepcopy(self.module))
+            self.previous = self._made_for_previous()
             set_parameters(self.previous, groups["previous"])
         else:
             self.previous = None
@@ -178,8 +178,12 @@ class Holdings:
         if not all_finite(tensors.values()):
             raise BadMessageError("the previous parameters are not finite")
         self._leases.wait()
-        self.previous = self.previous or copy.deepcopy(self.module)
+        self.previous = self._made_for_previous()
         set_parameters(self.previous, groups["previous"])
+
+    def _made_for_previous(self) -> StageModule:
+        """The module with the previous parameters: set aside, unless passes of the step before are still to come (delayed updates)."""
+        return self.previous or (self.places.set_aside(self.module) if self.delayed is None else copy.deepcopy(self.module))
 
     def take_over_copy(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the other stage's `tied_tensors`. Raises BadMessageError, with nothing changed, if they do not fit."""

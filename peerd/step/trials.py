@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from typing import TypeVar
 
 from peerd.background import INTERNAL_ERRORS
 from peerd.errors import PeerdError
 from peerd.stage.executor import Executor, Priority
+from peerd.stage.shortage import is_out_of_memory
 
 MOST_ERRORS = 5
 """This many bugs between two updates of the parameters end the daemon."""
@@ -38,11 +40,15 @@ class Trials:
         return result
 
     async def failed(self, error: Exception, step: int, reason: str) -> None:
-        """Report the error and pause until the next trial: the cause may pass, such as another peer's record, or too little memory.
+        """Report the error and pause until the next trial: the cause may pass, such as another peer's record.
 
-        Raises the error if the parameters may be half updated, or after MOST_ERRORS bugs. That ends the daemon with exit code 1: the other
-        peers compute what it held and do not wait for it, and at its next start it downloads a sound state.
+        Raises the error if there was no memory, which is no bug, if the parameters may be half updated, or after MOST_ERRORS bugs. A bug
+        that is raised ends the daemon with exit code 1: the other peers compute what it held and do not wait for it, and at its next start
+        it downloads a sound state.
         """
+        if is_out_of_memory(error):
+            traceback.clear_frames(error.__traceback__)  # they hold tensors
+            raise error
         self._num_errors += 1
         INTERNAL_ERRORS.report("stepper", error, step=step, decision=reason)
         if self._half_updated or self._num_errors >= MOST_ERRORS:

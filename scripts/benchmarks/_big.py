@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +37,8 @@ D_MODEL = {30: 320, 100: 576, 300: 1024}
 LOOK_S, SILENCE_S, STEP_SILENCE_S, READ_S = 1.0, 10.0, 900.0, 30.0
 OVER = 1.10
 """The most that a peak may be of its estimate."""
+MOST_GB = 20.0
+"""Of all daemons together."""
 MOST_LATE_S = 0.05
 """Lateness of a daemon's event loop at 99.9 %, above that of an empty loop beside it."""
 LAG = re.compile(r'^peerd_event_loop_lag_quantile_seconds\{.*?share="0\.999".*?\} ([0-9.e+-]+)$', re.MULTILINE)
@@ -84,20 +87,38 @@ class Life:
     ask_empty_s: Callable[[], float] = field(init=False)
     moments: list[Moment] = field(default_factory=list)
     lateness: list[Lateness] = field(default_factory=list)
+    hitches: dict[int, Counter[str]] = field(default_factory=dict)
+    """What each daemon had counted at the end of the last moment."""
     missed: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def moment(self, name: str) -> Iterator[Moment]:
-        """Measure what happens in the block."""
+    def moment(self, name: str, faults: bool = False) -> Iterator[Moment]:
+        """Measure what happens in the block. Without `faults` nothing is to fail there, or to be launched again."""
         now, began_s = Moment(name=name), time.monotonic()
         self.moments.append(now)
         for daemon in self.swarm.living:
             _forget_peak(daemon)
         yield now
         self._note_peaks()
+        if not faults:
+            self._look_for_hitches(name)
+        self.hitches = {daemon.peer: self._hitches_of(daemon) for daemon in self.swarm.living}
         now.seconds = round(time.monotonic() - began_s, 1)
         peaks = ", ".join(f"peer {peer} {share:.2f}" for peer, share in sorted(now.peaks.items()))
         progress(f"{name}: {now.seconds:.0f} s; peak over estimate: {peaks}; together {now.together_gb:.1f} GB")
+
+    def _hitches_of(self, daemon: DemoDaemon) -> Counter[str]:
+        counters = dict(daemon.status["counters"]) if daemon.status is not None else {}
+        return Counter({name: int(counters.get(name, 0)) for name in HITCHES})  # type: ignore[call-overload]
+
+    def _look_for_hitches(self, name: str) -> None:
+        """Miss what each daemon has counted since the moment before, or since it began."""
+        self.swarm.ask(self.swarm.living, SILENCE_S)
+        for daemon in self.swarm.living:
+            found = self._hitches_of(daemon) - self.hitches.get(daemon.peer, Counter())
+            self.missed += [f"{name}: {what} is {count} at peer {daemon.peer} without a fault" for what, count in found.items()]
+            if found:
+                self.missed += [line for line in daemon.whole_log().splitlines() if any(each in line for each in TELLING)]
 
     def restart_empty_loop(self) -> None:
         self.empty_loops.close()
@@ -184,12 +205,7 @@ def live(life: Life) -> None:
         life.until(lambda: all(daemon.serves for daemon in swarm.daemons), "all serve")
     with life.moment("trains"):
         life.until(lambda: life.step_ended(STEPS - 1), f"{STEPS} steps")
-    hitches = {name: count for name, count in life.totals(HITCHES).items() if count}
-    life.missed += [f"{name} is {count} without a fault" for name, count in hitches.items()]
-    if hitches:
-        told = (line for daemon in swarm.living for line in daemon.whole_log().splitlines())
-        life.missed += [line for line in told if any(each in line for each in TELLING)]
-    with life.moment("loses a peer"):
+    with life.moment("loses a peer", faults=True):
         victim = swarm.daemons[-1]
         victim.noted = True
         victim.kill()
@@ -203,7 +219,7 @@ def live(life: Life) -> None:
         swarm.export(swarm.folder / "exported")
         shutil.rmtree(swarm.folder / "exported")
     life.note_lateness("before the blackout")
-    with life.moment("resumes"):
+    with life.moment("resumes", faults=True):
         reached = swarm.step
         resume_all(life)
         life.until(lambda: life.step_ended(reached), "a step after the blackout")
@@ -289,6 +305,7 @@ def big(millions: int, as_json: bool) -> int:
         except PeerdError as error:
             life.missed.append(str(error))
     peaks = [(each.name, peer, share) for each in life.moments for peer, share in each.peaks.items()]
+    life.missed += [f"{each.name}: {each.together_gb:.1f} GB in all" for each in life.moments if each.together_gb > MOST_GB]
     life.missed += [f"{name}: peer {peer} at {share:.2f} of its estimate" for name, peer, share in peaks if share > OVER]
     life.missed += [each.words for each in life.lateness if each.above_s > MOST_LATE_S]
     told = {

@@ -201,6 +201,25 @@ async def test_an_offloading_peer_keeps_less_on_the_device(life: Callable[..., L
     assert held[0] == pytest.approx(5 * parameters, rel=0.01), "and the previous ones, and two moments"
 
 
+async def test_an_offloading_joiner_that_asks_for_the_previous_parameters_later_sets_them_aside(life: Callable[..., Life]) -> None:
+    """As a peer does that joins while steps are long: the state comes without them."""
+    manifest = tiny_manifest(2)
+    given = life(manifest, CPU)
+    await given.train(2)
+    gc.collect()
+    before = METER.allocated
+    joiner = life(manifest, offloads=True)
+    for stage in range(2):
+        found = given.own(stage)
+        previous = {name: value for name, value in found.tensors.items() if name.startswith("previous/")}
+        joiner.load(stage, replace(found, tensors={name: value for name, value in found.tensors.items() if name not in previous}))
+        joiner.states[stage].holdings.take_previous(previous)
+    await joiner.train(1)
+    gc.collect()
+    parameters = sum(value.nbytes for value in joiner.parameters().values())
+    assert METER.allocated - before == pytest.approx(2 * parameters, rel=0.01), "parameters, and sums of gradients"
+
+
 async def test_a_state_that_is_given_away_lies_in_the_machines_memory(life: Callable[..., Life]) -> None:
     here = life(tiny_manifest(2))
     await here.train(1)

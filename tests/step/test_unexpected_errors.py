@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -159,3 +160,24 @@ async def test_a_decision_with_a_bug_is_made_again(stepper: Stepper, monkeypatch
         await stepper.run()
     assert stepper._state.record.step == 1
     assert INTERNAL_ERRORS.count == before + 2 * MOST_ERRORS, "and the daemon lives"
+
+
+@pytest.mark.parametrize("decision", [COMMIT, FETCH], ids=["update", "fetch"])
+async def test_too_little_memory_is_no_bug_and_what_held_tensors_is_let_go_of(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch, decision: Act
+) -> None:
+    """The stage is left, and may be served again once there is memory: not if an error keeps the memory."""
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    async def acts_in_vain(_act: Act) -> None:
+        large = torch.zeros(1000)
+        kept.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(stepper, "_decide", lambda: decision)
+    monkeypatch.setattr(stepper, "_do", acts_in_vain)
+    before = INTERNAL_ERRORS.count
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        await asyncio.wait_for(stepper.run(), 20)
+    assert INTERNAL_ERRORS.count == before
+    assert kept[0]() is None, raised

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from peerd.config.manifest import ModelConfig
 from tests.pretend.meter import GB
 from tests.pretend.plugin import environment
 from tests.swarm.daemons import Daemon, Swarm, until
@@ -100,3 +102,27 @@ def test_a_peer_whose_stage_does_not_fit_though_it_should_says_so_and_does_not_e
         assert held(daemon) == 0
         assert daemon.process.poll() is None
         assert daemon.status["counters"]["internal_errors"] == 0
+
+
+@pytest.mark.slow
+def test_a_peer_whose_memory_does_not_suffice_any_more_moves_to_a_stage_that_fits_and_says_so() -> None:
+    """The first stage has the embedding of a large vocabulary, and another peer."""
+    model = ModelConfig(num_layers=3, d_model=32, num_heads=2, d_ff=64, vocab_size=8192)
+    swarm = DeviceSwarm(replace(swarm_manifest(num_stages=3), model=model))
+    with swarm:
+        swarm.take(0)
+        stays, daemon = swarm.start(stage=0), swarm.join(0, device="pretend")
+        others = [swarm.join(stage) for stage in (1, 2)]
+        for each in (daemon, *others):
+            each.wait_until_serving()
+        daemon.wait_for_step(2)
+        swarm.take(TOTAL - held(daemon) // 2)
+        until(lambda: daemon.status["peer"]["stage"] == 1)
+        daemon.wait_until_serving()
+        assert [item["title"] for item in daemon.status["health"] if item["code"] == "memory"] == [
+            "the device's memory did not suffice for stage 0: this peer serves another one"
+        ]
+        assert 0 < held(daemon) <= TOTAL
+        daemon.wait_for_step(stays.status["peer"]["step"] + 2)
+        swarm.assert_exact()
+        assert all(each.status["counters"]["internal_errors"] == 0 for each in swarm.daemons)
