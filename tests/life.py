@@ -13,6 +13,7 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.link.links import Bytes
+from peerd.models.stages import labels_shape
 from peerd.policy.step.norms import combine
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.policy.step.tied import sum_id
@@ -98,6 +99,8 @@ class Life:
         chance, train = torch.Generator().manual_seed(1000 * step + index), self.manifest.train
         rows = 2, train.microbatch_size, train.sequence_length
         inputs, labels = torch.randint(0, self.manifest.model.vocab_size, rows, generator=chance, dtype=torch.int32).unbind(0)
+        if labels_shape(self.manifest, inputs.shape[1]) != labels.shape:  # the inputs, and a token more
+            labels = torch.cat([inputs, labels[:, -1:]], 1)
         accumulate = frozenset() if evaluation else frozenset(range(len(self.states)))
         number = step.to_bytes(8, "little") + index.to_bytes(8, "little")
         return Call(

@@ -65,6 +65,7 @@ def empty_model(config: Any, objective: str) -> Any:
     kind = auto_class(objective)
     from transformers.initialization import no_init_weights
 
+    _expect_no_packing()
     try:
         model_class = kind._model_mapping[type(config)]
     except KeyError:
@@ -79,6 +80,22 @@ def empty_model(config: Any, objective: str) -> Any:
     if config.tie_word_embeddings:
         _tie(whole, tied_parameters(whole))
     return whole
+
+
+def _expect_no_packing() -> None:
+    """Have the library take for granted that a row is one sequence, as peerd's are.
+
+    It looks into each row's positions for the end of a sequence, in each forward pass, and so has the processor wait for a GPU. For rows of
+    one sequence the answer is None. A release without this function looks elsewhere, or not at all (tests/stage/test_device_life.py).
+    """
+    from transformers import masking_utils
+
+    if hasattr(masking_utils, "find_packed_sequence_indices"):
+        masking_utils.find_packed_sequence_indices = _no_packing
+
+
+def _no_packing(*_positions: Any, **_more: Any) -> None:
+    return None
 
 
 def tied_parameters(whole: Any) -> dict[str, str]:
