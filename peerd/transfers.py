@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+SAID = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+"""What errors say that are of no class of their own: of Apple's GPUs, of processors, of memory to pin, and of NVIDIA's libraries."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in SAID)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -83,19 +93,33 @@ class QueuedFetch:
         return self._pinned.clone()
 
 
+def fetch_later(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin to copy a tensor to the machine's memory. The function that is returned waits for it and gives it, on any thread, once.
+
+    On a device without copy streams, or without memory to pin, that function makes the copy.
+    """
+    if has_copy_streams(tensor.device):
+        try:
+            return QueuedFetch(tensor).take
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+    return lambda: to_host(tensor)[0]
+
+
 def fetch_into(target: Tensor, source: Tensor) -> None:
     """Copy a vector [n] of a device into one of the machine's memory. The processor waits.
 
     A device with copy streams copies a piece into pinned memory while the processor takes the one before it from there: into new memory
-    that is ten times as fast as one copy (NVIDIA's driver then waits for each page of it to be made).
+    that is ten times as fast as one copy (NVIDIA's driver then waits for each page of it to be made). Without memory to pin it is one copy.
     """
-    if not has_copy_streams(source.device):
+    buffers = _piece_buffers(target) if has_copy_streams(source.device) and len(target) else []
+    if not buffers:
         target.copy_(source)
         return
     module, stream = torch.get_device_module(source.device), _stream_from(source.device)
     pieces = [*zip(*(torch.split(each, PIECE_BYTES // each.itemsize) for each in (target, source)), strict=True)]
     stream.wait_event(module.current_stream(source.device).record_event())
-    buffers = [torch.empty(pieces[0][0].shape, dtype=target.dtype, pin_memory=True) for _ in range(2)]
     under_way: Any = None
     for number, (into, of) in enumerate(pieces):
         buffer = buffers[number % 2][: len(into)]
@@ -107,6 +131,17 @@ def fetch_into(target: Tensor, source: Tensor) -> None:
             _take(*under_way)
         under_way = into, buffer, copied
     _take(*under_way)
+
+
+def _piece_buffers(target: Tensor) -> list[Tensor]:
+    """Pinned memory for two pieces of a vector; none if there is not that much to pin."""
+    length = min(len(target), PIECE_BYTES // target.itemsize)
+    try:
+        return [torch.empty(length, dtype=target.dtype, pin_memory=True) for _ in range(2)]
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return []
 
 
 def _take(into: Tensor, buffer: Tensor, copied: Any) -> None:

@@ -128,8 +128,8 @@ class Life:
 
     def average(self) -> None:
         for state in self.states:
-            entry = entry_of(state.record)
-            roster = Roster(state.record.stage, state.record.step, 0, entry.peer, (entry,))
+            entry, is_with_parameters = entry_of(state.record), self.manifest.train.average_parameters == "always"
+            roster = Roster(state.record.stage, state.record.step, 0, entry.peer, (entry,), averages_parameters=is_with_parameters)
             reason, copy = state.open_round(roster)
             assert copy is not None, reason
             state.take_average(roster, copy)

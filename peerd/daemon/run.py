@@ -46,8 +46,8 @@ from peerd.daemon.watching.tracing import Tracing
 from peerd.errors import ExitCode, PeerdError, UsageError, system_error
 from peerd.owner.governor import Governor
 from peerd.stage.malloc import give_back_free_memory
-from peerd.stage.shortage import is_out_of_memory
 from peerd.swarm.identity import lock_home
+from peerd.transfers import is_out_of_memory
 
 ROOM_LOOK_S = 5.0
 """How often a peer that rests for want of memory looks whether there is some."""

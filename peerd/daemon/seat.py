@@ -45,7 +45,6 @@ from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.leases import Lease
 from peerd.stage.results import HeldAverage
-from peerd.stage.shortage import is_out_of_memory
 from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.start import start_lineage
 from peerd.stage.state import StageState
@@ -55,6 +54,7 @@ from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
 from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord, RunId
 from peerd.train.trainer import Trainer
+from peerd.transfers import is_out_of_memory
 from peerd.wire.clients import AveragingClient
 from peerd.wire.state_client import StateClient
 

@@ -27,10 +27,10 @@ from peerd.stage.checkpoints import Checkpoint, CheckpointStore
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.precision import set_products
-from peerd.stage.shortage import is_out_of_memory
 from peerd.stage.spool import Spools
 from peerd.stage.state import StageState
 from peerd.table.record import PeerRecord
+from peerd.transfers import is_out_of_memory
 
 MORE = 1.25
 """Where the memory did not suffice, this peer waits for so many times as much."""

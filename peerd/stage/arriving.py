@@ -12,8 +12,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from peerd.stage.shortage import is_out_of_memory
-from peerd.transfers import has_copy_streams
+from peerd.transfers import has_copy_streams, is_out_of_memory
 from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import decode, decode_beside
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from peerd.errors import RemoteError
 from peerd.stage.accumulator import LARGEST, peak_of
-from peerd.stage.shortage import is_out_of_memory
-from peerd.transfers import QueuedFetch, has_copy_streams, to_host
+from peerd.transfers import QueuedFetch, has_copy_streams, is_out_of_memory, to_host
 
 Look = tuple[Tensor, float, RemoteError | None]
 """A peak, the most that it may be, and the error where it is more."""

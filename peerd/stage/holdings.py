@@ -26,6 +26,7 @@ from peerd.stage.passes import Passes
 from peerd.stage.places import Places
 from peerd.stage.precision import norm_tensors, norms_from
 from peerd.table.record import Lineage, PeerRecord, StepNorm
+from peerd.transfers import fetch_later
 
 MAX_CHAIN_BYTES = 32
 MAX_INEXACT = 1 << 24
@@ -48,8 +49,8 @@ class Holdings:
         self._leases = Leases()
         self.drift: float | None = None
         """How far this peer's parameters were off their mean over its mates, as a share of its norm, at the last such average."""
-        self._change: Tensor | None = None
-        """What `drift` will be made of, on the device, until that is waited for anyway."""
+        self._change: Callable[[], Tensor] | None = None
+        """Gives what `drift` will be made of, which is on its way from the device."""
         self.generation = 0
         """Raised when another peer's parameters replace this peer's."""
 
@@ -98,11 +99,11 @@ class Holdings:
     def average(self, means: Tensor, start: int, num_updates: int) -> None:
         """After an update, move the parameters from `start` on by what those before it were off their means over the stage's peers."""
         if self.previous is not None:  # else nothing was updated yet
-            self._change = take_drift_back(self.module, self.previous, means, start, num_updates)
+            self._change = fetch_later(take_drift_back(self.module, self.previous, means, start, num_updates))
 
     def fetch_drift(self) -> None:
         if self._change is not None:
-            apart, size = self._change.tolist()
+            apart, size = self._change().tolist()
             self.drift, self._change = math.sqrt(apart / size) if size else 0.0, None
 
     def release(self) -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from peerd.config.codec import Codec
 from peerd.stage.checks import Checks
-from peerd.stage.shortage import is_out_of_memory
-from peerd.transfers import QueuedFetch, has_copy_streams
+from peerd.transfers import QueuedFetch, has_copy_streams, is_out_of_memory
 from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import Parcel
 

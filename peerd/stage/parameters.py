@@ -10,7 +10,7 @@ from torch import Tensor
 from peerd.errors import BadMessageError
 from peerd.models.stages import StageModule
 from peerd.stage.accumulator import all_finite
-from peerd.transfers import queues_copies
+from peerd.transfers import PIECE_BYTES, fetch_into, queues_copies
 
 
 class OfKind(Mapping[str, Tensor]):
@@ -76,9 +76,14 @@ def copy_parameters(source: StageModule, target: StageModule) -> None:
 
 
 def flat_parameters(module: StageModule, start: int, into: Tensor) -> None:
-    """Copy the values from `start` on, in the parameters' order, into a vector: a peer's contribution to a parameter average."""
-    for place, values in _within(module, start, len(into)):
-        into[place : place + len(values)].copy_(values)
+    """Copy the values from `start` on, in the parameters' order, into a vector: a peer's contribution to a parameter average.
+
+    On a device as many as are copied at once are put together first: with a copy for each parameter the processor would wait for each.
+    """
+    for piece in torch.split(into, PIECE_BYTES // into.itemsize):
+        values = [values for _, values in _within(module, start, len(piece))]
+        fetch_into(piece, values[0] if len(values) == 1 else torch.cat(values))
+        start += len(piece)
 
 
 def take_drift_back(module: StageModule, previous: StageModule, means: Tensor, start: int, num_updates: int) -> Tensor:

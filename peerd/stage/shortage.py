@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from peerd.errors import RemoteError
+from peerd.transfers import is_out_of_memory
 
 if TYPE_CHECKING:  # the checkup chooses a device, also where a library that states need is missing
     from peerd.stage.results import HeldMicrobatch
@@ -21,14 +22,6 @@ if TYPE_CHECKING:  # the checkup chooses a device, also where a library that sta
 
 Result = TypeVar("Result")
 LOG = structlog.get_logger()
-SAID = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
-"""What errors say that are of no class of their own: of Apple's GPUs, of processors, and of NVIDIA's libraries."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in SAID)
 
 
 def empty_cache(device: torch.device) -> None:

@@ -169,6 +169,7 @@ async def test_a_commit_waits_for_nothing(life: Callable[..., Life], option: str
     with METER.counted() as in_commit:
         here.commit()
     assert set(in_round) == {"synchronize"}
+    assert in_round.total() == 2 * (3 if option == "parameter averaging" else 1), "each stage for its sum, parameters, and their drift"
     assert not in_commit
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator
+import traceback
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import torch
 
 from peerd.errors import BusyError
 from peerd.stage.results import HeldMicrobatch, Ticket
-from peerd.stage.shortage import is_out_of_memory
+from peerd.table.record import Phase
+from peerd.transfers import is_out_of_memory
 from tests.life import Life
 from tests.paper_host import PaperHost
 from tests.pretend import METERS
@@ -104,3 +107,68 @@ async def test_what_was_refused_for_want_of_memory_counts_once_when_there_is_som
     assert life.losses() == fresh.losses()
     assert all(torch.equal(value, fresh.parameters()[name]) for name, value in life.parameters().items())
     await fresh.close()
+
+
+async def test_a_round_without_memory_to_pin_copies_its_sum_all_the_same(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+
+    def unpinned(*size: int, pin_memory: bool = False, **how: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return empty(*size, **how)
+
+    monkeypatch.setattr(torch, "empty", unpinned)
+    await life.train(1)
+    monkeypatch.undo()
+    fresh = Life(MANIFEST, PRETEND)
+    await fresh.train(1)
+    assert life.losses() == fresh.losses()
+    assert all(torch.equal(value, fresh.parameters()[name]) for name, value in life.parameters().items())
+    await fresh.close()
+
+
+async def test_an_update_without_memory_leaves_nothing_on_the_device_once_the_stage_is_left() -> None:
+    """The parameters may be half updated, so nothing of them is kept: a daemon leaves the stage (daemon/run.py)."""
+    gc.collect()
+    before, here = METER.allocated, Life(MANIFEST, PRETEND)
+    for index in range(MANIFEST.train.microbatches_per_step):
+        await here.microbatch(0, index)
+    here.average()
+    allow(0)
+    try:
+        assert is_short(here.commit)
+    finally:
+        METER.allowed_bytes = None
+    assert [state.record.step for state in here.states] == [0, 0]
+    await here.close()
+    gc.collect()
+    assert METER.allocated == before
+
+
+async def test_a_state_that_found_no_memory_can_be_loaded_again(life: Life) -> None:
+    given, taken = life, Life(MANIFEST, PRETEND)
+    await given.train(2)
+    allow(0)
+    try:
+        assert is_short(lambda: taken.take_over(given))
+    finally:
+        METER.allowed_bytes = None
+    assert taken.states[0].record.phase is Phase.JOINING
+    state, found = taken.states[0], given.own(0)
+    state.load(found.tensors, found.step, found.lineage, found.history)
+    state.serve()
+    taken.load(1, given.own(1))
+    for each in (given, taken):
+        await each.train(1)
+    assert all(torch.equal(value, taken.parameters()[name]) for name, value in given.parameters().items())
+    await taken.close()
+
+
+def is_short(work: Callable[[], None]) -> bool:
+    """Whether this fails for want of memory. What it held is let go of."""
+    try:
+        work()
+    except torch.OutOfMemoryError as error:
+        traceback.clear_frames(error.__traceback__)
+        return True
+    return False
