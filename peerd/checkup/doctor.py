@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,7 @@ MAX_CONTACTS = 4
 def examine(order: Order) -> list[Finding]:
     """Everything, this machine first."""
     if order.self_test:
-        from peerd.checkup.device.self_test import examine as examine_device
-
-        return [
-            *attempt("platform", here.platform_line()),
-            *attempt("versions", here.versions()),
-            *attempt("device", examine_device(order.device)),
-        ]
+        return self_test(order.device)
     home = Home(Path(order.home))
     status, findings = here.running_daemon(home)
     runs = status is not None
@@ -76,14 +71,37 @@ def examine(order: Order) -> list[Finding]:
         return [*findings, _unchecked("network", error)]
 
 
+def self_test(device: str, tell: Callable[[Mapping[str, Any]], None] = lambda _line: None) -> list[Finding]:
+    """Test the device alone. `tell` hears of each part when it begins, and of each finding at once: a device may end this process."""
+    from peerd.checkup.device.self_test import examine as examine_device
+
+    def begins(part: str) -> None:
+        tell({"begins": part})
+
+    findings = []
+    for code, check in (
+        ("platform", here.platform_line()),
+        ("versions", here.versions()),
+        ("device", examine_device(device, begins)),
+    ):
+        begins(code)
+        for finding in attempted(code, check):
+            tell({"found": asdict(finding)})
+            findings.append(finding)
+    return findings
+
+
 def attempt(code: str, check: Iterator[Finding]) -> list[Finding]:
     """What a check finds; that it could not be made is a finding, too."""
-    findings: list[Finding] = []
+    return [*attempted(code, check)]
+
+
+def attempted(code: str, check: Iterator[Finding]) -> Iterator[Finding]:
+    """The same one by one."""
     try:
-        findings.extend(check)
+        yield from check
     except Exception as error:  # a broken installation breaks in many ways, and telling of it is what the doctor is for
-        findings.append(_unchecked(code, error))
-    return findings
+        yield _unchecked(code, error)
 
 
 def _unchecked(code: str, error: Exception) -> Finding:
@@ -184,5 +202,8 @@ def _answers_in(told: Mapping[str, Any]) -> list[Dialled]:
 
 
 def run(request: Order) -> dict[str, Any]:
-    findings = examine(request)
+    def tell(line: Mapping[str, Any]) -> None:
+        print(json.dumps(line), flush=True)
+
+    findings = self_test(request.device, tell) if request.self_test else examine(request)
     return {"worst": worst(findings), "checks": [asdict(finding) for finding in findings]}

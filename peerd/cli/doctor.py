@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from peerd import SCHEMA
 from peerd.cli.options import chosen_home, daemon_command, is_printed
 
 if TYPE_CHECKING:
@@ -44,12 +46,21 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
       peerd doctor --self-test --device cuda:0
       peerd doctor /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --port 31337
     """
-    from peerd.cli.launch import run_child
+    from peerd.cli.launch import ChildFailedError, run_child
     from peerd.cli.organise import ipv4
+    from peerd.errors import TimedOutError
 
     order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
+    told: list[bytes] = []
     with _patience():
-        reply = run_child("peerd.checkup.doctor", order, what="the checkup", silence_s=DOCTOR_SILENCE_S)
+        try:
+            lines = told if order["self_test"] else None
+            reply = run_child("peerd.checkup.doctor", order, what="the checkup", silence_s=DOCTOR_SILENCE_S, told=lines)
+        except (ChildFailedError, TimedOutError) as error:
+            unfinished = report_of(told, error.message)
+            if unfinished is None:
+                raise
+            reply = unfinished
     if not is_printed(reply, as_json):
         print_checkup(reply)
     return 1 if reply["worst"] == "problem" else 0
@@ -65,6 +76,24 @@ def _patience() -> Iterator[None]:
 
     with console(to_stderr=True).status("checking this machine and its connection"):
         yield
+
+
+def report_of(told: Sequence[bytes], how: str) -> dict[str, Any] | None:
+    """The report of a self-test that did not come to its end, from the lines that it told: what was found, and the part under way.
+
+    None if it had begun with no part.
+    """
+    lines = [json.loads(line) for line in told]
+    parts = [line["begins"] for line in lines if "begins" in line]
+    if not parts:
+        return None
+    last = {
+        "code": parts[-1],
+        "verdict": "problem",
+        "title": f"the self-test ended in this part: {how}",
+        "remedy": "a device that crashes or hangs needs another driver or torch, or is broken; until then use another --device",
+    }
+    return {"schema": SCHEMA, "worst": "problem", "checks": [*(line["found"] for line in lines if "found" in line), last]}
 
 
 def print_checkup(reply: dict[str, Any]) -> None:

@@ -187,15 +187,16 @@ def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S
         return process.wait()
 
 
-def run_child(module: str, request: object, *, what: str, silence_s: float = math.inf) -> dict[str, Any]:
+def run_child(module: str, request: object, *, what: str, silence_s: float = math.inf, told: list[bytes] | None = None) -> dict[str, Any]:
     """Run a module of peerd and return the JSON object that is its last line on stdout. Its stderr goes to this process's stderr.
 
     Raises ChildFailedError with the child's exit code, where the child has already printed the reason, and TimedOutError if it computes
-    nothing for `silence_s`.
+    nothing for `silence_s`. `told` is given each line of stdout as it comes; then a child that prints nothing for `silence_s` has hung,
+    whatever it computes: waiting for a GPU takes processor time.
     """
     process = subprocess.Popen(module_command("peerd.child", module, json.dumps(request)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
-        output = _output_of(process, what, silence_s)
+        output = _output_of(process, what, silence_s) if told is None else _lines_of(process, what, silence_s, told)
     finally:
         if process.poll() is None:
             stop_process(process)
@@ -210,6 +211,25 @@ def run_child(module: str, request: object, *, what: str, silence_s: float = mat
     if not isinstance(reply, dict):
         raise PeerdError(f"{what} gave no readable result")
     return reply
+
+
+def _lines_of(process: subprocess.Popen[bytes], what: str, silence_s: float, told: list[bytes]) -> bytes:
+    """Read what a process writes until it ends, each line into `told` at once. Returns the last line, or what there is of it.
+
+    Raises TimedOutError if it writes nothing for `silence_s`, s.
+    """
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while selector.select(silence_s if silence_s < math.inf else None):
+            piece = os.read(process.stdout.fileno(), _MAX_READY_BYTES)
+            if not piece:
+                process.wait()
+                return rest or (told[-1] if told else b"")
+            *lines, rest = (rest + piece).split(b"\n")
+            told += lines
+    raise TimedOutError(f"{what} has told nothing for {silence_s:g} s", "try again")
 
 
 def _output_of(process: subprocess.Popen[bytes], what: str, silence_s: float) -> bytes:

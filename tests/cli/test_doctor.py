@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -70,3 +71,36 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "\x1b" not in out.getvalue()
+
+
+@pytest.mark.timeout(180)  # two libraries are loaded, and each precision is tried
+def test_the_self_test_of_a_processor_passes_as_a_whole(peerd: Command) -> None:
+    done = peerd("doctor", "--self-test", "--device", "cpu", "--json")
+    reply = json.loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert [check for check in reply["checks"] if check["verdict"] == "problem"] == []
+    codes = {check["code"] for check in reply["checks"]}
+    assert {"codec int8", "kernel attention", "stage float32", "stage bfloat16", "memory", "speed", "self-test"} <= codes
+    assert reply["schema"] == 1
+
+
+@pytest.mark.parametrize(
+    ("then", "told"), [("os.abort()", "SIGABRT"), ("time.sleep(600)", "has told nothing for 2 s")], ids=["crashes", "hangs"]
+)
+def test_the_part_is_named_in_which_a_device_ends_or_hangs_the_self_test(
+    peerd: Command, monkeypatch: pytest.MonkeyPatch, then: str, told: str
+) -> None:
+    lines = [{"begins": "codec int8"}, {"found": FINE}, {"begins": "codec int4"}]
+    program = f"import json, os, time\nfor line in {lines!r}: print(json.dumps(line), flush=True)\n{then}"
+    monkeypatch.setattr(launch, "module_command", lambda *_given: [sys.executable, "-c", program])
+    monkeypatch.setattr("peerd.cli.doctor.DOCTOR_SILENCE_S", 2.0)
+    done = peerd("doctor", "--self-test", "--json")
+    reply = json.loads(done.out)
+    assert (done.code, reply["worst"]) == (1, "problem")
+    assert [check["code"] for check in reply["checks"]] == ["device", "codec int4"]
+    assert told in reply["checks"][-1]["title"]
+
+
+def test_a_self_test_that_had_not_begun_is_an_error(peerd: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "module_command", lambda *_given: [sys.executable, "-c", "raise SystemExit(4)"])
+    assert peerd("doctor", "--self-test").code == 4

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -40,9 +43,8 @@ def fault(example: str, device: torch.device) -> str:
     return f"{wrong} of {LENGTH} numbers lose more than {spec.error:g} of their size" if wrong else ""
 
 
-def all_faults(device: torch.device) -> dict[str, str]:
-    """By codec."""
-    return {example: fault(example, device) for example in EXAMPLES}
+CHECKS: dict[str, Callable[[torch.device], str]] = {example: partial(fault, example) for example in EXAMPLES}
+"""By codec."""
 
 
 def _spec(example: str) -> CodecSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -129,11 +130,11 @@ KERNELS: tuple[Callable[[torch.device], Made], ...] = (
 
 
 def attention_kernel(device: torch.device, dtype: torch.dtype) -> str:
-    """The name of the kernel that torch chooses for causal attention with heads of 64 numbers; "unknown" where it does not tell."""
-    query = torch.zeros(1, 2, 128, 64, device=device, dtype=dtype)
+    """The name of the kernel that torch chooses for causal attention with heads of 64 numbers; "unknown" where there is none."""
     try:
+        query = torch.zeros(1, 2, 128, 64, device=device, dtype=dtype)
         chosen = SDPBackend(torch._fused_sdp_choice(query, query, query, is_causal=True))
-    except (RuntimeError, NotImplementedError, ValueError, AttributeError):  # a device that has no such choice, or another torch
+    except (RuntimeError, TypeError, ValueError, AttributeError):  # a device that has no such choice or dtype, or another torch
         return "unknown"
     return _KERNEL_NAMES.get(chosen, "unknown")
 
@@ -148,9 +149,8 @@ def fault(kernel: Callable[[torch.device], Made], device: torch.device) -> str:
     return "" if worst <= TOLERANCE else f"a value is off by {worst:.1e} of the largest one, where rounding explains {TOLERANCE:.0e}"
 
 
-def all_faults(device: torch.device) -> dict[str, str]:
-    """By kernel."""
-    return {kernel.__name__.replace("_", " "): fault(kernel, device) for kernel in KERNELS}
+CHECKS: dict[str, Callable[[torch.device], str]] = {kernel.__name__.replace("_", " "): partial(fault, kernel) for kernel in KERNELS}
+"""By kernel."""
 
 
 def _on(rows: Rows, device: torch.device) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -16,6 +16,7 @@ from peerd.policy.swarm.checkup import Finding, ok, problem, warning
 from peerd.stage.precision import set_products
 
 REMEDY = "update the driver and torch, rule out overclocking and faulty memory; until then use another --device"
+NOT_THERE = "join runs that do without it, or use another --device: torch cannot do this on this one"
 OF_PRECISION = "join runs of another precision, or use another --device; cards before NVIDIA's Ampere compute no bfloat16"
 HOT_DEGREES = 83.0
 """Where NVIDIA's cards for gamers begin to slow down, in degrees Celsius."""
@@ -23,7 +24,11 @@ MUCH_S = 60.0
 """A self-test that takes longer is of a device that is too slow to be of use."""
 
 
-def examine(wanted: str) -> Iterator[Finding]:
+Begins = Callable[[str], None]
+"""Told of each part when it begins."""
+
+
+def examine(wanted: str, begins: Begins = lambda _part: None) -> Iterator[Finding]:
     """Test the device: about a minute."""
     try:
         device = choose_device(wanted)
@@ -32,13 +37,20 @@ def examine(wanted: str) -> Iterator[Finding]:
         return
     began_s, before = time.monotonic(), memory_of(device)
     yield ok("device", f"{describe(device)} ({device}), torch {torch.__version__}{_rocm()}, {platform.platform(terse=True)}")
-    yield from _parts("codec", codecs.all_faults, device)
-    yield from _parts("kernel", kernels.all_faults, device)
-    yield from _attention(device)
-    yield from _lives(device)
-    yield from _memory(device, before.held)
-    yield from _speed(device)
-    yield from _heat(device)
+    yield from parts("codec", codecs.CHECKS, device, begins)
+    yield from parts("kernel", kernels.CHECKS, device, begins)
+    for name, section in (
+        ("attention", _attention(device)),
+        ("stage", _lives(device, begins)),
+        ("memory", _memory(device, before.held)),
+        ("speed", _speed(device)),
+        ("heat", _heat(device)),
+    ):
+        begins(name)
+        try:
+            yield from section
+        except Exception as error:  # a device breaks in many ways, and telling of it is what the test is for
+            yield _failed(name, error)
     took_s = time.monotonic() - began_s
     if took_s > MUCH_S:
         yield warning("self-test", f"took {took_s:.0f} s", "this device may be too slow to be of use, or busy with other work")
@@ -46,14 +58,21 @@ def examine(wanted: str) -> Iterator[Finding]:
         yield ok("self-test", f"took {took_s:.0f} s")
 
 
-def _parts(what: str, all_faults: Callable[[torch.device], dict[str, str]], device: torch.device) -> Iterator[Finding]:
-    try:
-        found = all_faults(device)
-    except Exception as error:  # a device breaks in many ways, and telling of it is what the test is for
-        yield problem(what, f"fails: {_said(error)}", REMEDY)
-        return
-    for name, fault in found.items():
-        yield problem(f"{what} {name}", fault, REMEDY) if fault else ok(f"{what} {name}", "right")
+def parts(what: str, checks: Mapping[str, Callable[[torch.device], str]], device: torch.device, begins: Begins) -> Iterator[Finding]:
+    """Make each check, which says what is wrong, in words."""
+    for name, check in checks.items():
+        code = f"{what} {name}"
+        begins(code)
+        try:
+            fault = check(device)
+        except Exception as error:
+            yield _failed(code, error)
+            continue
+        yield problem(code, fault, REMEDY) if fault else ok(code, "right")
+
+
+def _failed(code: str, error: Exception) -> Finding:
+    return problem(code, f"fails: {_said(error)}", NOT_THERE if isinstance(error, NotImplementedError) else REMEDY)
 
 
 def _attention(device: torch.device) -> Iterator[Finding]:
@@ -67,12 +86,13 @@ def _attention(device: torch.device) -> Iterator[Finding]:
         yield ok("attention", told)
 
 
-def _lives(device: torch.device) -> Iterator[Finding]:
+def _lives(device: torch.device, begins: Begins) -> Iterator[Finding]:
     """Each precision, on the device and in float32 on the processor."""
     exact = life.manifest_of("float32")
     expected = life.live(exact, torch.device("cpu"), keep_graph=False)
     for precision in life.TOLERANCES:
         code = f"stage {precision}"
+        begins(code)
         try:
             found = life.live(life.manifest_of(precision), device, keep_graph=True)
         except Exception as error:
