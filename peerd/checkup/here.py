@@ -55,13 +55,15 @@ def device(wanted: str) -> Iterator[Finding]:
     """Whether it is there and computes."""
     import torch
 
-    from peerd.daemon.device import choose_device, describe, lacks
+    from peerd.daemon.device import OTHER_BUILD, choose_device, describe, lacks, left_out
 
     try:
         chosen = choose_device(wanted)
     except PeerdError as error:
         yield problem("device", error.message, error.remedy)
         return
+    for lack in left_out() if wanted == "auto" else ():
+        yield warning("device", f"a GPU is left out: {lack}", OTHER_BUILD)
     try:
         torch.ones(8, 8, device=chosen).matmul(torch.ones(8, 8, device=chosen)).sum().item()
     except RuntimeError as error:

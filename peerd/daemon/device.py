@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,16 @@ from peerd.errors import UsageError
 from peerd.planner.memory import Room
 from peerd.stage.shortage import empty_cache
 
+OTHER_BUILD = "use --device cpu, or install a build of torch that has kernels for this card: older releases know older cards"
+
 
 def choose_device(wanted: str) -> torch.device:
-    """Return the device; auto tries CUDA, then Apple's GPU, then the CPU. Raises UsageError if the requested device is not here."""
+    """Return the device; auto tries CUDA, then Apple's GPU, then the CPU.
+
+    Raises UsageError if the requested device is not here, or torch has no kernels for it; auto passes over a GPU without kernels.
+    """
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("mps") if torch.backends.mps.is_available() else torch.device("cpu")
+        return next((card for card in _cards() if not lacks_kernels(card)), _without_card())
     try:
         device = torch.device(wanted)
     except RuntimeError:
@@ -33,8 +37,65 @@ def choose_device(wanted: str) -> torch.device:
     if not _is_here(device):
         raise UsageError(f"--device {wanted} is not available on this machine", "use --device auto")
     if has_own_memory(device) and str(device) == device.type:
-        return torch.device(device.type, _module(device).current_device())  # a tensor's device has a number: the two must compare equal
+        device = torch.device(device.type, _module(device).current_device())  # a tensor's device has a number: the two must compare equal
+    if lack := lacks_kernels(device):
+        raise UsageError(f"--device {wanted}: {lack}", OTHER_BUILD)
     return device
+
+
+def _cards() -> list[torch.device]:
+    """The GPUs that torch calls CUDA's, which are NVIDIA's or AMD's, the present one first."""
+    if not torch.cuda.is_available():
+        return []
+    present = torch.cuda.current_device()
+    numbers = sorted(range(torch.cuda.device_count()), key=lambda number: number != present)
+    return [torch.device("cuda", number) for number in numbers]
+
+
+def _without_card() -> torch.device:
+    return torch.device("mps") if torch.backends.mps.is_available() else torch.device("cpu")
+
+
+def left_out() -> list[str]:
+    """What each GPU lacks that auto passes over, in words."""
+    return [lack for card in _cards() if (lack := lacks_kernels(card))]
+
+
+def lacks_kernels(device: torch.device) -> str:
+    """Return why torch cannot compute on a GPU that is there, in words; empty if it can, as far as is known."""
+    module: Any = _module(device) if has_own_memory(device) else None
+    if not hasattr(module, "get_arch_list") or not hasattr(module, "get_device_capability"):
+        return ""
+    if torch.version.hip:
+        kind = module.get_device_properties(device).gcnArchName.partition(":")[0]
+    else:
+        kind = "sm_{}{}".format(*module.get_device_capability(device))
+    built_for = module.get_arch_list()
+    if has_kernels(built_for, kind):
+        return ""
+    return f"{describe(device)} is of the kind {kind}, and this torch {torch.__version__} has kernels for {', '.join(built_for)} only"
+
+
+def has_kernels(built_for: Sequence[str], kind: str) -> bool:
+    """Whether a build of torch with kernels for such kinds, as `torch.cuda.get_arch_list` names them, computes on a GPU of this kind.
+
+    NVIDIA's kernels run on later cards of the same major number (sm_80 on sm_86), and what is kept as text (compute_80) on all later ones;
+    those of one card alone (sm_90a) and AMD's (gfx1030) run on their own kind. A build that names none is not judged.
+    """
+    if not built_for or kind in built_for:
+        return True
+    of_card = _number_of(kind)
+    for built in built_for:
+        number = _number_of(built)
+        is_of_line = built.startswith("compute_") or (built.startswith("sm_") and number // 10 == of_card // 10)
+        if kind.startswith("sm_") and is_of_line and built[-1].isdigit() and number <= of_card:
+            return True
+    return False
+
+
+def _number_of(kind: str) -> int:
+    """86 of sm_86, and of sm_86a."""
+    return int("".join(filter(str.isdigit, kind.partition("_")[2])) or 0)
 
 
 def _is_here(device: torch.device) -> bool:
@@ -128,8 +189,11 @@ def utilisation(device: torch.device) -> float | None:
 def lacks(device: torch.device, precision: str) -> str:
     """Return what the device lacks for a run's `train.precision`, in words; empty if nothing is known to lack.
 
-    Cards before NVIDIA's Ampere imitate bfloat16, which is slow and needs as much memory.
+    Cards before NVIDIA's Ampere imitate bfloat16, which is slow and needs as much memory. Apple's have it from macOS 14 on.
     """
+    if device.type == "mps" and precision == "bfloat16":
+        is_new = getattr(torch.backends.mps, "is_macos_or_newer", lambda *_version: True)(14, 0)
+        return "" if is_new else "Apple's GPUs compute no bfloat16 before macOS 14"
     if precision != "bfloat16" or not has_own_memory(device) or not hasattr(_module(device), "is_bf16_supported"):
         return ""
     with _module(device).device(device):  # torch asks the present device

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from peerd.daemon.device import lacks_kernels
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -26,4 +28,5 @@ def accelerators() -> list[str]:
         return []
     if found.type == "mps":
         return ["mps"]
-    return [f"{found.type}:{number}" for number in range(torch.accelerator.device_count())]
+    names = [f"{found.type}:{number}" for number in range(torch.accelerator.device_count())]
+    return [name for name in names if not lacks_kernels(torch.device(name))]

@@ -27,7 +27,7 @@ from peerd.daemon.admission import AccessVerb
 from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.audit_replies import AuditVerb
 from peerd.daemon.departure import Departure, Left, Moved, Paused
-from peerd.daemon.device import choose_device
+from peerd.daemon.device import choose_device, left_out
 from peerd.daemon.enter import come_back, enter
 from peerd.daemon.log import configure
 from peerd.daemon.lost_errors import on_lost_error
@@ -95,6 +95,8 @@ async def _live(settings: Settings, home: Home) -> int:
     """Enter the swarm once, and serve one stage after another, with rests while the owner pauses it, until this daemon leaves."""
     owner_home = Home(Path(settings.owner_home)) if settings.owner_home else home
     governor = Governor(home, choose_device(settings.device), owner_home, settings.sharers)
+    for lack in left_out() if settings.device == "auto" else ():
+        LOG.warning("a GPU is left out", lack=lack)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(_running(governor.run()))
         entering = asyncio.ensure_future(enter(settings, home, stack, governor))

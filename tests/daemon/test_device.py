@@ -13,9 +13,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from peerd.checkup.device.kernels import attention_kernel
+from peerd.checkup.here import device as examine
 from peerd.config.manifest import TrainConfig
-from peerd.daemon.device import lacks, memory_of, utilisation
+from peerd.daemon.device import choose_device, has_kernels, lacks, memory_of, utilisation
 from peerd.daemon.thread_stacks import give_back_stacks, take_stacks
+from peerd.errors import UsageError
 from peerd.stage.precision import set_products
 from tests.pretend.life import PRETEND
 
@@ -43,6 +45,63 @@ def test_a_card_without_bfloat16_is_told_where_a_run_computes_in_it() -> None:
     old = torch.device("pretend", 1)
     assert lacks(old, "bfloat16") == "Pretend GPU 1 computes no bfloat16 by itself: torch imitates it, slowly"
     assert lacks(old, "float16") == lacks(PRETEND, "bfloat16") == lacks(CPU, "bfloat16") == ""
+
+
+def test_apples_gpu_has_bfloat16_from_macos_14_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 3))
+    assert lacks(torch.device("mps"), "bfloat16") == "Apple's GPUs compute no bfloat16 before macOS 14"
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (major, minor) <= (14, 5))
+    assert lacks(torch.device("mps"), "bfloat16") == ""
+
+
+@pytest.mark.parametrize(
+    ("built_for", "kind", "has"),
+    [
+        (["sm_75", "sm_80", "sm_86", "sm_90"], "sm_86", True),
+        (["sm_75", "sm_80", "sm_90"], "sm_89", True),  # RTX 4090, by sm_80
+        (["sm_75", "sm_80", "sm_86", "sm_90"], "sm_61", False),  # GTX 1080
+        (["sm_75", "sm_80", "sm_86", "sm_90"], "sm_120", False),  # RTX 5090 with an older torch
+        (["sm_90", "sm_100", "sm_120"], "sm_120", True),
+        (["sm_100"], "sm_103", True),
+        (["sm_86"], "sm_80", False),
+        (["sm_90a"], "sm_100", False),
+        (["sm_100a"], "sm_103", False),
+        (["sm_75", "compute_90"], "sm_120", True),
+        (["sm_75", "compute_90"], "sm_61", False),
+        (["gfx906", "gfx1030"], "gfx1030", True),
+        (["gfx906", "gfx1030"], "gfx1031", False),
+        ([], "sm_61", True),
+    ],
+)
+def test_a_build_of_torch_computes_on_the_cards_that_it_has_kernels_for(built_for: list[str], kind: str, has: bool) -> None:
+    assert has_kernels(built_for, kind) is has
+
+
+@pytest.fixture
+def gtx_1080(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the pretend devices cards that this torch has no kernels for."""
+    for name, answer in (("get_arch_list", ["sm_75", "sm_80"]), ("get_device_capability", (6, 1))):
+        monkeypatch.setattr(torch.pretend, name, lambda *_given, answer=answer: answer, raising=False)  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("gtx_1080")
+def test_a_card_without_kernels_is_told_in_one_sentence_with_what_to_do() -> None:
+    with pytest.raises(
+        UsageError, match=r"GPU 0 is of the kind sm_61, and this torch .* has kernels for sm_75, sm_80 only"
+    ) as told:
+        choose_device("pretend")
+    assert "--device cpu" in told.value.remedy
+    (finding,) = examine("pretend")
+    assert (finding.verdict, "sm_61" in finding.title, "--device cpu" in finding.remedy) == ("problem", True, True)
+
+
+@pytest.mark.usefixtures("gtx_1080")
+def test_a_card_without_kernels_is_left_out_where_the_device_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerd.daemon.device._cards", lambda: [PRETEND])
+    assert choose_device("auto") == CPU
+    left, chosen = examine("auto")
+    assert (left.verdict, chosen.verdict) == ("warning", "ok")
+    assert "a GPU is left out: Pretend GPU 0" in left.title
 
 
 def test_products_are_in_tf32_only_where_a_run_says_so() -> None:
