@@ -25,11 +25,24 @@ LOG = structlog.get_logger()
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give back to the device what torch keeps of its memory, though no tensor lies in it. Nothing computes on it meanwhile."""
+    """Give back what torch keeps of the device's memory, and of the machine's that is pinned for it, though no tensor lies in it.
+
+    Nothing computes on it meanwhile.
+    """
     if device.type == "cuda" and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
         torch._C._cuda_clearCublasWorkspaces()  # 32 MB for each thread that has multiplied matrices on a large card
     if device.type != "cpu":
         torch.get_device_module(device).empty_cache()
+    if device.type == "cuda":
+        _empty_host_cache()
+
+
+def _empty_host_cache() -> None:
+    """Torch keeps pinned memory, which no other program can use. Its function has had two places; without an allocator it crashes."""
+    for place, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
+        if hasattr(place, name):
+            getattr(place, name)()
+            return
 
 
 class Shortage:

@@ -19,6 +19,7 @@ from peerd.daemon.device import choose_device, has_kernels, lacks, memory_of, ut
 from peerd.daemon.thread_stacks import give_back_stacks, take_stacks
 from peerd.errors import UsageError
 from peerd.stage.precision import set_products
+from peerd.stage.shortage import empty_cache
 from tests.pretend.life import PRETEND
 
 CPU = torch.device("cpu")
@@ -45,6 +46,19 @@ def test_a_card_without_bfloat16_is_told_where_a_run_computes_in_it() -> None:
     old = torch.device("pretend", 1)
     assert lacks(old, "bfloat16") == "Pretend GPU 1 computes no bfloat16 by itself: torch imitates it, slowly"
     assert lacks(old, "float16") == lacks(PRETEND, "bfloat16") == lacks(CPU, "bfloat16") == ""
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_what_an_nvidia_gpu_gives_back_includes_the_machines_memory_that_was_pinned(monkeypatch: pytest.MonkeyPatch, is_old: bool) -> None:
+    emptied: list[str] = []
+    if is_old:  # torch 2.6 to 2.9
+        monkeypatch.delattr(torch.accelerator, "empty_host_cache", raising=False)
+        monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: emptied.append("host"), raising=False)
+    else:
+        monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: emptied.append("host"), raising=False)
+    for each in (torch.device("cuda"), CPU, PRETEND):
+        empty_cache(each)
+    assert emptied == ["host"]
 
 
 def test_apples_gpu_has_bfloat16_from_macos_14_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +100,7 @@ def gtx_1080(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gtx_1080")
 def test_a_card_without_kernels_is_told_in_one_sentence_with_what_to_do() -> None:
-    with pytest.raises(
-        UsageError, match=r"GPU 0 is of the kind sm_61, and this torch .* has kernels for sm_75, sm_80 only"
-    ) as told:
+    with pytest.raises(UsageError, match=r"GPU 0 is of the kind sm_61, and this torch .* has kernels for sm_75, sm_80 only") as told:
         choose_device("pretend")
     assert "--device cpu" in told.value.remedy
     (finding,) = examine("pretend")
