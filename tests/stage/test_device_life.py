@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from peerd.config.codec import EXAMPLES
+from peerd.config.codec import EXAMPLES, parse_codec
 from peerd.config.manifest import Manifest, WireConfig
 from peerd.stage.export import write_export
 from peerd.stage.parameters import OfKind
 from peerd.stage.snapshots import Downloaded
+from peerd.wire.codecs import encode
 from tests.life import CPU, HALVES, MOST_WAITS, OPTIONS, RUNS, STEPS, Life
 from tests.pretend import METERS
 from tests.pretend.life import PRETEND, waits_of_passes
@@ -147,6 +148,30 @@ async def test_every_kind_of_model_gives_the_processors_numbers_and_waits_twice(
     assert max(waits.values()) <= MOST_WAITS, METER.waits
     assert here.losses() == pytest.approx(there.losses(), rel=1e-6)
     assert_close(here.parameters(), there.parameters(), 1e-5 if name in OF_LIBRARY else 0.0)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize(("codec", "keep_graph"), [("none", False), ("none", True), ("int8", False), ("topk:0.1", False)])
+async def test_a_microbatch_is_copied_once_each_way_in_its_codec(
+    life: Callable[..., Life], num_stages: int, codec: str, keep_graph: bool
+) -> None:
+    """By chains of one, two and three stages: what the first, a middle and the last one copy.
+
+    To the device go tokens to the first stage, labels to each, and over each boundary activations and their gradients; the same two come
+    from it, packed, and of each pass its few bytes of peaks and loss.
+    """
+    manifest = replace(tiny_manifest(num_stages), wire=WireConfig(activations=codec, activation_gradients=codec))
+    here, train = life(manifest, keep_graph=keep_graph), manifest.train
+    await here.microbatch(0, 0)
+    before = METER.to_device, METER.to_host
+    await here.microbatch(0, 1)
+    to_device, to_host = METER.to_device, METER.to_host
+    num_tokens, boundaries = train.microbatch_size * train.sequence_length, num_stages - 1
+    boundary_bytes = encode(parse_codec(codec), torch.ones(num_tokens * manifest.model.d_model)).nbytes
+    assert to_device.count - before[0].count == 1 + num_stages + 2 * boundaries
+    assert to_device.num_bytes - before[0].num_bytes == 4 * num_tokens * (1 + num_stages) + 2 * boundaries * boundary_bytes
+    assert to_host.count - before[1].count == 2 * boundaries + 2 * num_stages
+    assert 0 < to_host.num_bytes - before[1].num_bytes - 2 * boundaries * boundary_bytes <= 16 * num_stages
 
 
 async def test_an_evaluation_waits_once(life: Callable[..., Life]) -> None:
