@@ -167,7 +167,7 @@ async def test_a_microbatch_is_copied_once_each_way_in_its_codec(
     await here.microbatch(0, 1)
     to_device, to_host = METER.to_device, METER.to_host
     num_tokens, boundaries = train.microbatch_size * train.sequence_length, num_stages - 1
-    boundary_bytes = encode(parse_codec(codec), torch.ones(num_tokens * manifest.model.d_model)).nbytes
+    boundary_bytes = encode(parse_codec(codec), torch.ones(num_tokens * manifest.decoder.d_model)).nbytes
     assert to_device.count - before[0].count == 1 + num_stages + 2 * boundaries
     assert to_device.num_bytes - before[0].num_bytes == 4 * num_tokens * (1 + num_stages) + 2 * boundaries * boundary_bytes
     assert to_host.count - before[1].count == 2 * boundaries + 2 * num_stages
