@@ -79,6 +79,9 @@ def _microbatch(manifest: Manifest, number: int) -> tuple[Tensor, Tensor]:
         return Samples(manifest).microbatch(0, number)
     chance = torch.Generator().manual_seed(number)
     rows = (manifest.train.microbatch_size, manifest.train.sequence_length)
+    if manifest.model.tells_tokens:
+        windows = torch.randint(0, manifest.model.vocab_size, (rows[0], rows[1] + 1), generator=chance)
+        return windows[:, :-1], windows
     tokens, labels = torch.randint(0, manifest.model.vocab_size, (2, *rows), generator=chance).unbind(0)
     return tokens, labels
 

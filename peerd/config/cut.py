@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerd.config.model_kinds import AnyModel, ModelConfig
+    from peerd.config.model_kinds import AnyModel, HuggingFaceConfig, ModelConfig
     from peerd.config.train_config import TrainConfig
 
 MAX_POINTS_TO_CHOOSE_FROM = 256
@@ -37,20 +37,26 @@ def check_model(model: ModelConfig) -> None:
     size, factor = model.layers_per_group, model.boundary_factor
     if not 1 <= size <= model.num_layers or model.num_layers % size:
         raise ValueError(f"model.num_layers ({model.num_layers}) must be a multiple of model.layers_per_group ({size})")
-    is_squeezed, is_subspace = model.boundary in ("bottleneck", "maxout"), model.boundary == "subspace"
+    is_squeezed = model.boundary in ("bottleneck", "maxout")
     if not 2 <= factor <= 1024 or (is_squeezed and model.d_model % factor):
         raise ValueError(f"model.boundary_factor is {factor}; it must be 2 to 1024 and divide model.d_model ({model.d_model})")
+    check_subspace(model)
+    if model.boundary_layers and not is_squeezed:
+        raise ValueError('model.boundary_layers needs model.boundary = "bottleneck" or "maxout"')
+    starts = group_starts(model) if model.boundary_layers else ()
+    if list(model.boundary_layers) != sorted(set(model.boundary_layers) & set(starts)):
+        raise ValueError(f"model.boundary_layers must be some of {_listed(starts)}, in rising order: first layers of groups")
+
+
+def check_subspace(model: ModelConfig | HuggingFaceConfig) -> None:
+    """Check the rank of a subspace, and that nothing contradicts it. ValueError names the field."""
+    is_subspace = model.boundary == "subspace"
     if is_subspace and not 1 <= model.boundary_rank <= model.d_model:
         raise ValueError(f"model.boundary_rank is {model.boundary_rank}; with a subspace it must be 1 to model.d_model ({model.d_model})")
     if model.boundary_rank and not is_subspace:
         raise ValueError('model.boundary_rank needs model.boundary = "subspace"')
     if is_subspace and model.tie_word_embeddings:
         raise ValueError('model.tie_word_embeddings cannot go with model.boundary = "subspace", whose embedding is half a fixed table')
-    if model.boundary_layers and not is_squeezed:
-        raise ValueError('model.boundary_layers needs model.boundary = "bottleneck" or "maxout"')
-    starts = group_starts(model) if model.boundary_layers else ()
-    if list(model.boundary_layers) != sorted(set(model.boundary_layers) & set(starts)):
-        raise ValueError(f"model.boundary_layers must be some of {_listed(starts)}, in rising order: first layers of groups")
 
 
 def check_cut(model: AnyModel, train: TrainConfig) -> None:

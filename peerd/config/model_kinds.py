@@ -7,7 +7,7 @@ lacks.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from peerd.config import cut
@@ -22,6 +22,8 @@ MAX_CONFIG_DEPTH = 32
 NOT_ASKED = -100
 """The label of a token that a masked model does not predict; torch leaves it out of the mean loss."""
 MAX_BLOCKS = 4096
+SUBSPACE_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+"""The transformers models whose layers only add to hidden states what two linear modules write, and read them through norms."""
 Size = Annotated[int, Between(1, 1_000_000)]
 
 
@@ -163,6 +165,13 @@ class HuggingFaceConfig(ReadsText):
 
     This field overrides the config's own of the same name.
     """
+    boundary: Literal["none", "subspace"] = "none"
+    """Between stages: "none", or hidden states of a few coordinates, wherever the run is cut (arXiv 2506.01260).
+
+    For llama, mistral, qwen2 and qwen3.
+    """
+    boundary_rank: Annotated[int, Between(0, 1_000_000)] = 0
+    """Coordinates of "subspace", at most d_model: so much narrower is the boundary, both ways."""
 
     def __post_init__(self) -> None:
         check_bounds("model.", self)
@@ -175,6 +184,23 @@ class HuggingFaceConfig(ReadsText):
         refused = sorted(REFUSED_CONFIG_KEYS & _keys_in(self.fields))
         if refused:
             raise ValueError(f"model.config has {refused[0]}, which no run may have: it names code that is not transformers' own")
+        cut.check_subspace(self)
+        if self.boundary == "subspace" and kind not in SUBSPACE_FAMILY:
+            raise ValueError(f'model.boundary "subspace" is made for {", ".join(SUBSPACE_FAMILY)}; model.config is of a {kind}')
+
+    @property
+    def plain(self) -> HuggingFaceConfig:
+        """The model without a subspace: transformers' own."""
+        return replace(self, boundary="none", boundary_rank=0)
+
+    @property
+    def stream_width(self) -> int:
+        """Width of what layers add up: of hidden states, or of their coordinates."""
+        return self.boundary_rank if self.boundary == "subspace" else self.d_model
+
+    @property
+    def tells_tokens(self) -> bool:
+        return self.boundary == "subspace"
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -189,7 +215,7 @@ class HuggingFaceConfig(ReadsText):
 
     def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
         """Shape of one sample's activations as input of layer `layer`, float32."""
-        return (sequence_length, self.d_model)
+        return (sequence_length, self.stream_width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

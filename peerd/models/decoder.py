@@ -19,7 +19,7 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.models.boundary import Narrow, Widen
 from peerd.models.dropout import Dropout
 from peerd.models.module import StageModule
-from peerd.models.subspace import Subspace, Widening
+from peerd.models.subspace import NEEDS_TOKENS, Subspace, Widening
 from peerd.models.weights import generator_of, give_memory
 from peerd.planner.decoder import decoder_loads
 from peerd.planner.workload import Load
@@ -138,7 +138,7 @@ class DecoderStage(StageModule):
         if self.is_first:
             return self.subspace.of(inputs)
         if labels is None:
-            raise ValueError("a stage of a subspace needs the tokens: give it the windows as labels")
+            raise ValueError(NEEDS_TOKENS)
         return self.subspace.of(labels[:, :-1])
 
     @property

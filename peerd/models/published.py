@@ -61,13 +61,14 @@ def publish(manifest: Manifest, parameters: Mapping[str, Tensor], tokenizer: str
     ends = _token_ids(manifest, tokenizer)
     is_itself, tensors = manifest.model.publishes_as == "itself", Chosen()
     if manifest.model.tells_tokens:
-        parameters = Unfolded(manifest, parameters)
+        config = manifest.model_as(HuggingFaceConfig) if is_itself else manifest.decoder
+        parameters = Unfolded(config, manifest.seed, parameters)
     for theirs in parameters:
         named = [(theirs, 0, 1)] if is_itself else _stablelm_names(theirs, manifest.decoder.layers_per_group)
         for name, part, parts in named:
             tensors.add(name, parameters, theirs, part, parts)
-    config = _library_config(manifest.model_as(HuggingFaceConfig)) if is_itself else _stablelm_config(manifest)
-    return PublishedModel(config=config | ends, tensors=tensors)
+    fields = _library_config(manifest.model_as(HuggingFaceConfig)) if is_itself else _stablelm_config(manifest)
+    return PublishedModel(config=fields | ends, tensors=tensors)
 
 
 def _token_ids(manifest: Manifest, tokenizer: str) -> dict[str, int | None]:

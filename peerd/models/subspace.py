@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from peerd.config.manifest import Manifest, ModelConfig
+from peerd.config.model_kinds import HuggingFaceConfig, ModelConfig
 from peerd.models.dropout import WORD, mix
 from peerd.models.weights import generator_of
 
@@ -24,6 +24,11 @@ _COLUMN_STEP = 0x1E3779B1
 """An odd number below 2**31: the columns of a row begin far apart."""
 _DIGITS = 24
 """As many as float32 holds exactly."""
+EMBEDDINGS = ("embedding.weight", "model.embed_tokens.weight")
+"""Of the built-in decoder, and of transformers' Llama."""
+WRITERS = ("output", "o_proj", "down_proj")
+"""The linear modules that give coordinates, of both."""
+NEEDS_TOKENS = "a stage of a subspace needs the tokens: give it the windows as labels"
 Widening = Callable[[Tensor], Tensor]
 
 
@@ -32,7 +37,7 @@ class Subspace(nn.Module):
 
     basis: Tensor
 
-    def __init__(self, config: ModelConfig, seed: int) -> None:
+    def __init__(self, config: ModelConfig | HuggingFaceConfig, seed: int) -> None:
         super().__init__()
         self.seed = seed
         self.register_buffer("basis", torch.empty(config.d_model, config.boundary_rank), persistent=False)
@@ -70,11 +75,11 @@ class Subspace(nn.Module):
 
 
 class Unfolded(Mapping[str, Tensor]):
-    """The parameters of the plain decoder that computes the same: each matrix that gives coordinates gives hidden states."""
+    """The parameters of the plain model that computes the same: each matrix that gives coordinates gives hidden states."""
 
-    def __init__(self, manifest: Manifest, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: ModelConfig | HuggingFaceConfig, seed: int, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
-        self._subspace = Subspace(manifest.decoder, manifest.seed)
+        self._subspace = Subspace(config, seed)
         self._subspace.draw()
 
     @property
@@ -85,9 +90,9 @@ class Unfolded(Mapping[str, Tensor]):
     @torch.no_grad()
     def __getitem__(self, name: str) -> Tensor:
         found, basis = self._parameters[name], self.basis
-        if name == "embedding.weight":  # [V, K] -> [V, D]
+        if name in EMBEDDINGS:  # [V, K] -> [V, D]
             return (found.double() @ basis.double().T + self._subspace.rows(torch.arange(len(found))).double()).to(found.dtype)
-        if name.endswith(".output.weight"):  # [K, N] -> [D, N]
+        if name.split(".")[-2] in WRITERS:  # [K, N] -> [D, N], or a bias [K] -> [D]
             return (basis.double() @ found.double()).to(found.dtype)
         return found
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from peerd.config.codec import EXAMPLES, FOR_AVERAGING
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, StartConfig, SwarmConfig, TrainConfig, WireConfig
-from peerd.config.model_kinds import REFUSED_CONFIG_KEYS, BlocksConfig, HuggingFaceConfig
+from peerd.config.model_kinds import REFUSED_CONFIG_KEYS, SUBSPACE_FAMILY, BlocksConfig, HuggingFaceConfig
 
 SPARSE = "sparse:64"
 """It needs local steps."""
@@ -44,14 +44,20 @@ def hugging_face_models(draw: st.DrawFn) -> HuggingFaceConfig:
         st.dictionaries(keys, st.none() | st.booleans() | st.integers() | sources | st.lists(st.integers(), max_size=3), max_size=4)
     )
     sizes, is_masked = st.integers(1, 64), draw(st.booleans())
+    rank, width = draw(st.just(0) | sizes), draw(sizes)
+    if is_narrow := 0 < rank <= width:
+        is_masked = False
+    kinds = st.sampled_from(SUBSPACE_FAMILY) if is_narrow else names
     return HuggingFaceConfig(
-        config=json.dumps(told | {"model_type": draw(names)}, indent=draw(st.none() | st.just(1))),
+        config=json.dumps(told | {"model_type": draw(kinds)}, indent=draw(st.none() | st.just(1))),
         num_layers=draw(sizes),
-        d_model=draw(sizes),
+        d_model=width,
         vocab_size=draw(sizes),
         objective="masked" if is_masked else "causal",
         masked_share=draw(st.floats(0, 0.9)) if is_masked else 0.0,
-        tie_word_embeddings=draw(st.booleans()),
+        tie_word_embeddings=not is_narrow and draw(st.booleans()),
+        boundary="subspace" if is_narrow else "none",
+        boundary_rank=rank if is_narrow else 0,
     )
 
 

@@ -63,7 +63,7 @@ def test_hidden_states_and_gradients_at_each_cut_are_those_of_the_plain_decoder(
     manifest, tokens = run_of(3), windows()
     narrow = stages_of(manifest)
     plain = stages_of(replace(manifest, model=replace(manifest.decoder, boundary="none", boundary_rank=0)))
-    unfolded = Unfolded(manifest, {name: value.detach() for name, value in parameters_of(narrow).items()})
+    unfolded = Unfolded(manifest.decoder, manifest.seed, {name: value.detach() for name, value in parameters_of(narrow).items()})
     basis = unfolded.basis.double()
     with torch.no_grad():
         for name, parameter in parameters_of(plain).items():

@@ -46,7 +46,8 @@ def cost_of(module: StageModule, config: Any, manifest: Manifest, num_layers: in
     def microbatch() -> tuple[Tensor, Tensor | None]:
         tokens = torch.zeros(rows, dtype=torch.int64)
         inputs = tokens if module.is_first else torch.zeros(manifest.boundary_shape(1), requires_grad=True)
-        return inputs, tokens if module.is_last else None
+        labels = torch.zeros((rows[0], *manifest.model.labels_shape(rows[1])), dtype=torch.int64)
+        return inputs, labels if module.needs_labels else None
 
     scratch_bytes = 2 * 4 * manifest.model.vocab_size * manifest.tokens_per_microbatch if module.is_last else 0
     try:

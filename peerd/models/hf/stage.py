@@ -21,8 +21,10 @@ from peerd.models.hf.cost import StageCost, cost_of
 from peerd.models.hf.dropout import place_dropout
 from peerd.models.hf.layout import Layout, blocks_of, hidden_in, layout_of, replaced_hidden
 from peerd.models.hf.library import empty_model, library_config
+from peerd.models.hf.subspace import Coordinates
 from peerd.models.hf.weights import draw_weights
 from peerd.models.module import StageModule
+from peerd.models.subspace import NEEDS_TOKENS
 
 NOTHING = torch.empty(0)
 
@@ -66,7 +68,7 @@ class HuggingFaceStage(StageModule):
     def __init__(self, manifest: Manifest, stage: int, layers: range) -> None:
         super().__init__(stage, manifest.train.num_stages)
         model = manifest.model_as(HuggingFaceConfig)
-        layout = layout_of(model)
+        layout = layout_of(model.plain)
         whole = empty_model(library_config(model), model.objective)
         if blocks_of(whole, model.num_layers) != layout.blocks:
             raise ManifestError(f"{type(whole).__name__} has its blocks elsewhere than a tiny copy of it: it cannot be split")
@@ -77,6 +79,9 @@ class HuggingFaceStage(StageModule):
         object.__setattr__(self, "whole", whole)
         for name, child in whole.named_children():
             self.add_module(name, child)
+        self.coordinates = Coordinates(model, manifest.seed) if model.tells_tokens else None
+        if self.coordinates is not None:
+            self.coordinates.take_over(whole)
         self._splice = Splice()
         blocks = whole.get_submodule(layout.blocks)
         if not self.is_first:
@@ -105,7 +110,21 @@ class HuggingFaceStage(StageModule):
     def tied_names(self) -> tuple[str, ...]:
         return self._tied_names
 
+    @property
+    def needs_labels(self) -> bool:
+        return self.is_last or self.coordinates is not None
+
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """With a subspace the labels are the whole windows, [microbatch, sequence + 1]."""
+        if self.coordinates is None:
+            return self._forward(inputs, labels)
+        if not self.is_first and labels is None:
+            raise ValueError(NEEDS_TOKENS)
+        tokens = inputs if labels is None else labels[:, :-1]
+        with self.coordinates.of_tokens(tokens):
+            return self._forward(inputs, labels[:, 1:] if labels is not None else None)
+
+    def _forward(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
         self._splice.received = inputs
         given = {"input_ids": inputs} if self.is_first else {"inputs_embeds": inputs.detach()}
         if not self.is_last:
@@ -118,6 +137,8 @@ class HuggingFaceStage(StageModule):
 
     def initialise(self, seed: int, device: torch.device) -> None:
         draw_weights(self.whole, seed, device)
+        if self.coordinates is not None:
+            self.coordinates.to(device).draw()
 
     def graph_bytes(self, num_tokens: int) -> int:
         return self._cost.graph_bytes * num_tokens // self._manifest.tokens_per_microbatch

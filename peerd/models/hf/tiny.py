@@ -51,7 +51,14 @@ _SCALED = (
 
 
 def tiny_copy(model: HuggingFaceConfig, num_layers: int) -> HuggingFaceConfig:
-    """A copy with at most `num_layers` layers, and small widths if possible. Raises ManifestError if no copy can be built and tried."""
+    """A copy with at most `num_layers` layers, and small widths if possible. Raises ManifestError if no copy can be built and tried.
+
+    A subspace keeps its share of the width.
+    """
+    if model.tells_tokens:
+        plain = tiny_copy(model.plain, num_layers)
+        rank = max(1, model.boundary_rank * plain.d_model // model.d_model)
+        return dataclasses.replace(plain, boundary=model.boundary, boundary_rank=rank)
     few = min(model.num_layers, num_layers)
     small = _shrunken(model, few)
     try:
