@@ -21,7 +21,7 @@ from peerd.daemon.device import choose_device
 from peerd.data.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peerd.errors import UsageError
 from peerd.models.stages import build_stage
-from peerd.repartition import gather
+from peerd.repartition import gather, with_boundaries
 
 MAX_CONTEXT = 1024
 Logits = Callable[[list[int]], Tensor]
@@ -58,6 +58,7 @@ def open_text_model(sources: Sequence[Path], device: torch.device = CPU) -> Text
     manifest = reached.manifest
     _check_goes_on(manifest)
     if manifest.model.tells_tokens:  # the same model in one stage, which knows the tokens
+        manifest = with_boundaries(manifest)
         manifest = replace(manifest, train=replace(manifest.train, num_stages=1, cut="even"))
     stages = [build_stage(manifest, stage, device) for stage in range(manifest.train.num_stages)]
     with torch.no_grad():

@@ -148,7 +148,7 @@ def _read_tensors(path: Path) -> tuple[dict[str, Tensor], int]:
         raise ManifestError(f"{path} is not an exported model: {error}", "export the run anew") from None
 
 
-def _with_boundaries(manifest: Manifest) -> Manifest:
+def with_boundaries(manifest: Manifest) -> Manifest:
     """The manifest with its narrow boundaries fixed: after another cut it would otherwise be another model."""
     if not manifest.model.narrows_at_cuts:
         return manifest
@@ -167,5 +167,5 @@ def run(request: RepartitionRequest) -> dict[str, Any]:
         "num_parameters": sum(tensor.numel() for tensor in reached.parameters.values()),
         "optimizer": bool(reached.optimizer),
         "inexact_steps": reached.inexact_steps,
-        "manifest": asdict(_with_boundaries(reached.manifest)),
+        "manifest": asdict(with_boundaries(reached.manifest)),
     }

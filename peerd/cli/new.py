@@ -45,6 +45,8 @@ _GENERAL_NAMES = {
 }
 """Names of the model's sizes in transformers, where every architecture accepts them."""
 _POSITIVE = click.IntRange(1, 1_000_000)
+_BOUNDARIES = ("none", "bottleneck", "maxout", "subspace", "token-residual")
+_BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 
 
 @click.command()
@@ -59,6 +61,8 @@ _POSITIVE = click.IntRange(1, 1_000_000)
 @click.option("--heads", "num_heads", type=_POSITIVE, default=4, show_default=True, help="Attention heads.")
 @click.option("--d-ff", type=_POSITIVE, help="Width of the hidden layer.  [default: 4 x d-model]")
 @click.option("--tie-word-embeddings", is_flag=True, help="Input and output embeddings are one weight.")
+@click.option("--boundary", type=click.Choice(_BOUNDARIES), default="none", show_default=True, help="What narrows it between stages.")
+@click.option("--boundary-rank", type=_POSITIVE, help="Numbers a token that cross with subspace or token-residual.")
 @click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
 @click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
 @click.option("--microbatches", "microbatches_per_step", type=click.IntRange(1, 8192), default=16, show_default=True, help="Per step.")
@@ -117,7 +121,7 @@ def new(
     target = Path(folder).expanduser().absolute()
     given = {name for name in fields if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     model_flags = _MODEL_FLAGS | {"model": "--model", "config_file": "--config", "settings": "--set"}
-    model_flags |= {"tie_word_embeddings": "--tie-word-embeddings"}
+    model_flags |= {"tie_word_embeddings": "--tie-word-embeddings"} | _BOUNDARY_FLAGS
     fixed = [flag for name, flag in model_flags.items() if sources and name in given]
     if fixed:
         raise UsageError(f"{fixed[0]} cannot go with --from", "the model is the earlier run's: leave it out")
@@ -179,6 +183,8 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
         "start": str(folder / START_FILE),
     }
     reply = run_child("peerd.intake", request, what="taking in the model")
+    if reply["start"] and fields["boundary"] != "none":
+        raise UsageError("a checkpoint's weights do not fit a narrow boundary", "name its architecture: --model hf:NAME")
     for remark in reply["remarks"]:
         click.echo(f"peerd: {remark}", err=True)
     start, data = manifests.StartConfig(state=START_FILE if reply["start"] else ""), manifest.data
@@ -187,7 +193,9 @@ def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given:
         click.echo("peerd: its own tokenizer is used; --tokenizer names another", err=True)
     try:
         train = dataclasses.replace(manifest.train, evaluate_every_steps=fields["evaluate_every_steps"])
-        document = {"model": reply["model"] | _masking(reply["model"], data.tokenizer), "train": {"num_stages": manifest.train.num_stages}}
+        narrow = {name: fields[name] for name in _BOUNDARY_FLAGS if name in given}
+        model = reply["model"] | narrow | _masking(reply["model"], data.tokenizer)
+        document = {"model": model, "train": {"num_stages": manifest.train.num_stages}}
         taken_in = manifests.parse(document, "the model").model
         return dataclasses.replace(manifest, model=taken_in, data=data, start=start, train=train)
     except ValueError as error:
@@ -233,6 +241,8 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
         click.echo("peerd: the state comes without the optimizer's, whose averages begin anew", err=True)
     if reply["inexact_steps"]:
         click.echo(f"peerd: {reply['inexact_steps']} steps of the earlier run were not exact", err=True)
+    if earlier.model.tells_tokens and given.get("seed", earlier.seed) != earlier.seed:
+        raise UsageError("with this boundary the seed is a part of the model", f"leave --seed out: it stays {earlier.seed}")
     try:
         manifest = dataclasses.replace(
             earlier,
@@ -286,7 +296,8 @@ def _decoder_of(fields: dict[str, Any], vocab_size: int) -> ModelConfig:
         return ModelConfig(num_layers=few_layers)
     num_layers, d_ff = fields["num_layers"] or few_layers, fields["d_ff"] or 4 * fields["d_model"]
     sizes = {"num_layers": num_layers, "d_model": fields["d_model"], "num_heads": fields["num_heads"], "d_ff": d_ff}
-    return ModelConfig(**sizes, vocab_size=vocab_size, tie_word_embeddings=fields["tie_word_embeddings"])
+    sizes |= {"boundary_rank": fields["boundary_rank"] or 0}
+    return ModelConfig(**sizes, boundary=fields["boundary"], vocab_size=vocab_size, tie_word_embeddings=fields["tie_word_embeddings"])
 
 
 def _name_from(folder: Path) -> str:

@@ -41,22 +41,22 @@ def check_model(model: ModelConfig) -> None:
     if not 2 <= factor <= 1024 or (is_squeezed and model.d_model % factor):
         raise ValueError(f"model.boundary_factor is {factor}; it must be 2 to 1024 and divide model.d_model ({model.d_model})")
     check_subspace(model)
-    if model.boundary_layers and not is_squeezed:
-        raise ValueError('model.boundary_layers needs model.boundary = "bottleneck" or "maxout"')
+    if model.boundary_layers and model.boundary in ("none", "subspace"):
+        raise ValueError('model.boundary_layers needs model.boundary = "bottleneck", "maxout" or "token-residual"')
     starts = group_starts(model) if model.boundary_layers else ()
     if list(model.boundary_layers) != sorted(set(model.boundary_layers) & set(starts)):
         raise ValueError(f"model.boundary_layers must be some of {_listed(starts)}, in rising order: first layers of groups")
 
 
 def check_subspace(model: ModelConfig | HuggingFaceConfig) -> None:
-    """Check the rank of a subspace, and that nothing contradicts it. ValueError names the field."""
-    is_subspace = model.boundary == "subspace"
-    if is_subspace and not 1 <= model.boundary_rank <= model.d_model:
-        raise ValueError(f"model.boundary_rank is {model.boundary_rank}; with a subspace it must be 1 to model.d_model ({model.d_model})")
-    if model.boundary_rank and not is_subspace:
-        raise ValueError('model.boundary_rank needs model.boundary = "subspace"')
-    if is_subspace and model.tie_word_embeddings:
-        raise ValueError('model.tie_word_embeddings cannot go with model.boundary = "subspace", whose embedding is half a fixed table')
+    """Check the rank of a boundary beside the tokens, and that nothing contradicts it. ValueError names the field."""
+    name, rank = model.boundary, model.boundary_rank
+    if model.tells_tokens and not 1 <= rank <= model.d_model:
+        raise ValueError(f'model.boundary_rank is {rank}; with the boundary "{name}" it must be 1 to model.d_model ({model.d_model})')
+    if rank and not model.tells_tokens:
+        raise ValueError('model.boundary_rank needs model.boundary = "subspace" or "token-residual"')
+    if model.tells_tokens and model.tie_word_embeddings:
+        raise ValueError(f'model.tie_word_embeddings cannot go with model.boundary = "{name}", whose embedding is half a fixed table')
 
 
 def check_cut(model: AnyModel, train: TrainConfig) -> None:

@@ -198,7 +198,7 @@ class Manifest:
         if train.delayed_updates:
             return "train.delayed_updates: a record does not say which updates the parameters of the next step have"
         if self.model.tells_tokens:
-            return 'model.boundary "subspace": mates of middle stages get no tokens to compute with'
+            return 'model.boundary "subspace" or "token-residual": mates of middle stages get no tokens to compute with'
         return 'train.precision "float16": values that overflow are right there' if train.precision == "float16" else ""
 
     @property

@@ -85,13 +85,14 @@ class ModelConfig(ReadsText):
 
     ALBERT, arXiv 1909.11942.
     """
-    boundary: Literal["none", "bottleneck", "maxout", "subspace"] = "none"
-    """Between stages: "none", or narrowed by "bottleneck", "maxout" (SWARM appendix I) or "subspace".
+    boundary: Literal["none", "bottleneck", "maxout", "subspace", "token-residual"] = "none"
+    """Between stages: "none", or narrowed by "bottleneck", "maxout", "subspace" or "token-residual".
 
-    Each costs some quality. "subspace": hidden states of a few coordinates, wherever the run is cut (arXiv 2506.01260).
+    Each costs some quality. "bottleneck", "maxout": SWARM appendix I. "subspace": hidden states of a few coordinates, wherever the
+    run is cut (arXiv 2506.01260). "token-residual": between stages a few coordinates beside the token, within them all.
     """
     boundary_rank: Annotated[int, Between(0, 1_000_000)] = 0
-    """Coordinates of "subspace", at most d_model: so much narrower is the boundary, both ways."""
+    """Coordinates of "subspace" and "token-residual", at most d_model: so much narrower is the boundary, both ways."""
     boundary_factor: int = 2
     """So many times narrower."""
     boundary_layers: tuple[int, ...] = ()
@@ -113,7 +114,7 @@ class ModelConfig(ReadsText):
         """Width of the hidden states that cross from one stage to the next."""
         if self.boundary in ("none", "subspace"):
             return self.stream_width
-        return self.d_model // self.boundary_factor
+        return self.boundary_rank or self.d_model // self.boundary_factor
 
     @property
     def stream_width(self) -> int:
@@ -122,7 +123,7 @@ class ModelConfig(ReadsText):
 
     @property
     def tells_tokens(self) -> bool:
-        return self.boundary == "subspace"
+        return self.boundary in ("subspace", "token-residual")
 
     def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
         """Shape of one sample's activations as input of layer `layer`, float32."""
@@ -131,7 +132,7 @@ class ModelConfig(ReadsText):
     @property
     def narrows_at_cuts(self) -> bool:
         """True if hidden states are narrowed at every cut, wherever it is."""
-        return self.boundary in ("bottleneck", "maxout") and not self.boundary_layers
+        return self.boundary not in ("none", "subspace") and not self.boundary_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

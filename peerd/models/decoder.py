@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from peerd.config.manifest import Manifest, ModelConfig
-from peerd.models.boundary import Narrow, Widen
+from peerd.models.boundary import narrow_of, widen_of
 from peerd.models.dropout import Dropout
 from peerd.models.module import StageModule
 from peerd.models.subspace import NEEDS_TOKENS, Subspace, Widening
@@ -97,13 +97,13 @@ class DecoderStage(StageModule):
         # Dictionaries, not lists: the keys are the layers' indices in the whole model, so names do not depend on the split.
         self.blocks = nn.ModuleDict({str(layer): DecoderLayer(config, self.dropout) for layer in layers[:: config.layers_per_group]})
         narrowed = narrowed_before(config, layers)
-        self.narrow = nn.ModuleDict({str(layer): Narrow(config) for layer in narrowed if layer > layers.start})
-        self.widen = nn.ModuleDict({str(layer): Widen(config) for layer in narrowed if layer < layers.stop})
+        self.narrow = nn.ModuleDict({str(layer): narrow_of(config) for layer in narrowed if layer > layers.start})
+        self.widen = nn.ModuleDict({str(layer): widen_of(config) for layer in narrowed if layer < layers.stop})
         if self.is_last:
             self.final_norm = nn.LayerNorm(config.d_model)
             if not config.tie_word_embeddings:
                 self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.subspace = Subspace(config, manifest.seed) if config.boundary == "subspace" else None
+        self.subspace = Subspace(config, manifest.seed) if config.tells_tokens else None
         head_width = config.d_model // config.num_heads
         self.register_buffer("rotary", torch.empty(2, manifest.train.sequence_length, head_width // 2), persistent=False)
 
@@ -153,7 +153,15 @@ class DecoderStage(StageModule):
                 parameter.copy_(self.initial_value(name, parameter.shape, generator_of(seed, name)))
             if self.subspace is not None:
                 self.subspace.draw()
+                self._open_projections(self.subspace.basis)
             self.rotary.copy_(rotary_table(self.rotary.shape[1], 2 * self.rotary.shape[2]))
+
+    def _open_projections(self, basis: Tensor) -> None:
+        """The ends of "token-residual" boundaries begin as U^T and U."""
+        if self.config.boundary == "token-residual":
+            for end, value in ((self.narrow, basis.T), (self.widen, basis)):
+                for parameter in end.parameters():
+                    parameter.copy_(value)
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """The first value of a parameter: uniform, with the usual standard deviations.

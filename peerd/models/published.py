@@ -46,7 +46,7 @@ def check_publishable(manifest: Manifest) -> None:
     model, remedy = manifest.model, "leave --format hf out"
     if not model.publishes_as:
         raise UsageError(f"a {model.title} is not an architecture of transformers", remedy)
-    usual, covered = ModelConfig(), _DECODER_FIELDS | (_SUBSPACE_FIELDS if model.tells_tokens else frozenset())
+    usual, covered = ModelConfig(), _DECODER_FIELDS | (_SUBSPACE_FIELDS if getattr(model, "boundary", "") == "subspace" else frozenset())
     for field in dataclasses.fields(model) if model.publishes_as == "stablelm" else ():
         if field.name not in covered and getattr(model, field.name) != getattr(usual, field.name):
             raise UsageError(f"no architecture of transformers is exactly a decoder with model.{field.name}", remedy)

@@ -4,6 +4,8 @@ Hidden states are x = c U^T + T[token]. U has orthonormal columns and T is a tab
 seed, are never trained, and are the same in all stages. The embedding and the last matrix of each sub-layer give coordinates c alone. So c
 and the tokens are all that a stage needs of the one before it, and the gradient of c is all that it gives back: nothing is lost.
 
+With the boundary "token-residual" x - T[token] has D numbers within a stage, and models/boundary.py narrows it at each cut.
+
 Shapes: B sequences, S tokens, D d_model, K boundary_rank.
 """
 
@@ -40,6 +42,7 @@ class Subspace(nn.Module):
     def __init__(self, config: ModelConfig | HuggingFaceConfig, seed: int) -> None:
         super().__init__()
         self.seed = seed
+        self._is_at_cuts_alone = config.boundary == "token-residual"
         self.register_buffer("basis", torch.empty(config.d_model, config.boundary_rank), persistent=False)
 
     @torch.no_grad()
@@ -53,8 +56,13 @@ class Subspace(nn.Module):
         self.basis.copy_(columns * triangle.diagonal().sign())
 
     def of(self, tokens: Tensor) -> Widening:
-        """For these tokens [B, S], the map from coordinates [B, S, K] to hidden states [B, S, D]."""
+        """For these tokens [B, S], the map from coordinates [B, S, K] to hidden states [B, S, D].
+
+        With the boundary "token-residual" the map is from what layers have added to T's rows, [B, S, D].
+        """
         fixed = self.rows(tokens)
+        if self._is_at_cuts_alone:
+            return fixed.add
 
         def widened(coordinates: Tensor) -> Tensor:
             with torch.autocast(coordinates.device.type, enabled=False):  # as a residual stream is float32

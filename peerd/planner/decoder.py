@@ -57,6 +57,9 @@ def decoder_loads(config: ModelConfig, microbatch: int, sequence: int, precision
         narrowing = load([(narrow, width)], 2 * width, projection, width + 2, width)
     elif config.boundary == "maxout":
         narrowing = load([], 2 * width, 0, 2 * width + narrow + 2)
+    elif config.boundary == "token-residual":
+        narrowing = load([(narrow, width)], 0, projection, 0, width)
+        widening = load([(width, narrow)], 0, projection, 0, narrow)
     if config.boundary in ("bottleneck", "maxout"):
         widening = load([(width, narrow)], 2 * narrow, projection, narrow + 2, narrow)
     return ModelLoads(

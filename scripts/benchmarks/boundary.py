@@ -1,9 +1,9 @@
 """The cost of narrower boundaries in quality: a small version of SWARM's table 7, on the standard library's sources.
 
 The run trains in one process, over the real stages and codecs: `none`, 8 bits a value, a bottleneck and maxout of half the width, and
-subspaces of half and an eighth of it, on the same text. The loss is the mean of the last steps, on text not seen before; "steps" is the
-number of steps to the loss that all methods reached, relative to `none`. With several seeds the table shows means and the spread between
-seeds.
+subspaces of half and an eighth of it, an eighth beside the token, on the same text. The loss is the mean of the last steps, on text not
+seen before; "steps" is the number of steps to the loss that all methods reached, relative to `none`. With several seeds the table shows
+means and the spread between seeds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ METHODS: dict[str, tuple[dict[str, Any], WireConfig]] = {
     "maxout, 8-bit": ({"boundary": "maxout"}, INT8),
     "subspace, 1/2": ({"boundary": "subspace", "boundary_rank": 2}, WireConfig()),
     "subspace, 1/8": ({"boundary": "subspace", "boundary_rank": 8}, WireConfig()),
+    "residual, 1/8": ({"boundary": "token-residual", "boundary_rank": 8}, WireConfig()),
 }
 """The model's settings, in which a rank is a share of the width, and the codecs."""
 

@@ -75,7 +75,7 @@ VERBS = {
     "new": {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),
-        *("--tie-word-embeddings", "--before", "--optimizer", "--optimizer-bits"),
+        *("--tie-word-embeddings", "--boundary", "--boundary-rank", "--before", "--optimizer", "--optimizer-bits"),
         *("--model", "--config", "--set"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },

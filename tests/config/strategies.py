@@ -22,7 +22,8 @@ sources = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size
 @st.composite
 def models(draw: st.DrawFn) -> ModelConfig:
     heads, group = draw(st.integers(1, 8)), draw(st.integers(1, 4))
-    boundary: Any = draw(st.sampled_from(["none", "bottleneck", "maxout", "subspace"]))
+    boundary: Any = draw(st.sampled_from(["none", "bottleneck", "maxout", "subspace", "token-residual"]))
+    tells_tokens = boundary in ("subspace", "token-residual")
     d_model = 2 * heads * draw(st.integers(1, 32))
     return ModelConfig(
         num_layers=group * draw(st.integers(1, 16)),
@@ -32,8 +33,8 @@ def models(draw: st.DrawFn) -> ModelConfig:
         vocab_size=draw(st.integers(1, 70000)),
         layers_per_group=group,
         boundary=boundary,
-        boundary_rank=draw(st.integers(1, d_model)) if boundary == "subspace" else 0,
-        tie_word_embeddings=boundary != "subspace" and draw(st.booleans()),
+        boundary_rank=draw(st.integers(1, d_model)) if tells_tokens else 0,
+        tie_word_embeddings=not tells_tokens and draw(st.booleans()),
     )
 
 

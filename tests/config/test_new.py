@@ -67,6 +67,18 @@ def test_new_ties_embeddings_where_it_is_told_to(tmp_path: Path, capfd: pytest.C
     assert "--tie-word-embeddings cannot go with --from" in capfd.readouterr().err
 
 
+def test_new_narrows_the_boundary_where_it_is_told_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--stages", "3", "--d-model", "64", "--name", "a"]
+    for name in ("subspace", "token-residual"):
+        assert run(["new", str(tmp_path / name), *flags, "--boundary", name, "--boundary-rank", "8"]) == 0
+        made = manifest.load(tmp_path / name / "run.toml").decoder
+        assert (made.boundary, made.boundary_rank, made.boundary_width) == (name, 8, 8)
+    assert run(["new", str(tmp_path / "a"), *flags, "--boundary", "subspace"]) == 2
+    assert 'with the boundary "subspace" it must be 1 to model.d_model (64)' in capfd.readouterr().err
+    assert run(["new", str(tmp_path / "a"), "--from", str(tmp_path), "--boundary-rank", "4"]) == 2
+    assert "--boundary-rank cannot go with --from" in capfd.readouterr().err
+
+
 def test_force_overwrites_the_run_and_keeps_the_key(tmp_path: Path) -> None:
     assert run(["new", str(tmp_path), "--name", "a"]) == 0
     key = public_bytes(load_key(tmp_path / "organiser.key"))

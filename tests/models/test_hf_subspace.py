@@ -188,7 +188,7 @@ def _spoil(parameters: Mapping[str, nn.Parameter]) -> None:
     ("name", "changes", "says"),
     [
         ("gpt2", {"boundary_rank": 8}, r'"subspace" is made for llama, mistral, qwen2, qwen3; model\.config is of a gpt2'),
-        ("llama", {}, r"model\.boundary_rank is 0; with a subspace it must be 1 to model\.d_model \(32\)"),
+        ("llama", {}, r'model\.boundary_rank is 0; with the boundary "subspace" it must be 1 to model\.d_model \(32\)'),
         ("llama", {"boundary_rank": 33}, r"model\.boundary_rank is 33"),
         ("llama", {"boundary_rank": 8, "tie_word_embeddings": True}, r"tie_word_embeddings cannot go with"),
     ],

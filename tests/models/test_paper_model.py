@@ -29,6 +29,7 @@ VARIANTS = {
     "maxout": {**MAXOUT, "boundary_layers": (2, 4)},
     "subspace": {"boundary": "subspace", "boundary_rank": 8},
     "subspace, shared": {"boundary": "subspace", "boundary_rank": 4, "layers_per_group": 2},
+    "token-residual": {"boundary": "token-residual", "boundary_rank": 8, "boundary_layers": (2, 4)},
     "all": {**MAXOUT, "boundary_layers": (2, 4), "layers_per_group": 2},
 }
 

@@ -160,7 +160,7 @@ def test_the_export_computes_the_same_in_transformers_and_here(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ({"boundary": "subspace"}, r"model\.boundary_rank is 0; with a subspace it must be 1 to model\.d_model \(128\)"),
+        ({"boundary": "subspace"}, r'model\.boundary_rank is 0; with the boundary "subspace" it must be 1 to model\.d_model \(128\)'),
         ({"boundary": "subspace", "boundary_rank": 129}, r"model\.boundary_rank is 129"),
         ({"boundary_rank": 8}, r'model\.boundary_rank needs model\.boundary = "subspace"'),
         ({"boundary": "subspace", "boundary_rank": 8, "tie_word_embeddings": True}, r"tie_word_embeddings cannot go with"),

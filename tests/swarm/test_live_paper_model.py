@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from safetensors.torch import load_file
@@ -38,9 +39,10 @@ def test_the_papers_model_with_8_bit_boundaries_equals_one_machine(place: Swarm)
     assert found["boundary_tensor_bytes"] == 4 * 2 * 32 * 16, "full length, half width"
 
 
-def test_a_subspace_equals_one_machine_and_crosses_narrowly(place: Swarm) -> None:
+@pytest.mark.parametrize("boundary", ["subspace", "token-residual"])
+def test_a_subspace_equals_one_machine_and_crosses_narrowly(place: Swarm, boundary: Literal["subspace", "token-residual"]) -> None:
     plain = swarm_manifest(num_stages=3)
-    narrow = replace(plain, model=replace(plain.decoder, boundary="subspace", boundary_rank=8))
+    narrow = replace(plain, model=replace(plain.decoder, boundary=boundary, boundary_rank=8))
     place.run_file.write_text(dump(narrow))
     found, out, expected = demo_and_reference(place, "--run", place.run_file, "--peers", 4)
     for name in ("model.safetensors", "optimizer.safetensors"):

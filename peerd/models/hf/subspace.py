@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peerd.models.subspace import WRITERS, Subspace, Widening
+from peerd.config.model_kinds import HuggingFaceConfig
+from peerd.models.subspace import NEEDS_TOKENS, WRITERS, Subspace, Widening
 from peerd.models.weights import Uninitialised
 
 STREAM_NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -23,7 +24,9 @@ STREAM_NORMS = ("input_layernorm", "post_attention_layernorm")
 class Coordinates(Subspace):
     """A `Subspace` that knows the tokens of the microbatch under way."""
 
-    _widen: Widening | None = None
+    def __init__(self, config: HuggingFaceConfig, seed: int) -> None:
+        super().__init__(config, seed)
+        self._widen: Widening = _without_tokens
 
     def take_over(self, whole: Any) -> None:
         """Change a (partial) model without memory: its stream becomes coordinates. Names stay."""
@@ -48,12 +51,15 @@ class Coordinates(Subspace):
         try:
             yield
         finally:
-            self._widen = None
+            self._widen = _without_tokens
 
     def _widened(self, _norm: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """A hook before a norm: coordinates [B, S, K] become hidden states [B, S, D]."""
-        assert self._widen is not None
         return (self._widen(arguments[0]), *arguments[1:])
+
+
+def _without_tokens(_coordinates: Tensor) -> Tensor:
+    raise ValueError(NEEDS_TOKENS)
 
 
 def _without_memory(kind: type[nn.Module], *arguments: Any) -> nn.Module:
