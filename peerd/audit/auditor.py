@@ -24,7 +24,7 @@ from peerd.policy.step.auditing import AuditWord, Item, chance, due
 from peerd.policy.step.evidence import Evidence, SignedWord, coins_text, insistence_text, word_text
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
-from peerd.policy.step.verdicts import verdict_on
+from peerd.policy.step.verdicts import is_convicting
 from peerd.stage.executor import Priority
 from peerd.stage.state import StageState
 from peerd.stage.witnessing import PassWitness, hash_of_lineage
@@ -96,7 +96,7 @@ class Auditor:
     def kept_pass(self, signed: bytes) -> KeptTensors:
         return self._replays.kept(signed)
 
-    async def hear(self, _caller: PeerId, evidence: Evidence) -> Evidence | None:
+    async def hear(self, evidence: Evidence) -> Evidence | None:
         """Take a case that a peer tells. Raises BadMessageError if its signatures are wrong."""
         item = evidence.item(self._host.run)
         known = self._cases.known.get(item.id)
@@ -118,18 +118,14 @@ class Auditor:
         pairs = await self._receipts_of(finished)
         standing, run = self._cases.standing, self._host.run
         num_auditors = len(standing.standing(finished.members)) - 1
-        items = {signed.own.item(run): signed for signed in pairs if self._may_audit(signed, finished)}
+        whole, place = {signed.own.item(run): signed for signed in pairs}, (self._state.record.stage, finished.step)
+        items = {item: signed for item, signed in whole.items() if standing.may_audit(item, self._host.me, *place, finished.members)}
         secret = self._host.sign(coins_text(run, self._state.record.stage, finished.step))
         chances = ((item, chance(standing.rate_of(item.audited, finished.step), num_auditors)) for item in items)
         drawn = due(secret, chances)
         self.tallies.drew(len(items), len(drawn))
         for item in drawn:
             await self._audit(item, items[item], finished, secret)
-
-    def _may_audit(self, signed: SignedPass, finished: AuditedStep) -> bool:
-        asked, me = signed.own.asked, self._host.me
-        of_step = (asked.stage, asked.step) == (self._state.record.stage, finished.step)
-        return of_step and asked.callee in finished.members and asked.callee != me and not self._cases.standing.has_lost(asked.callee)
 
     async def _receipts_of(self, finished: AuditedStep) -> list[SignedPass]:
         """What is signed of all calls to this stage in a step, from those that made them."""
@@ -149,7 +145,7 @@ class Auditor:
                 peer, self._state.record.stage, step, known, self._state.num_microbatches, self._host.patience_s
             )
             for evidence in convictions:
-                await self.hear(peer, evidence)
+                await self.hear(evidence)
         except RemoteError:
             return []
         return [each for each in pairs if each.own.asked.caller == peer]
@@ -196,26 +192,21 @@ class Auditor:
         known = self._cases.known.get(item.id)
         if known is not None:
             self._cases.hear(evidence, None, clock_s())
-        elif finished is not None and not self._cases.why_unheard(evidence, self._voters(finished), self._most_chance(finished), item.step):
+        elif finished is not None and self._is_to_judge(evidence, finished):
             self._cases.hear(evidence, self._voters(finished), clock_s())
             self._work.start(self._replays.hold(finished), expects=(PeerdError,))
-        elif self._is_decided(evidence, item):
+        elif is_convicting(evidence.case(self._host.run), self._voters_of(item)):
             self._cases.hear(evidence, self._voters_of(item), clock_s())
         elif finished is None and item.stage == self._state.record.stage and item.step == self._state.record.step:
             self._early.append(evidence)
 
-    def _most_chance(self, finished: AuditedStep) -> float:
-        """The chance of an audit as the accuser may know it: to one that is new here all mates are newcomers."""
-        return chance(self._cases.standing.rates.newcomer, len(self._voters(finished)) - 1)
+    def _is_to_judge(self, evidence: Evidence, finished: AuditedStep) -> bool:
+        most_chance = self._cases.standing.most_chance(finished.members)
+        return not self._cases.why_unheard(evidence, self._voters(finished), most_chance, finished.step)
 
     def _voters_of(self, item: Item) -> frozenset[PeerId]:
         """The peers of the item's stage, as this peer knows them."""
-        peers = (record.peer for record in self._host.live().of_stage(item.stage))
-        return frozenset(peer for peer in peers if not self._cases.standing.has_lost(peer))
-
-    def _is_decided(self, evidence: Evidence, item: Item) -> bool:
-        case = evidence.case(self._host.run)
-        return case is not None and bool(verdict_on(case, self._voters_of(item)).losers)
+        return self._cases.standing.not_lost(record.peer for record in self._host.live().of_stage(item.stage))
 
     def _look(self) -> None:
         """Do what is due in the cases that this peer knows."""
@@ -270,4 +261,4 @@ class Auditor:
     async def _tell_to(self, peer: PeerId, known: KnownCase) -> None:
         answer = await self._client.tell_case(peer, known.evidence, self._host.patience_s)
         if answer is not None and answer.item(self._host.run) == known.item:
-            await self.hear(peer, answer)
+            await self.hear(answer)

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from peerd.policy.step.auditing import Item, was_due
 from peerd.policy.step.auditing import commitment_to as committed
 from peerd.policy.step.evidence import Evidence
-from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing, asked, verdict_on, why_unheard
+from peerd.policy.step.verdicts import MOST_CASES, Case, CaseVerdict, Ruling, Standing, asked, verdict_on, why_unheard
 from peerd.table.record import PeerId, RunId
 
-MOST_CASES = 256
-"""Cases that are remembered, the last ones."""
 CASE_TIMES = 4
 """A case that nobody has decided after so many times as long as a judge has is disputed."""
 

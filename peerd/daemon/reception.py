@@ -116,9 +116,9 @@ class Reception:
     def kept_pass(self, signed: bytes) -> tuple[TensorBytes, TensorBytes, TensorBytes | None]:
         return self._auditor().kept_pass(signed)
 
-    async def hear(self, caller: PeerId, evidence: Evidence) -> Evidence | None:
+    async def hear(self, evidence: Evidence) -> Evidence | None:
         with self._served():
-            return await self._auditor().hear(caller, evidence)
+            return await self._auditor().hear(evidence)
 
     def _auditor(self) -> Auditor:
         auditor = self._present().auditor

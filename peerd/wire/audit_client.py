@@ -12,6 +12,7 @@ from peerd.link.links import ending, read_within
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.verdicts import MOST_CASES
 from peerd.table.record import PeerId
 from peerd.wire import convert
 from peerd.wire.audit_service import MOST_KNOWN, MOST_PAIRS
@@ -21,7 +22,6 @@ from peerd.wire.messages import TensorBytes
 from peerd.wire.receipts import evidence_from, evidence_to, pair_from
 from peerd.wire.tensors import take
 
-MOST_CONVICTIONS = 256
 KeptTensors = tuple[TensorBytes, TensorBytes, TensorBytes | None]
 """Inputs, labels, and the gradient that was given back."""
 
@@ -43,7 +43,7 @@ class AuditClient(Client):
                 self._count(message.ByteSize())
                 if message.HasField("conviction"):
                     convictions.append(evidence_from(message.conviction))
-                if len(message.pairs) > MOST_PAIRS or len(convictions) > MOST_CONVICTIONS or len(pairs) + len(message.pairs) > most:
+                if len(message.pairs) > MOST_PAIRS or len(convictions) > MOST_CASES or len(pairs) + len(message.pairs) > most:
                     raise BadMessageError("more receipts or convictions than there can be")
                 pairs += map(pair_from, message.pairs)
         return convictions, pairs

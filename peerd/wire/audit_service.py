@@ -66,8 +66,8 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
                 await self._door.check_taken(context, caller, watch)
 
     async def TellCase(self, request: audit_pb2.AuditCase, context: Any) -> audit_pb2.AuditCase:
-        async with self._door.answering(context, request.run) as caller:
-            known = await self._handler.hear(caller, evidence_from(request))
+        async with self._door.answering(context, request.run):
+            known = await self._handler.hear(evidence_from(request))
         reply = audit_pb2.AuditCase() if known is None else evidence_to(known, self._door.run)
         return self._door.traffic.answered(request, reply)
 

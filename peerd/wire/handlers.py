@@ -116,6 +116,6 @@ class AuditHandler(Protocol):
         """Return inputs, labels and gradient of the call whose receipt has this hash. Raises WrongStateError if they are not kept."""
         ...
 
-    async def hear(self, caller: PeerId, evidence: Evidence) -> Evidence | None:
+    async def hear(self, evidence: Evidence) -> Evidence | None:
         """Take an accusation, and return what this peer knows of it. Raises BadMessageError if it is not signed."""
         ...

@@ -124,7 +124,7 @@ class Lines:
         return self._other(peer).auditor.kept_pass(signed)
 
     async def tell_case(self, peer: PeerId, evidence: Evidence, timeout_s: float) -> Evidence | None:
-        return await self._other(peer).auditor.hear(self.mate.me, evidence)
+        return await self._other(peer).auditor.hear(evidence)
 
 
 @dataclass

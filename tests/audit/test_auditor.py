@@ -116,7 +116,7 @@ def test_what_others_have_decided_is_believed_by_the_stage_before_and_by_a_newco
         assert stage.caller.cast == [liar.me]
         assert [each.item(liar.run) for each in stage.caller.cases.convictions()] == [evidence.item(liar.run)]
         newcomer = stage.bystander()
-        await newcomer.auditor.hear(honest[0].me, replace(evidence, words=evidence.words[:1]))
+        await newcomer.auditor.hear(replace(evidence, words=evidence.words[:1]))
         assert not newcomer.cases.known, "one word is no majority"
         await newcomer.auditor._ask(honest[0].me, 0)
         newcomer.auditor._look()
@@ -141,7 +141,7 @@ def test_evidence_that_somebody_has_changed_is_refused() -> None:
             replace(evidence, signed=replace(evidence.signed, own=replace(own, asked=replace(own.asked, callee=victim.me)))),
         ):
             with pytest.raises(BadMessageError, match="proves nothing"):
-                await forger.auditor.hear(liar.me, false)
+                await forger.auditor.hear(false)
         assert not forger.cases.known
 
     lived(act, factors=[-1.0])

@@ -80,7 +80,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("lineage", "bytes"): _hash,
     "is_of": lambda w: lambda _peer, _text, _signature: w.random.random() < 0.5,
     "words": lambda w: _case(w).words,
-    "standing": lambda w: w.names[:64],
+    **dict.fromkeys(("standing", "voters"), lambda w: w.names[:64]),
     "open_cases": lambda w: [_case(w) for _ in range(w.random.randrange(4))],
     "verdict": lambda w: CaseVerdict(w.random.choice(list(Ruling)), frozenset({w.peer()})),
     "num_voters": lambda w: w.random.randrange(64),

@@ -15,6 +15,7 @@ from peerd.policy.step.verdicts import (
     Ruling,
     Standing,
     asked,
+    is_convicting,
     judges_in_turn,
     verdict_on,
     why_unheard,
@@ -172,6 +173,32 @@ def test_founders_stand_and_newcomers_once_their_work_was_clean_for_some_steps()
     standing.closed(case({"p1": WRONG}, audited=lost), CaseVerdict(Ruling.CONVICTED, frozenset({lost})), 12)
     assert standing.has_lost(lost)
     assert not standing.stands(lost)
+
+
+def test_a_peer_audits_the_other_members_of_the_step_that_it_has_finished_and_that_have_not_lost() -> None:
+    standing, (me, mate, lost, stranger) = Standing(), peers(4)
+    members = [me, mate, lost]
+    standing.closed(case({"p1": WRONG}, audited=lost), CaseVerdict(Ruling.CONVICTED, frozenset({lost})), 2)
+    audited = [peer for peer in (me, mate, lost, stranger) if standing.may_audit(Item(peer, 1, 3, 0, b""), me, 1, 3, members)]
+    assert audited == [mate]
+    assert not standing.may_audit(Item(mate, 0, 3, 0, b""), me, 1, 3, members)
+    assert not standing.may_audit(Item(mate, 1, 4, 0, b""), me, 1, 3, members)
+    assert standing.not_lost(peers(4)) == {me, mate, stranger}
+
+
+def test_an_accuser_may_know_its_mates_as_newcomers() -> None:
+    standing = Standing()
+    standing.found(peers(6))
+    assert standing.most_chance(peers(6)) == standing.rates.newcomer / 5
+    assert standing.most_chance(peers(1)) == standing.rates.newcomer
+
+
+def test_words_convict_by_themselves_once_they_are_those_of_most_of_the_stage() -> None:
+    opened = case({"p1": WRONG, "p2": WRONG})
+    assert not is_convicting(None, peers(4))
+    assert not is_convicting(opened, peers(4))
+    assert is_convicting(opened.with_word(PeerId("p3"), WRONG), peers(4))
+    assert not is_convicting(opened.with_word(PeerId("x"), WRONG), peers(4)), "a stranger to the stage has no vote"
 
 
 def test_who_accuses_in_vain_pauses_for_longer_each_time_and_both_are_watched_for_a_while() -> None:

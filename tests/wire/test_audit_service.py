@@ -15,7 +15,6 @@ from peerd.generated import audit_pb2, audit_pb2_grpc
 from peerd.link.traffic import Traffic
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
-from peerd.table.record import PeerId
 from peerd.wire.audit_client import AuditClient, KeptTensors
 from peerd.wire.audit_service import MOST_PAIRS, AuditServicer
 from peerd.wire.door import Door
@@ -34,7 +33,7 @@ class Keeper:
 
     pairs: list[SignedPass] = field(default_factory=list)
     kept: KeptTensors | None = None
-    heard: list[tuple[PeerId, Evidence]] = field(default_factory=list)
+    heard: list[Evidence] = field(default_factory=list)
     knows: Evidence | None = None
 
     def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
@@ -46,8 +45,8 @@ class Keeper:
             raise WrongStateError("that call is not kept")
         return self.kept
 
-    async def hear(self, caller: PeerId, evidence: Evidence) -> Evidence | None:
-        self.heard.append((caller, evidence))
+    async def hear(self, evidence: Evidence) -> Evidence | None:
+        self.heard.append(evidence)
         return self.knows
 
 
@@ -126,7 +125,7 @@ async def test_a_case_is_heard_and_answered_with_what_is_known(served: tuple[Kee
     assert await client.tell_case(me, case, PATIENCE_S) is None
     keeper.knows = evidence(word_of(FIRST, WRONG), word_of(SECOND, RIGHT))
     assert await client.tell_case(me, case, PATIENCE_S) == keeper.knows
-    assert keeper.heard == [(me, case), (me, case)]
+    assert keeper.heard == [case, case]
 
 
 async def test_what_no_auditor_asks_is_refused(served: tuple[Keeper, Served]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.auditing import NEWCOMER_STEPS, RIGHT, AuditWord, Item, Rates
+from peerd.policy.step.auditing import NEWCOMER_STEPS, RIGHT, AuditWord, Item, Rates, chance
 from peerd.table.record import PeerId
 
 FEWEST_JUDGES = 3
@@ -25,6 +25,8 @@ MOST_DOUBLED = 8
 PAUSE_STEPS = 8
 """After a case of its own that convicted nobody an auditor opens none for so many steps, twice as many after each further one. Both peers
 of a disputed case are watched for so many steps."""
+MOST_CASES = 256
+"""Cases that a peer remembers, the last ones, and convictions that it is told at once."""
 MOST_KNOWN = 20_000
 """Peers that are remembered, the last ones."""
 
@@ -138,6 +140,11 @@ def why_unheard(case: Case, standing: Collection[PeerId], open_cases: Iterable[C
     return ""
 
 
+def is_convicting(case: Case | None, voters: Collection[PeerId]) -> bool:
+    """Whether the words of a case, by themselves, cost somebody its standing. None: there is no case without a word of the accuser."""
+    return case is not None and bool(verdict_on(case, voters).losers)
+
+
 @dataclass(slots=True)
 class _Known:
     """What this peer knows of a mate."""
@@ -182,6 +189,19 @@ class Standing:
 
     def has_lost(self, peer: PeerId) -> bool:
         return self._known.get(peer, _UNKNOWN).has_lost
+
+    def not_lost(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+        """Those of some peers that have not lost their standing: the voters of a stage whose averages this peer does not know."""
+        return frozenset(peer for peer in peers if not self.has_lost(peer))
+
+    def may_audit(self, item: Item, me: PeerId, stage: int, step: int, members: Collection[PeerId]) -> bool:
+        """Whether this peer may compute an item again. `members`: of the average of this step, which it has finished with them."""
+        is_here = (item.stage, item.step) == (stage, step) and item.audited in members
+        return is_here and item.audited != me and not self.has_lost(item.audited)
+
+    def most_chance(self, members: Collection[PeerId]) -> float:
+        """The chance of an audit as an accuser among these may know it: to one that is new here all mates are newcomers."""
+        return chance(self.rates.newcomer, len(self.standing(members)) - 1)
 
     def rate_of(self, peer: PeerId, step: int, is_odd: bool = False) -> float:
         """The share of a peer's work of this step that all auditors together compute again."""
