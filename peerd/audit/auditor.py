@@ -24,7 +24,7 @@ from peerd.policy.step.auditing import AuditWord, Item, chance, due
 from peerd.policy.step.evidence import Evidence, SignedWord, coins_text, insistence_text, word_text
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
-from peerd.policy.step.verdicts import is_convicting
+from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
 from peerd.stage.executor import Priority
 from peerd.stage.state import StageState
 from peerd.stage.witnessing import PassWitness, hash_of_lineage
@@ -60,9 +60,10 @@ class Auditor:
     def applied(self, roster: Roster, before: Lineage) -> None:
         """This peer has finished a step with this average. `before`: the lineage of the parameters that the step was computed with."""
         standing, step = self._cases.standing, roster.step
-        if not self._finished:
+        if not self._finished and not standing.standing(peer for peer in roster.peers if peer != self._host.me):
             standing.found(peer for peer in roster.peers if not standing.has_lost(peer))
         standing.finished(roster.peers, step)
+        self._work.start(self._host.keep_cases())
         lineage = self._witness.lineage_at(step)  # which also notes those of the step that begins
         if lineage != hash_of_lineage(before):
             return  # it holds parameters of another origin
@@ -75,6 +76,7 @@ class Auditor:
 
     async def run(self) -> None:
         """Look at the cases, until cancelled."""
+        self._work.start(self._learn(), expects=(PeerdError,))
         try:
             while True:
                 self._look()
@@ -134,11 +136,20 @@ class Auditor:
         found = self._witness.kept.asked_by(self._host.me, stage, finished.step)
         for first in range(0, len(callers), ASKED_AT_ONCE):
             for told in await asyncio.gather(*(self._ask(peer, finished.step) for peer in callers[first : first + ASKED_AT_ONCE])):
-                found += told
+                found += told or ()
         return found
 
-    async def _ask(self, peer: PeerId, step: int) -> list[SignedPass]:
-        """One peer's receipts. The convictions that come with them are heard."""
+    async def _learn(self) -> None:
+        """Ask peers for the convictions that this one lacks, as it begins: it may have come, or come back, after they were told."""
+        live, step = self._host.live(), self._state.record.step + STEPS_KNOWN  # of which nothing is signed yet
+        num_told = 0
+        for peer in tellers(self._host.me, live.of_stage(self._state.record.stage), live.records):
+            num_told += await self._ask(peer, step) is not None
+            if num_told == TELLERS:
+                return
+
+    async def _ask(self, peer: PeerId, step: int) -> list[SignedPass] | None:
+        """One peer's receipts; None if it does not answer. The convictions that come with them are heard."""
         known = [item_id for item_id, each in self._cases.known.items() if each.losers]
         try:
             convictions, pairs = await self._client.get_receipts(
@@ -147,7 +158,7 @@ class Auditor:
             for evidence in convictions:
                 await self.hear(evidence)
         except RemoteError:
-            return []
+            return None
         return [each for each in pairs if each.own.asked.caller == peer]
 
     async def _audit(self, item: Item, signed: SignedPass, finished: AuditedStep, secret: bytes) -> None:
@@ -250,6 +261,7 @@ class Auditor:
         self.tallies.ruled(item, AuditOutcome(news.verdict.ruling.value))
         if news.fresh:
             self._tell(news.known, everybody=True)
+            self._work.start(self._host.keep_cases())
 
     def _tell(self, known: KnownCase, *, everybody: bool = False) -> None:
         """Tell a case to the mates that judge it, or to everybody, its losers included: they may not know that they compute wrongly."""

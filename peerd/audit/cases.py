@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from peerd.policy.step.auditing import Item, was_due
 from peerd.policy.step.auditing import commitment_to as committed
 from peerd.policy.step.evidence import Evidence
-from peerd.policy.step.verdicts import MOST_CASES, Case, CaseVerdict, Ruling, Standing, asked, verdict_on, why_unheard
+from peerd.policy.step.verdicts import MOST_CASES, Case, CaseVerdict, Ruling, Standing, asked, is_convicting, verdict_on, why_unheard
 from peerd.table.record import PeerId, RunId
 
 CASE_TIMES = 4
@@ -83,6 +83,20 @@ class Cases:
             known.voters = frozenset(voters)
         known.evidence, known.case = merged, case
         return known
+
+    def restore(self, evidence: Evidence, voters: Collection[PeerId]) -> bool:
+        """Take a conviction that this peer has heard before, with those that could vote then. Its signatures have been checked.
+
+        Returns False if it convicts nobody.
+        """
+        case = evidence.case(self.run)
+        if case is None or not is_convicting(case, voters):
+            return False
+        verdict = verdict_on(case, voters, is_late=True)
+        known = KnownCase(evidence, case, frozenset(voters), 0.0, is_asked=True, ruling=verdict.ruling, losers=verdict.losers)
+        self.known[case.item.id] = known
+        self.standing.closed(case, verdict, case.item.step)
+        return True
 
     def why_unheard(self, evidence: Evidence, voters: Collection[PeerId], its_chance: float, step: int) -> str:
         """Why this peer computes nothing for a case of its own stage; empty if it does."""

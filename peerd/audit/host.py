@@ -31,5 +31,8 @@ class AuditHost(Protocol):
     def pass_s(self) -> float:
         """How long a microbatch takes in all stages, in seconds."""
 
+    async def keep_cases(self) -> None:
+        """Write the convictions and who stands to the home, as far as the disk takes them."""
+
     def cast_out(self, peers: Sequence[PeerId]) -> None:
         """Let peers that have lost their standing count for nothing, and refuse their calls. Called again and again."""

@@ -74,6 +74,10 @@ class Home:
         """The newest list of who may take part in a run that a daemon of this home has seen, signed by its organiser."""
         return self.folder / "access" / f"{run}.list"
 
+    def audits(self, run: str) -> Path:
+        """Convictions in a run that a daemon of this home knows, each with its evidence, and who stands."""
+        return self.folder / "audits" / run
+
     def invitation(self, run: str) -> Path:
         """This peer's invitation to a run."""
         return self.folder / "access" / f"{run}.invitation"

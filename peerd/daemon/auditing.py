@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import structlog
 
 from peerd.audit.auditor import Auditor
 from peerd.audit.replays import Replays
 from peerd.planner.memory import Room
 from peerd.stage.witnessing import PassWitness, most_kept_bytes
 from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, RunId
 from peerd.table.view import LiveView
 from peerd.wire.audit_client import AuditClient
 
 if TYPE_CHECKING:
+    from peerd.daemon.peer import Peer
     from peerd.daemon.seat import Seat
+
+LOG = structlog.get_logger()
 
 
 class AuditingSeat:
@@ -48,16 +55,34 @@ class AuditingSeat:
     def pass_s(self) -> float:
         return self._seat.pass_s()
 
+    async def keep_cases(self) -> None:
+        await self._seat.peer.case_store.keep()
+
     def cast_out(self, peers: Sequence[PeerId]) -> None:
         """They are condemned again whenever that ends: a peer that lost its standing never gets it back."""
-        membership, now_s = self._seat.peer.membership, clock_s()
-        fresh = [peer for peer in peers if not membership.view.is_condemned(peer, now_s)]
-        for peer in fresh:
-            membership.cast_out(peer, now_s)
-        for peer in peers:
-            membership.bans.add(peer, membership.view.ttl_s)
-        if fresh:
-            membership.wake()
+        cast_out(self._seat.peer.membership, peers)
+
+
+def cast_out(membership: Membership, peers: Sequence[PeerId]) -> None:
+    """Let peers that have lost their standing count for nothing, and refuse their calls, for as long as one that contradicts itself."""
+    now_s = clock_s()
+    fresh = [peer for peer in peers if not membership.view.is_condemned(peer, now_s)]
+    for peer in fresh:
+        membership.cast_out(peer, now_s)
+    for peer in peers:
+        membership.bans.add(peer, membership.view.ttl_s)
+    if fresh:
+        membership.wake()
+
+
+async def remember_cases(peer: Peer) -> None:
+    """Read the convictions that this home has kept of the run, where peers audit each other. Those that they convict count for nothing."""
+    if not peer.place.manifest.swarm.audits:
+        return
+    num_cases = await asyncio.to_thread(peer.case_store.read)
+    if num_cases:
+        LOG.info("convictions of audits that this home has kept", convictions=num_cases, lost=sorted(peer.cases.losers))
+    cast_out(peer.membership, sorted(peer.cases.losers - {peer.membership.me}))
 
 
 def witness_of(seat: Seat, room: Room) -> PassWitness | None:

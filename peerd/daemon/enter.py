@@ -18,6 +18,7 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.daemon.address import Address, parse_address
 from peerd.daemon.admission import access_for
+from peerd.daemon.auditing import remember_cases
 from peerd.daemon.clocks import compare_clocks
 from peerd.daemon.line_probe import probe_line
 from peerd.daemon.link_needs import needs
@@ -105,7 +106,9 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     local.remember(signed.run, pack(signed), network.port, start=place.start_path, data=place.data_source)
     archive = Archive(home.history(signed.run))
     stack.push_async_callback(archive.close)
-    return Peer(settings, place, network, Entry(membership, row, local, directory), governor, archive)
+    peer = Peer(settings, place, network, Entry(membership, row, local, directory), governor, archive)
+    await remember_cases(peer)
+    return peer
 
 
 async def come_back(peer: Peer) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 import structlog
 
 from peerd.audit.cases import Cases
+from peerd.audit.store import CaseStore
 from peerd.background import Part
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
@@ -87,6 +88,7 @@ class Peer:
         self.data = HeldData(manifest, place.corpus, self.fetcher if place.data_source == SWARM else None, self.giver)
         self.reception = Reception()
         self.cases = Cases(membership.me, run)
+        self.case_store = CaseStore(network.home.audits(run), self.cases)
         proven = network.direct.caller if network.direct is not None else nobody
         traffic, slots = network.links.traffic, lambda: self.reception.slots
         self.door = Door(

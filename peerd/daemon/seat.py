@@ -23,7 +23,6 @@ from peerd.daemon.move_copies import copies_of
 from peerd.daemon.thread_stacks import give_back_stacks
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, PeerdError
-from peerd.link.peer_keys import public_key_of, verify
 from peerd.models.stages import affordable_slots, largest_state_bytes, placing_of_stage
 from peerd.planner.memory import Room
 from peerd.policy.owner.governor import Limits
@@ -52,6 +51,7 @@ from peerd.stage.state_bytes import most_state_bytes
 from peerd.step.rules import rules_of
 from peerd.step.stepper import Stepper
 from peerd.swarm.clock import clock_s
+from peerd.swarm.signed import has_signed
 from peerd.table.record import NO_RECORD, PeerId, Phase, RawRecord, RunId
 from peerd.train.trainer import Trainer
 from peerd.transfers import is_out_of_memory
@@ -321,10 +321,7 @@ class Seat:
         return self.peer.membership.identity.sign(message)
 
     def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
-        try:
-            return verify(public_key_of(peer), message, signature)
-        except ValueError:
-            return False  # such a peer cannot be
+        return has_signed(peer, message, signature)
 
     def pass_s(self) -> float:
         train = self.peer.place.manifest.train

@@ -103,6 +103,14 @@ def _unpack(body: bytes) -> Any:
     return msgpack.unpackb(body, max_array_len=256, max_str_len=512, max_bin_len=2048)
 
 
+def has_signed(peer: PeerId, message: bytes, signature: bytes) -> bool:
+    """Whether the text has this peer's signature. No peer without a key has one."""
+    try:
+        return verify(public_key_of(peer), message, signature)
+    except ValueError:
+        return False
+
+
 def sign_manifest(manifest: Manifest, organiser: Any) -> SignedManifest:
     """Sign with the organiser's Ed25519PrivateKey."""
     body = manifest.canonical_bytes()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
+
 from peerd.errors import BadMessageError
 from peerd.generated import audit_pb2, stage_pb2
 from peerd.policy.hashing import digest
@@ -101,6 +103,22 @@ def evidence_from(message: audit_pb2.AuditCase) -> Evidence:
         raise BadMessageError("a case with too many words, or with a name or a signature that is too long")
     words = (SignedWord(PeerId(each.judge), AuditWord(each.deviation, each.tolerance), each.signature) for each in message.words)
     return Evidence(pair_from(message.item), PeerId(message.accuser), message.coins, insists=message.insists).with_words(words)
+
+
+def packed_case(evidence: Evidence, run: str) -> bytes:
+    """A case as it lies in a file."""
+    return evidence_to(evidence, run).SerializeToString(deterministic=True)
+
+
+def unpacked_case(content: bytes, run: str) -> Evidence:
+    """Whether it is signed is not checked here. Raises BadMessageError, also for a case of another run."""
+    try:
+        message = audit_pb2.AuditCase.FromString(content)
+    except DecodeError:
+        raise BadMessageError("no case") from None
+    if message.run != run:
+        raise BadMessageError("a case of another run")
+    return evidence_from(message)
 
 
 def tell_signed(done: stage_pb2.Done, signed: SignedPass | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from peerd.audit.auditor import Auditor
 from peerd.audit.cases import Cases
 from peerd.audit.replays import Replays
+from peerd.audit.store import CaseStore
 from peerd.config.manifest import Manifest, SwarmConfig
 from peerd.errors import PeerGoneError
 from peerd.link.links import Bytes
@@ -65,6 +67,8 @@ class Mate:
         client = cast(AuditClient, Lines(self))
         replays = Replays(manifest, self.state, self.executor, self.witness, client, self)
         self.cases = Cases(self.me, self.run, Standing(self.stage_of.rates) if self.stage_of.rates else Standing())
+        folder = self.stage_of.folder
+        self.store = CaseStore(folder / self.me, self.cases) if folder is not None else None
         self.auditor = Auditor(self.state, self.witness, replays, client, self.cases, self)
 
     async def _answers(self, given: Any, result: CallResult, below: Any) -> CallResult:
@@ -96,6 +100,10 @@ class Mate:
 
     def pass_s(self) -> float:
         return 0.0
+
+    async def keep_cases(self) -> None:
+        if self.store is not None:
+            await self.store.keep()
 
     def cast_out(self, peers: Sequence[PeerId]) -> None:
         self.cast = list(peers)
@@ -135,6 +143,8 @@ class AuditedStage:
     factors: Sequence[float] = ()
     rates: Any = None
     patience_s: float = 0.3
+    folder: Path | None = None
+    """Where each peer has a home; None: nowhere."""
     is_cut: Callable[[Mate, Mate], bool] = lambda _one, _other: False
 
     def __post_init__(self) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from peerd.audit.cases import Cases
+from peerd.audit.store import CaseStore
 from peerd.audit.tallies import AuditOutcome
 from peerd.errors import BadMessageError
 from peerd.policy.step.auditing import AuditWord, Rates
@@ -123,6 +126,41 @@ def test_what_others_have_decided_is_believed_by_the_stage_before_and_by_a_newco
         assert newcomer.cast == [liar.me]
 
     lived(act, factors=[-1.0])
+
+
+def test_a_peer_that_comes_later_asks_its_mates_for_convictions_and_checks_them_itself() -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in honest))
+        forger, newcomer = honest[0], stage.bystander()
+        evidence = forger.cases.convictions()[0]
+        forger.auditor.receipts = lambda *_: ([replace(evidence, words=evidence.words[:1])], [])  # type: ignore[method-assign]
+        honest[1].auditor.receipts = lambda *_: ([replace(evidence, coins=b"x" * 64)], [])  # type: ignore[method-assign]
+        await newcomer.auditor._learn()
+        newcomer.auditor._look()
+        assert newcomer.cast == [liar.me]
+        alone = stage.bystander()
+        stage.is_cut = lambda one, other: alone in (one, other) and other not in honest[:2]
+        await alone.auditor._learn()
+        assert alone.cases.known == {}, "words that nobody has signed, or too few of them, convict nobody"
+
+    lived(act, factors=[-1.0])
+
+
+def test_a_peer_that_restarts_has_its_convictions_and_its_mates_standing_in_its_home(tmp_path: Path) -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in honest))
+        await until(lambda: all(list(each.store.folder.glob("*.case")) for each in honest if each.store))
+        again = Cases(honest[0].me, liar.run)
+        CaseStore(tmp_path / honest[0].me, again).read()
+        assert again.losers == {liar.me}
+        assert again.known.keys() <= honest[0].cases.known.keys()
+        assert again.standing.standing(each.me for each in stage.mates) == {each.me for each in honest}
+
+    lived(act, factors=[-1.0], folder=tmp_path)
 
 
 def test_evidence_that_somebody_has_changed_is_refused() -> None:

@@ -87,6 +87,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "num_silent": lambda w: w.random.randrange(9),
     **dict.fromkeys(("secret", "commitment"), lambda w: w.raw(32)),
     "its_chance": lambda w: w.random.choice((0.0, 0.01, 1.0)),
+    **dict.fromkeys((("mates", "Iterable[PeerRecord]"), ("others", "Iterable[PeerRecord]")), lambda w: w.records[:64]),
+    "notes": lambda w: [(w.some_peer(), w.count(), True, w.count(), w.count(), w.count())],
     "accuser": World.some_peer,
     "peers": lambda w: w.names[:64],
     **dict.fromkeys(("is_due", "is_paused", "is_odd"), lambda w: w.random.random() < 0.5),

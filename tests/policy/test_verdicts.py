@@ -17,10 +17,11 @@ from peerd.policy.step.verdicts import (
     asked,
     is_convicting,
     judges_in_turn,
+    tellers,
     verdict_on,
     why_unheard,
 )
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, PeerRecord
 
 WRONG, RIGHT = AuditWord(2.0, 1e-4), AuditWord(1e-7, 1e-4)
 TOLERANCES = (1e-4, 1e-4, 5e-2)
@@ -199,6 +200,28 @@ def test_words_convict_by_themselves_once_they_are_those_of_most_of_the_stage() 
     assert not is_convicting(opened, peers(4))
     assert is_convicting(opened.with_word(PeerId("p3"), WRONG), peers(4))
     assert not is_convicting(opened.with_word(PeerId("x"), WRONG), peers(4)), "a stranger to the stage has no vote"
+
+
+def test_convictions_are_asked_of_mates_and_others_in_turn_and_in_an_order_of_ones_own() -> None:
+    me, *rest = (PeerRecord(peer=peer, stage=number % 2) for number, peer in enumerate(peers(41)))
+    mates = [record for record in (me, *rest) if record.stage == 0]
+    found = tellers(me.peer, mates, [me, *rest])
+    assert sorted(found) == sorted(record.peer for record in rest)
+    assert found != tellers(PeerId("p1"), mates, rest)
+    assert tellers(me.peer, [me], [me]) == []
+
+
+def test_standing_outlasts_the_daemon_but_for_what_cases_say() -> None:
+    before, after = Standing(), Standing()
+    before.found(peers(2))
+    for step in range(NEWCOMER_STEPS):
+        before.finished(peers(3), step)
+    before.closed(case({"p1": WRONG}), CaseVerdict(Ruling.DISPUTED), 10)
+    after.restore(before.notes())
+    assert after.notes() == before.notes()
+    assert after.standing(peers(4)) == before.standing(peers(4)) == frozenset(peers(3))
+    assert after.is_paused(PeerId("p1"), 10 + PAUSE_STEPS)
+    assert after.rate_of(PeerId("p0"), 10 + PAUSE_STEPS) == 0.25
 
 
 def test_who_accuses_in_vain_pauses_for_longer_each_time_and_both_are_watched_for_a_while() -> None:

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import zip_longest
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.auditing import NEWCOMER_STEPS, RIGHT, AuditWord, Item, Rates, chance
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, PeerRecord
 
 FEWEST_JUDGES = 3
 """Of fewer peers, the audited one included, no majority can say which of them is wrong."""
@@ -27,8 +28,15 @@ PAUSE_STEPS = 8
 of a disputed case are watched for so many steps."""
 MOST_CASES = 256
 """Cases that a peer remembers, the last ones, and convictions that it is told at once."""
+TELLERS = 4
+"""Answers that a peer wants when it begins and asks for convictions. With a third of liars, none of four is honest in 1 of 80 cases."""
 MOST_KNOWN = 20_000
 """Peers that are remembered, the last ones."""
+MOST_NOTED = 2_048
+"""Peers whose standing is noted on disk, the last ones."""
+StandingNote = tuple[PeerId, int, bool, int, int, int]
+"""What outlasts the daemon of a peer: its id, clean steps, whether it is a founder, its cases in a row that convicted nobody, and until
+which steps it may open no case and is watched. Whether it has lost its standing is not in it: its case says that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,17 @@ def why_unheard(case: Case, standing: Collection[PeerId], open_cases: Iterable[C
     return ""
 
 
+def tellers(me: PeerId, mates: Iterable[PeerRecord], others: Iterable[PeerRecord]) -> list[PeerId]:
+    """The peers to ask for convictions, in turn: mates and others alternately, in an order that is this peer's own.
+
+    Each is asked once at most. One honest peer among the TELLERS that answer is enough, as evidence speaks for itself.
+    """
+    near, far = (
+        sorted({each.peer for each in group} - {me}, key=lambda peer: digest("teller", me, peer, size=8)) for group in (mates, others)
+    )
+    return list(dict.fromkeys(peer for pair in zip_longest(near, far) for peer in pair if peer is not None))
+
+
 def is_convicting(case: Case | None, voters: Collection[PeerId]) -> bool:
     """Whether the words of a case, by themselves, cost somebody its standing. None: there is no case without a word of the accuser."""
     return case is not None and bool(verdict_on(case, voters).losers)
@@ -167,6 +186,20 @@ class Standing:
 
     rates: Rates = field(default_factory=Rates)
     _known: dict[PeerId, _Known] = field(default_factory=dict)
+
+    def notes(self) -> list[StandingNote]:
+        """What outlasts the daemon, of the last MOST_NOTED peers."""
+        last = list(self._known.items())[-MOST_NOTED:]
+        return [
+            (peer, known.clean_steps, known.is_founder, known.num_vain, known.paused_until, known.watched_until) for peer, known in last
+        ]
+
+    def restore(self, notes: Iterable[StandingNote]) -> None:
+        """Take what an earlier daemon of this home has noted."""
+        for peer, clean_steps, is_founder, num_vain, paused_until, watched_until in notes:
+            known = self._of(peer)
+            known.clean_steps, known.is_founder = clean_steps, is_founder
+            known.num_vain, known.paused_until, known.watched_until = num_vain, paused_until, watched_until
 
     def found(self, peers: Iterable[PeerId]) -> None:
         """Note the peers that serve before the first commit."""
