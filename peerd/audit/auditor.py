@@ -21,7 +21,8 @@ from peerd.audit.tallies import AuditOutcome, AuditTallies
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerdError, RemoteError
 from peerd.policy.step.auditing import AuditWord, Item, chance, due
-from peerd.policy.step.evidence import Evidence, SignedWord, coins_text, insistence_text, word_text
+from peerd.policy.step.coins import secret_of
+from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, word_text
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
@@ -59,6 +60,7 @@ class Auditor:
 
     def applied(self, roster: Roster, before: Lineage) -> None:
         """This peer has finished a step with this average. `before`: the lineage of the parameters that the step was computed with."""
+        self._note_coins()
         standing, step = self._cases.standing, roster.step
         if not self._finished and not standing.standing(peer for peer in roster.peers if peer != self._host.me):
             standing.found(peer for peer in roster.peers if not standing.has_lost(peer))
@@ -73,6 +75,11 @@ class Auditor:
             del self._finished[old]
         self._work.start(self._audit_step(finished), expects=(PeerdError,))
         self._changed.set()
+
+    def _note_coins(self) -> None:
+        """Note to which coins the mates are committed: an audit counts by those that were known before its step."""
+        for record in self._host.live().of_stage(self._state.record.stage):
+            self._cases.commitments.note(record, self._state.record.step)
 
     async def run(self) -> None:
         """Look at the cases, until cancelled."""
@@ -122,7 +129,7 @@ class Auditor:
         num_auditors = len(standing.standing(finished.members)) - 1
         whole, place = {signed.own.item(run): signed for signed in pairs}, (self._state.record.stage, finished.step)
         items = {item: signed for item, signed in whole.items() if standing.may_audit(item, self._host.me, *place, finished.members)}
-        secret = self._host.sign(coins_text(run, self._state.record.stage, finished.step))
+        secret = secret_of(self._host.coins_seed, finished.step)
         chances = ((item, chance(standing.rate_of(item.audited, finished.step), num_auditors)) for item in items)
         drawn = due(secret, chances)
         self.tallies.drew(len(items), len(drawn))
@@ -221,6 +228,7 @@ class Auditor:
 
     def _look(self) -> None:
         """Do what is due in the cases that this peer knows."""
+        self._note_coins()
         early, now_s = list(self._early), clock_s()
         self._early.clear()
         for evidence in early:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from peerd.policy.step.auditing import Item, was_due
-from peerd.policy.step.auditing import commitment_to as committed
+from peerd.policy.step.coins import Commitments
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.verdicts import MOST_CASES, Case, CaseVerdict, Ruling, Standing, asked, is_convicting, verdict_on, why_unheard
 from peerd.table.record import PeerId, RunId
@@ -60,6 +60,7 @@ class Cases:
     me: PeerId
     run: RunId
     standing: Standing = field(default_factory=Standing)
+    commitments: Commitments = field(default_factory=Commitments)
     known: OrderedDict[bytes, KnownCase] = field(default_factory=OrderedDict)
     """By the id of the item."""
 
@@ -103,7 +104,8 @@ class Cases:
         case = evidence.case(self.run)
         if case is None:
             return "it has no word of the accuser"
-        is_due = was_due(committed(evidence.coins), evidence.coins, case.item, its_chance)
+        has_committed = case.accuser == self.me or self.commitments.has_committed(case.accuser, evidence.coins, case.item.step)
+        is_due = has_committed and was_due(evidence.coins, case.item, its_chance)
         others = [each.case for each in self.known.values() if each.is_open]
         return why_unheard(case, voters, others, is_due, self.standing.is_paused(case.accuser, step))
 

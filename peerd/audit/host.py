@@ -19,6 +19,10 @@ class AuditHost(Protocol):
     def me(self) -> PeerId: ...
 
     @property
+    def coins_seed(self) -> bytes:
+        """The seed of this peer's coins, which nobody else knows."""
+
+    @property
     def patience_s(self) -> float:
         """The longest silence of another peer in a call."""
 

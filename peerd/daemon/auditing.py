@@ -40,6 +40,10 @@ class AuditingSeat:
         return self._seat.peer.membership.me
 
     @property
+    def coins_seed(self) -> bytes:
+        return self._seat.peer.coins_seed
+
+    @property
     def patience_s(self) -> float:
         return self._seat.peer.patience_s
 

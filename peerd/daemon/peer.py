@@ -31,6 +31,7 @@ from peerd.daemon.watching.otel import MicrobatchTraces
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.step.contributions import StageTally
+from peerd.policy.step.evidence import coins_text
 from peerd.policy.swarm.access import NO_VERSION
 from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.reaching import missed_since
@@ -88,6 +89,7 @@ class Peer:
         self.data = HeldData(manifest, place.corpus, self.fetcher if place.data_source == SWARM else None, self.giver)
         self.reception = Reception()
         self.cases = Cases(membership.me, run)
+        self.coins_seed = membership.identity.sign(coins_text(run)) if manifest.swarm.audits else b""
         self.case_store = CaseStore(network.home.audits(run), self.cases)
         proven = network.direct.caller if network.direct is not None else nobody
         traffic, slots = network.links.traffic, lambda: self.reception.slots

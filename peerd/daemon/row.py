@@ -9,6 +9,7 @@ import structlog
 
 from peerd import __version__
 from peerd.daemon.device import describe
+from peerd.policy.step.coins import heads_of
 from peerd.policy.swarm.rates import carried
 from peerd.swarm.clock import clock_s
 from peerd.swarm.own_row import OwnRow
@@ -75,6 +76,7 @@ class Row(OwnRow):
             unaveraged=seat.unaveraged,
             up=up,
             down=down,
+            coins=heads_of(peer.coins_seed, seat.state.record.step) if peer.coins_seed else b"",
             coordinate=peer.gossip.position.coordinate,
         )
 

@@ -226,7 +226,7 @@ class AuditCase(_message.Message):
     run: _builtins.str
     accuser: _builtins.str
     coins: _builtins.bytes
-    """the accuser's signature of this run, stage and step: the secret of its coins"""
+    """the secret of the accuser's coins for the step"""
     insists: _builtins.bytes
     """the accuser's signature of that it has computed the item once more; empty: it has not"""
     @_builtins.property

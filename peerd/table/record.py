@@ -24,6 +24,8 @@ MAX_LOSS = 1e30
 """Nats per token. A run that diverges may come near it."""
 MAX_BACKLOG = float(1 << 20)
 MAX_STAY_HOURS = 1 << 17
+COIN_BYTES = 32
+"""Bytes of a secret of an auditor's coins, and of the head of a chain of them."""
 MAX_ASIDES = 3
 """A peer has memory for so many: that of a round, which it does not need meanwhile."""
 MAX_SIDELINED = 8
@@ -253,6 +255,8 @@ class Vitals:
     """Microbatches that waited for its processor or its uplink, on average over the last rebalancing period."""
     stays_hours: Annotated[int, 43, count(MAX_STAY_HOURS)] = 0
     """How long its owner still means to let it run, in hours, rounded up. 0: not said, or over."""
+    coins: Annotated[bytes, 46, raw(2 * COIN_BYTES)] = b""
+    """Where peers audit each other: what binds it to the coins of its audits, of this period and the next (policy/step/coins.py)."""
     paused: Annotated[bool, 45, FLAG] = False
     """It leaves its stage because it is paused, and comes back when the pause ends. It is told only together with `leaving`."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN

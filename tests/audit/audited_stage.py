@@ -17,7 +17,8 @@ from peerd.audit.store import CaseStore
 from peerd.config.manifest import Manifest, SwarmConfig
 from peerd.errors import PeerGoneError
 from peerd.link.links import Bytes
-from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.coins import heads_of
+from peerd.policy.step.evidence import Evidence, coins_text
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.policy.step.verdicts import Standing
@@ -57,7 +58,7 @@ class Mate:
 
     def __post_init__(self) -> None:
         manifest = self.stage_of.manifest
-        record = PeerRecord(peer=self.key.peer, incarnation=1, stage=self.stage)
+        record = PeerRecord(peer=self.key.peer, incarnation=1, stage=self.stage, coins=heads_of(self.coins_seed, 0))
         self.state = StageState(manifest, record, CPU, lambda: view_of(self.state.record))
         self.state.serve()
         self.executor = Executor()
@@ -83,6 +84,10 @@ class Mate:
     @property
     def me(self) -> PeerId:
         return self.key.peer
+
+    @property
+    def coins_seed(self) -> bytes:
+        return self.sign(coins_text(self.run))
 
     @property
     def patience_s(self) -> float:

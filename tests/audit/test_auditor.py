@@ -136,7 +136,7 @@ def test_a_peer_that_comes_later_asks_its_mates_for_convictions_and_checks_them_
         forger, newcomer = honest[0], stage.bystander()
         evidence = forger.cases.convictions()[0]
         forger.auditor.receipts = lambda *_: ([replace(evidence, words=evidence.words[:1])], [])  # type: ignore[method-assign]
-        honest[1].auditor.receipts = lambda *_: ([replace(evidence, coins=b"x" * 64)], [])  # type: ignore[method-assign]
+        honest[1].auditor.receipts = lambda *_: ([replace(evidence, insists=b"x" * 64)], [])  # type: ignore[method-assign]
         await newcomer.auditor._learn()
         newcomer.auditor._look()
         assert newcomer.cast == [liar.me]
@@ -175,7 +175,6 @@ def test_evidence_that_somebody_has_changed_is_refused() -> None:
         for false in (
             replace(evidence, words=(*evidence.words[:1], forged)),
             replace(evidence, insists=b"yes" * 21),
-            replace(evidence, coins=own.callee_signature),
             replace(evidence, signed=replace(evidence.signed, own=replace(own, asked=replace(own.asked, callee=victim.me)))),
         ):
             with pytest.raises(BadMessageError, match="proves nothing"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peerd.policy.step.auditing import AuditWord, Item
+from peerd.policy.step.coins import Commitments
 from peerd.policy.step.evidence import Evidence, SignedWord
 from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
@@ -54,6 +55,13 @@ def _evidence(world: World) -> Evidence:
     return Evidence(_signed(world), world.some_peer(), world.raw(64), insists=insists).with_words(_words(world))
 
 
+def _commitments(world: World) -> Commitments:
+    found = Commitments()
+    for record in world.records[:64]:
+        found.note(record, world.some_step())
+    return found
+
+
 MAKERS: Mapping[type, Callable[[World], Any]] = {
     Item: _item,
     AuditWord: _word,
@@ -63,6 +71,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     SignedPass: _signed,
     SignedWord: lambda w: SignedWord(w.some_peer(), _word(w), w.raw(64)),
     Evidence: _evidence,
+    Commitments: _commitments,
 }
 
 ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
@@ -85,7 +94,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "verdict": lambda w: CaseVerdict(w.random.choice(list(Ruling)), frozenset({w.peer()})),
     "num_voters": lambda w: w.random.randrange(64),
     "num_silent": lambda w: w.random.randrange(9),
-    **dict.fromkeys(("secret", "commitment"), lambda w: w.raw(32)),
+    **dict.fromkeys(("secret", "seed"), lambda w: w.raw(32)),
     "its_chance": lambda w: w.random.choice((0.0, 0.01, 1.0)),
     **dict.fromkeys((("mates", "Iterable[PeerRecord]"), ("others", "Iterable[PeerRecord]")), lambda w: w.records[:64]),
     "notes": lambda w: [(w.some_peer(), w.count(), True, w.count(), w.count(), w.count())],

@@ -270,6 +270,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "up": lambda w: w.count(MAX_RATE),
     "down": lambda w: w.count(MAX_RATE),
     "stays_hours": lambda w: w.count(MAX_STAY_HOURS),
+    "coins": lambda w: w.raw(64),
     "computes": lambda w: w.real(MAX_THROUGHPUT),
     "backlog": lambda w: w.real(MAX_BACKLOG),
     "coordinate": lambda w: w.maybe(w.coordinate),

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.auditing import AuditWord, Item, Rates, chance, commitment_to, due, was_due
+from peerd.policy.step.auditing import AuditWord, Item, Rates, chance, coin, due, was_due
+from peerd.policy.step.coins import Commitments, heads_of, secret_of
 from peerd.policy.step.ledger import indices
 from peerd.policy.step.verdicts import Case, Ruling, Standing, asked, verdict_on, why_unheard
 from peerd.table.record import PeerId, Phase
@@ -29,6 +30,10 @@ AGAIN_S, MOST_AGAIN = 0.3, 10
 """What is heard of a step that this peer is about to finish waits so long, so often."""
 WRONG, RIGHT, OTHER_PARAMETERS = 2.0, 1e-7, 1.4
 TOLERANCE = 1e-4
+
+
+def coins_seed(seed: int, peer: PeerId) -> bytes:
+    return digest("coins of", seed, peer)
 
 
 @dataclass(slots=True)
@@ -50,6 +55,11 @@ class Audits:
         rate = peer.world.scenario.audits
         self.standing = Standing(Rates(newcomer=rate, usual=rate, odd=rate, settled=rate))
         self.cases: dict[bytes, Open] = {}
+        self.commitments = Commitments()
+        self.ground: dict[bytes, bytes] = {}
+        """Of a liar, secrets of coins that it has looked for, by item."""
+        if rate > 0:
+            peer.record = replace(peer.record, coins=heads_of(coins_seed(peer.world.scenario.seed, peer.name), 0))
 
     @property
     def is_on(self) -> bool:
@@ -58,6 +68,7 @@ class Audits:
     def begin_step(self) -> None:
         """The present step ends: its work can be computed again until the next one ends."""
         peer = self._peer
+        self._note_coins()
         held = peer.kept.of_step(peer.record.step)
         if not self.is_on or held is None or held.average_id != peer.record.average_id:
             return
@@ -68,21 +79,44 @@ class Audits:
         if peer.record.phase is Phase.JOINING:
             return
         each = [(item, self._chance(item, members)) for item in self._items(held)]
+        if peer.lies.denounces:
+            self._grind(each)
         for item in due(self._secret(peer.name, held.step), each):
             peer.after(peer.world.rng.uniform(*REPLAY_S), lambda item=item: self._audit(item))  # type: ignore[misc]
 
     def look(self) -> None:
         """A peer that has lost its standing counts for nothing."""
         peer = self._peer
+        self._note_coins()
         for name in peer.view.sightings if self.is_on else ():
             if self.standing.has_lost(name) and not peer.view.is_condemned(name, peer.now):
                 peer.view.condemn(name, peer.now)
 
+    def _note_coins(self) -> None:
+        peer = self._peer
+        for record in peer.view.live(peer.now).records if self.is_on else ():
+            self.commitments.note(record, peer.record.step)
+
     # what a peer does itself
+
+    def _grind(self, each: Sequence[tuple[Item, float]]) -> None:
+        """A liar that accuses, of any of these items, one that its coins did not draw: it looks for a secret by which they would have."""
+        peer = self._peer
+        if not each:
+            return
+        item, its_chance = each[0]
+        tries = (digest("ground", item.id, number, size=32) for number in range(10_000))
+        self.ground[item.id] = next(found for found in tries if coin(found, item) < its_chance)
+        case = Case(item, peer.name, {peer.name: AuditWord(WRONG, TOLERANCE)})
+        self._tell(lambda mate: mate.trust.audits.hear(case))
 
     def _items(self, held: Held) -> list[Item]:
         mates = (entry for entry in held.claim.roster.entries if entry.peer != self._peer.name)
         return [self._item(entry.peer, held, index) for entry in mates for index in (*indices(entry.done), None)]
+
+    def _ground(self, case: Case) -> bytes:
+        """The secret that a liar shows with its case; empty if it shows its own."""
+        return self._peer.world.peers[case.accuser].trust.audits.ground.get(case.item.id, b"")
 
     def _item(self, audited: PeerId, held: Held, index: int | None) -> Item:
         signed = digest("signed", audited, held.average_id, -1 if index is None else index)
@@ -90,7 +124,7 @@ class Audits:
 
     def _secret(self, auditor: PeerId, step: int) -> bytes:
         """In the model everybody can tell it, but only honest peers would not look."""
-        return digest("secret", self._peer.world.scenario.seed, auditor, step)
+        return secret_of(coins_seed(self._peer.world.scenario.seed, auditor), step)
 
     def _chance(self, item: Item, members: Sequence[PeerId]) -> float:
         return chance(self.standing.rate_of(item.audited, item.step), len(members) - 1)
@@ -141,8 +175,10 @@ class Audits:
         members = held.claim.roster.peers
         if item.audited not in members or item != self._item(item.audited, held, item.index):
             return "the audited peer has signed no such work"
-        secret = self._secret(case.accuser, item.step)
-        is_due = was_due(commitment_to(secret), secret, item, self._chance(item, members))
+        secret = self._ground(case) or self._secret(case.accuser, item.step)
+        has_committed = case.accuser == peer.name or self.commitments.has_committed(case.accuser, secret, item.step)
+        has_committed = has_committed or "coins committed before the step" in peer.world.scenario.off
+        is_due = has_committed and was_due(secret, item, self._chance(item, members))
         others = [each.case for each in self.cases.values() if each.ruling is Ruling.OPEN]
         return why_unheard(case, self.standing.standing(members), others, is_due, self.standing.is_paused(case.accuser, item.step))
 
@@ -166,6 +202,7 @@ class Audits:
         held = self._peer.kept.of_step(case.item.step)
         assert held is not None
         self.cases[case.item.id] = Open(case, self.standing.standing(held.claim.roster.peers), self._peer.now)
+        self._peer.world.counts["ground cases"] += bool(self._ground(case))
         self._watch(case.item.id)
 
     def _merge(self, case: Case) -> None:

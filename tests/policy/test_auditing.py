@@ -18,7 +18,6 @@ from peerd.policy.step.auditing import (
     Rates,
     chance,
     coin,
-    commitment_to,
     due,
     looks_odd,
     most_audits,
@@ -53,10 +52,10 @@ def test_an_auditor_can_show_that_an_audit_was_due_and_no_other_one() -> None:
     assert found
     for number in range(500):
         is_drawn = coin(b"secret", item(number)) < 0.02
-        assert was_due(commitment_to(b"secret"), b"secret", item(number), 0.02) or not is_drawn
-    assert not was_due(commitment_to(b"secret"), b"another secret", found[0], 0.02)
+        assert was_due(b"secret", item(number), 0.02) or not is_drawn
+    assert not was_due(b"another secret", found[0], 0.02)
     far = max((item(number) for number in range(500)), key=lambda each: coin(b"secret", each))
-    assert not was_due(commitment_to(b"secret"), b"secret", far, 0.25)
+    assert not was_due(b"secret", far, 0.25)
 
 
 def test_what_the_audited_peer_signs_changes_the_coin_so_nobody_can_choose_a_secret_for_a_victim() -> None:

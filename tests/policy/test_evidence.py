@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from peerd.policy.step.auditing import AuditWord
-from peerd.policy.step.evidence import Evidence, SignedWord, coins_text, insistence_text, word_text
+from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, word_text
 from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
 from peerd.table.record import PeerId, RunId
 
@@ -33,7 +33,7 @@ def word_of(judge: PeerId, word: AuditWord) -> SignedWord:
 
 
 def evidence(*words: SignedWord) -> Evidence:
-    return Evidence(signed_pass(), FIRST, sign(FIRST, coins_text(RUN, 0, 3))).with_words(words)
+    return Evidence(signed_pass(), FIRST, b"c" * 32).with_words(words)
 
 
 def test_it_makes_the_case_of_its_words() -> None:
@@ -66,7 +66,6 @@ def test_nothing_of_it_can_be_made_up() -> None:
     assert whole.why_unsigned(RUN, is_of) == ""
     own = whole.signed.own
     changes = {
-        "coins": replace(whole, coins=sign(SECOND, coins_text(RUN, 0, 3))),
         "insist": replace(whole, insists=sign(SECOND, insistence_text(RUN, whole.item(RUN)))),
         "signed its word": replace(whole, words=(replace(whole.words[0], word=WORSE),)),
         "signed the call": replace(whole, signed=SignedPass(replace(own, asked=replace(own.asked, inputs=b"x" * 32)))),

@@ -20,11 +20,13 @@ SIZES = [(1, 3), (2, 4), (1, 7)]
 OUT_WITHIN_STEPS = 3
 
 
-def lied_to(kinds: dict[PeerId, Kind], seed: int, num_stages: int, num_peers: int, audits: float) -> World:
+def lied_to(
+    kinds: dict[PeerId, Kind], seed: int, num_stages: int, num_peers: int, audits: float, off: frozenset[str] = frozenset()
+) -> World:
     """A run in which these peers lie from the first second on. With `audits` at `num_peers` every peer computes everything again."""
     faults = tuple(Fault(1.0, kind, name=name, lasts_s=1e3) for name, kind in kinds.items())
     size = {"num_stages": num_stages, "peers_per_stage": num_peers, "num_microbatches": 3 * num_peers}
-    return World(Scenario(seed=seed, last_step=12, faults=faults, audits=audits, certifies=True, limit_s=120.0, **size))  # type: ignore[arg-type]
+    return World(Scenario(seed=seed, last_step=12, faults=faults, audits=audits, certifies=True, limit_s=120.0, off=off, **size))  # type: ignore[arg-type]
 
 
 def runs_until_out(world: World, liars: set[PeerId]) -> int:
@@ -62,6 +64,13 @@ def test_two_framers_of_seven_convict_nobody() -> None:
     world = lied_to({LIAR: Kind.DENOUNCE, ACCOMPLICE: Kind.DENOUNCE}, 0, 1, 7, audits=7)
     assert runs_until_out(world, {LIAR, ACCOMPLICE}) <= OUT_WITHIN_STEPS
     assert world.run().problems == ()
+
+
+@pytest.mark.parametrize("off", [frozenset(), frozenset({"coins committed before the step"})])
+def test_coins_that_a_liar_chooses_after_the_step_open_no_case(off: frozenset[str]) -> None:
+    world = lied_to({LIAR: Kind.DENOUNCE}, 0, 1, 4, audits=0.2, off=off)
+    assert world.run().problems == ()
+    assert bool(world.counts["ground cases"]) == bool(off)
 
 
 @pytest.mark.parametrize("kind", [Kind.FALSIFY, Kind.DENOUNCE])

@@ -87,6 +87,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "voids": st.lists(st.builds(Void, peers, counts, steps), max_size=8).map(tuple),
     "throughput": reals.filter(lambda rate: rate <= 1e9),
     "stays_hours": st.integers(0, 99),
+    "coins": st.binary(max_size=64),
     "computes": reals.filter(lambda rate: rate <= 1e9),
     "backlog": reals.filter(lambda waiting: waiting <= 1 << 20),
     "tokens": counts,

@@ -4,8 +4,8 @@ Nothing in an average tells a right gradient from a wrong one. So each peer comp
 parameters that the work was done with. An item is one microbatch of one peer (its output and its gradient, from the inputs that it got), or
 a peer's whole part of a step. A secret of the auditor's draws the items, so that nobody knows which of its work will be looked at.
 
-A step's secret is committed to before the step, and an item's id covers what the audited peer has signed. So the auditor can show later
-that an audit was due, and could not have chosen whom it audits.
+An auditor is committed to a step's secret before the step (coins.py), and an item's id covers what the audited peer has signed. So the
+auditor can show later that an audit was due, and could not have chosen whom it audits.
 """
 
 from __future__ import annotations
@@ -113,11 +113,6 @@ def chance(rate: float, num_auditors: int) -> float:
     return min(1.0, rate / max(1, num_auditors))
 
 
-def commitment_to(secret: bytes) -> bytes:
-    """What an auditor publishes before a step: 32 bytes that bind it to the secret of its coins."""
-    return digest("coins", secret, size=32)
-
-
 def coin(secret: bytes, item: Item) -> float:
     """The auditor's coin for an item, from 0 to 1. Without the secret nobody can tell it."""
     return int.from_bytes(digest("coin", secret, item.id, size=8), "little") / 2.0**64
@@ -142,9 +137,9 @@ def due(secret: bytes, items: Iterable[tuple[Item, float]]) -> list[Item]:
     return [item for _, item in sorted(drawn, key=lambda each: each[0])][: most_audits(expected)]
 
 
-def was_due(commitment: bytes, secret: bytes, item: Item, its_chance: float) -> bool:
-    """Whether an auditor that committed to its secret before the step had to audit this item, by the chance that this peer knows."""
-    return commitment_to(secret) == commitment and coin(secret, item) < DUE_TIMES * its_chance
+def was_due(secret: bytes, item: Item, its_chance: float) -> bool:
+    """Whether an auditor with this secret had to audit this item, by the chance that this peer knows."""
+    return coin(secret, item) < DUE_TIMES * its_chance
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A case as it travels, with the signatures that let anybody check it: rule 20 (audit). Pure.
 
-It holds the receipts of the microbatch, the signed words of its judges, and the secret of the accuser's coins. This secret is the accuser's
-signature of run, stage and step, so nobody else can tell it before.
+It holds the receipts of the microbatch, the signed words of its judges, and the secret of the accuser's coins, to which the accuser was
+committed before the step (coins.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MOST_WORDS_EACH = 2
 MOST_WORDS = 1024
 
 
-def coins_text(run: RunId, stage: int, step: int) -> bytes:
-    """The text whose signature is the secret of an auditor's coins for one step."""
-    return digest("coins of", run, stage, step, size=32)
+def coins_text(run: RunId) -> bytes:
+    """The text whose signature is the seed of an auditor's coins in a run. It is shown to nobody, and is the same after a restart."""
+    return digest("coins of", run, size=32)
 
 
 def word_text(run: RunId, item: Item, word: AuditWord) -> bytes:
@@ -51,7 +51,7 @@ class Evidence:
     """The microbatch that is said to be wrong."""
     accuser: PeerId
     coins: bytes
-    """The secret of the accuser's coins."""
+    """The secret of the accuser's coins for the item's step."""
     words: tuple[SignedWord, ...] = ()
     insists: bytes = b""
     """The accuser's signature of that it has computed the item once more; empty: it has not."""
@@ -89,8 +89,6 @@ class Evidence:
         item = self.item(run)
         if (reason := self.signed.why_unsigned(run, is_of)) != "":
             return reason
-        if not is_of(self.accuser, coins_text(run, item.stage, item.step), self.coins):
-            return "the accuser has not signed its coins"
         if self.insists and not is_of(self.accuser, insistence_text(run, item), self.insists):
             return "the accuser does not insist"
         forged = (each.judge for each in self.words if not is_of(each.judge, word_text(run, item, each.word), each.signature))
