@@ -15,6 +15,7 @@ from peerd.config.codec import parse_averaged
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.planner.load import FLOAT32_BYTES, Load
 from peerd.policy.step.batches import MOST_EARLIER, MOST_OPEN
+from peerd.policy.step.receipts import MEMORY_SHARE, wanted_kept_bytes
 
 EASY_SHARE = 0.5
 """Share of free memory that "auto" fills with what is faster and not needed: other processes may count on the same free memory."""
@@ -112,11 +113,19 @@ def stage_memory(manifest: Manifest, load: Load, slots: int, placing: Placing) -
     on_device = used + slots * 2 * manifest.boundary_bytes
     if placing is Placing.TOGETHER:
         passing = in_pass + in_round if manifest.train.overlaps_steps else max(in_pass, in_round)
-        return Memory(on_device + aside + _residuals(manifest, load) + passing, 0)
+        return Memory(_with_kept(manifest, on_device + aside + _residuals(manifest, load) + passing), 0)
     host = _residuals(manifest, load) + in_round
     if placing is Placing.DEVICE:
-        return Memory(on_device + aside + in_pass, host)
-    return Memory(on_device + in_pass, aside + host)
+        return Memory(on_device + aside + in_pass, _with_kept(manifest, host))
+    return Memory(on_device + in_pass, _with_kept(manifest, aside + host))
+
+
+def _with_kept(manifest: Manifest, needed: int) -> int:
+    """The machine's memory with the tensors that are kept for audits: as many as are wanted, or one part in MEMORY_SHARE of it all."""
+    if not manifest.swarm.audits:
+        return needed
+    wanted = wanted_kept_bytes(manifest.train.microbatches_per_step, manifest.boundary_bytes)
+    return needed + min(wanted, needed // (MEMORY_SHARE - 1))
 
 
 def _lasting(manifest: Manifest, load: Load) -> tuple[int, int]:

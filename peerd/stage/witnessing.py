@@ -14,21 +14,22 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
 from peerd.policy.hashing import digest
-from peerd.policy.step.receipts import HASH_BYTES, NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.policy.step.receipts import (
+    HASH_BYTES,
+    MEMORY_SHARE,
+    NOTHING,
+    STEPS_KEPT,
+    AnsweredPass,
+    AskedPass,
+    Receipt,
+    SignedPass,
+    wanted_kept_bytes,
+)
 from peerd.stage.state import StageState
 from peerd.table.record import Lineage, PeerId, Phase, RunId
 from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.receipts import tensor_hash
 from peerd.wire.tensors import take
-
-STEPS_KEPT = 2
-"""The step under way, and the one before, which is audited meanwhile."""
-
-
-MEMORY_SHARE = 4
-"""Calls take at most one part in so many of the memory that this peer may take."""
-TENSORS = 4
-"""A microbatch has so many at one peer: two between it and its caller, and two between it and the next stage."""
 
 
 def most_kept_bytes(manifest: Manifest, free_bytes: int) -> int:
@@ -36,8 +37,7 @@ def most_kept_bytes(manifest: Manifest, free_bytes: int) -> int:
 
     `free_bytes`: the machine's memory that this peer may take.
     """
-    wanted = STEPS_KEPT * manifest.train.microbatches_per_step * TENSORS * manifest.boundary_bytes
-    return min(wanted, free_bytes // MEMORY_SHARE)
+    return min(wanted_kept_bytes(manifest.train.microbatches_per_step, manifest.boundary_bytes), free_bytes // MEMORY_SHARE)
 
 
 class Signer(Protocol):

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from peerd.cli.new_estimate import estimates, fitted_to
 from peerd.cli.render_estimate import smallest_gpu
-from peerd.config.manifest import ComputeConfig, Manifest, TrainConfig, WireConfig
+from peerd.config.manifest import ComputeConfig, Manifest, SwarmConfig, TrainConfig, WireConfig
 from peerd.planner.load import Load
 from peerd.planner.memory import Memory, Placing, Room, placing_in, stage_memory
+from peerd.stage.witnessing import most_kept_bytes
 
 LOAD = Load(num_parameters=1000, num_in_layers=1000)
 GB = 10**9
@@ -27,6 +28,19 @@ def bytes_of(manifest: Manifest, placing: Placing) -> tuple[float, float]:
     """Of a parameter, on the device and on the host."""
     found = stage_memory(manifest, LOAD, 0, placing)
     return found.device / LOAD.num_parameters, found.host / LOAD.num_parameters
+
+
+def test_the_tensors_that_are_kept_for_audits_are_counted_where_they_lie_and_fit_what_a_peer_may_keep() -> None:
+    for num_microbatches in (1, 16, 4096):
+        plain = manifest_of(microbatches_per_step=num_microbatches, microbatch_size=1)
+        audited = replace(plain, swarm=SwarmConfig(trust="audits", group_size=0))
+        for placing in Placing:
+            without, needed = (stage_memory(each, replace(LOAD, num_parameters=10**8), 2, placing) for each in (plain, audited))
+            together = placing is Placing.TOGETHER
+            room, before = (needed.device, without.device) if together else (needed.host, without.host)
+            assert room - before == pytest.approx(min(8 * num_microbatches * plain.boundary_bytes, before / 3), abs=1)
+            assert room - most_kept_bytes(audited, room) >= before - 1, "what is kept leaves the stage what it needs"
+            assert together or needed.device == without.device
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,22 @@ from peerd.table.record import PeerId, RunId
 HASH_BYTES = 32
 NOTHING = b""
 """In place of a hash: the first stage gives no gradient back, and the last one has no stage after it."""
+STEPS_KEPT = 2
+"""Steps of which a peer keeps the tensors of its calls: the one under way, and the one before, which is audited meanwhile."""
+KEPT_TENSORS = 4
+"""A microbatch has so many at one peer: two between it and its caller, and two between it and the next stage."""
+MEMORY_SHARE = 4
+"""They take at most one part in so many of the memory that a peer may take."""
 SignatureCheck = Callable[[PeerId, bytes, bytes], bool]
 """Whether a text has this peer's signature: (peer, text, signature)."""
+
+
+def wanted_kept_bytes(num_microbatches: int, boundary_bytes: int) -> int:
+    """The bytes of tensors that a peer keeps for audits if it does all microbatches of its stage alone.
+
+    `boundary_bytes`: of one tensor between stages.
+    """
+    return STEPS_KEPT * num_microbatches * KEPT_TENSORS * boundary_bytes
 
 
 @dataclass(frozen=True, slots=True)
