@@ -10,7 +10,7 @@ from typing import TypeVar
 from peerd.background import INTERNAL_ERRORS
 from peerd.errors import PeerdError
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.shortage import is_out_of_memory
+from peerd.transfers import is_out_of_memory
 
 MOST_ERRORS = 5
 """This many bugs between two updates of the parameters end the daemon."""
