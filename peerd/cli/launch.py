@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, cast
 
 from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, TimedOutError, disk_error, error_class_of
 
@@ -218,12 +218,11 @@ def _lines_of(process: subprocess.Popen[bytes], what: str, silence_s: float, tol
 
     Raises TimedOutError if it writes nothing for `silence_s`, s.
     """
-    assert process.stdout is not None
-    rest = b""
+    rest, output = b"", cast(IO[bytes], process.stdout)
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(output, selectors.EVENT_READ)
         while selector.select(silence_s if silence_s < math.inf else None):
-            piece = os.read(process.stdout.fileno(), _MAX_READY_BYTES)
+            piece = os.read(output.fileno(), _MAX_READY_BYTES)
             if not piece:
                 process.wait()
                 return rest or (told[-1] if told else b"")
