@@ -157,7 +157,8 @@ class DeviceTime:
 
     def __init__(self, device: torch.device) -> None:
         """Begin with what this thread computes from now on."""
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
+        """When this thread began to give it work."""
         self._took_s, self._has_ended = 0.0, False
         self._module: Any = torch.get_device_module(device) if has_copy_streams(device) else None
         self._device = device
@@ -174,7 +175,7 @@ class DeviceTime:
     def end(self) -> None:
         """End with what it has been given so far, or where this was called before."""
         if not self._has_ended:
-            self._has_ended, self._ended, self._took_s = True, self._mark(), time.monotonic() - self._began_s
+            self._has_ended, self._ended, self._took_s = True, self._mark(), time.monotonic() - self.began_s
 
     @property
     def is_over(self) -> bool:

@@ -322,6 +322,7 @@ class StageService:
                 is_whole = self._state.holdings.module.is_last
                 ticket.ahead = self._gone_ahead(ticket, took) if priority is Priority.FORWARD and not is_whole else None
                 self.computing.ended(ticket, took.seconds() if ticket.ahead is None else 0.0, is_whole=is_whole)
+                self._state.update_spans.look()
 
         try:
             return await self._executor.run(priority, timed, ticket.step if step is None else step)

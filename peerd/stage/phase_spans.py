@@ -1,11 +1,12 @@
-"""Notes in the timeline how long each phase of a step took."""
+"""Notes in the timeline how long each phase of a step took, and what a device computes at its end."""
 
 from __future__ import annotations
 
 import time
 
 from peerd.table.record import Phase
-from peerd.timeline.spans import SpanKind, SpanRing
+from peerd.timeline.spans import Span, SpanKind, SpanRing
+from peerd.transfers import DeviceTime
 
 _KINDS = {Phase.ACCUMULATING: SpanKind.ACCUMULATING, Phase.AVERAGING: SpanKind.AVERAGING, Phase.AVERAGED: SpanKind.AVERAGED}
 
@@ -24,3 +25,27 @@ class PhaseSpans:
         kind = _KINDS.get(phase)
         if kind is not None:
             self._spans.add(kind, since_s, step_then)
+
+
+class UpdateSpans:
+    """The spans of updates. A device makes an update after the thread has gone on, so they are noted once that is seen to be done."""
+
+    def __init__(self, spans: SpanRing) -> None:
+        self._spans = spans
+        self._given: list[tuple[SpanKind, int, DeviceTime]] = []
+        self._last_s = 0.0
+        """When the last one ended."""
+
+    def end(self, kind: SpanKind, step: int, took: DeviceTime) -> None:
+        """This work of an update ends here."""
+        took.end()
+        self._given.append((kind, step, took))
+        self.look()
+
+    def look(self) -> None:
+        """Note what the device has done. Nothing is waited for."""
+        while self._given and self._given[0][2].is_over:
+            kind, step, took = self._given.pop(0)
+            began_s = max(took.began_s, self._last_s)  # a device does one after another
+            self._last_s = began_s + took.seconds()
+            self._spans.put(Span(kind, began_s, self._last_s, step))

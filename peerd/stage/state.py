@@ -7,7 +7,6 @@ threads read the frozen record.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,7 +33,7 @@ from peerd.stage.holdings import Holdings, history_of
 from peerd.stage.ledgers import StageLedgers
 from peerd.stage.moves import MoveLog
 from peerd.stage.own_updates import OwnUpdates
-from peerd.stage.phase_spans import PhaseSpans
+from peerd.stage.phase_spans import PhaseSpans, UpdateSpans
 from peerd.stage.results import HeldAverage, HeldMicrobatch, TiedGradients
 from peerd.stage.sections import HeldSections
 from peerd.stage.spool import Spools
@@ -43,6 +42,7 @@ from peerd.stage.update import apply_sums
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerRecord, Phase, StepNorm, TiedSum, Void, check_transition
 from peerd.table.view import LiveView
 from peerd.timeline.spans import SpanKind, SpanRing
+from peerd.transfers import DeviceTime
 
 LOG = structlog.get_logger()
 MAX_HISTORY = 100_000
@@ -88,7 +88,7 @@ class StageState(StageLedgers):
         self.keep_graph = manifest.compute.recompute == "never" if keep_graph is None else keep_graph
         self.evaluated = EvaluatedStep(manifest, self.holdings.places)
         self.spans = spans or SpanRing(0)
-        self._phases = PhaseSpans(self.spans, record.step)
+        self._phases, self.update_spans = PhaseSpans(self.spans, record.step), UpdateSpans(self.spans)
 
     def module_at(self, step: int) -> StageModule:
         """The module to compute with now. Raises WrongStateError if the parameters of that step are not here."""
@@ -127,6 +127,7 @@ class StageState(StageLedgers):
         self.record = all_merged(self.record)
         self.holdings.fetch_drift()
         share = self.contribution(roster)
+        self.update_spans.look()
         self.round = roster
         self._move(Phase.AVERAGING)
         return "", share
@@ -208,10 +209,10 @@ class StageState(StageLedgers):
             raise WrongStateError("this peer does not hold the average that is to be applied")
         held = self.applied = replace(held, norm=norm)
         self._apply(held)
-        began_s = time.monotonic()
+        took = DeviceTime(self.holdings.device)
         self._begin_after(held)
         self._move(Phase.ACCUMULATING)
-        self.spans.add(SpanKind.COMMIT, began_s, held.roster.step)
+        self.update_spans.end(SpanKind.COMMIT, held.roster.step, took)
         return held
 
     def catch_up(self, held: HeldAverage) -> None:
@@ -234,7 +235,7 @@ class StageState(StageLedgers):
         module, optimizer, train = self.holdings.module, self.holdings.optimizer, self._manifest.train
         assert self._is_finished(held)
         self.evaluated.set_aside(self.record.step, module)
-        began_s = time.monotonic()
+        took = DeviceTime(self.holdings.device)
         accumulator, length, num_microbatches = self.accumulator, self.accumulator.flat.numel(), train.microbatches_per_step
 
         def update() -> None:
@@ -256,7 +257,7 @@ class StageState(StageLedgers):
             self.gradient_norms.pop(roster.step - MAX_HISTORY, None)
         if tied is not None:
             self.record = replace(self.record, tied_sums=(*self.record.tied_sums, TiedSum(roster.step, tied.id))[-TOLD_STEPS:])
-        self.spans.add(SpanKind.OPTIMIZER, began_s, roster.step)
+        self.update_spans.end(SpanKind.OPTIMIZER, roster.step, took)
 
     def skip_step(self) -> None:
         """Rule 11 (skip): give the step up as inexact; the parameters do not change."""
@@ -344,6 +345,7 @@ class StageState(StageLedgers):
 
     def release(self) -> None:
         """Free all tensors; the record and the history stay. This is the last job of the stage."""
+        self.update_spans.look()
         self.holdings.release()
         self.evaluated.forget()
         self._sums.clear()

@@ -21,10 +21,12 @@ from peerd.config.manifest import Manifest, WireConfig
 from peerd.stage.export import write_export
 from peerd.stage.parameters import OfKind
 from peerd.stage.snapshots import Downloaded
+from peerd.timeline.spans import SpanKind
 from peerd.wire.codecs import encode
 from tests.life import CPU, HALVES, MOST_WAITS, OPTIONS, RUNS, STEPS, Life
 from tests.pretend import METERS
 from tests.pretend.life import PRETEND, waits_of_passes
+from tests.pretend.streams import Event
 from tests.tiny_run import tiny_manifest
 
 METER = METERS[0]
@@ -196,6 +198,21 @@ async def test_a_commit_waits_for_nothing(life: Callable[..., Life], option: str
     assert set(in_round) == {"synchronize"}
     assert in_round.total() == 2 * (3 if option == "parameter averaging" else 1), "each stage for its sum, parameters, and their drift"
     assert not in_commit
+
+
+async def test_an_update_takes_the_devices_time_and_not_that_of_the_thread_that_orders_it(
+    life: Callable[..., Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Event, "elapsed_time", lambda *_events: 5000.0)
+    here, there = life(tiny_manifest(2)), life(tiny_manifest(2), CPU)
+    kinds = SpanKind.OPTIMIZER, SpanKind.COMMIT
+    for each in (here, there):
+        await each.train(1)
+    spent = [state.spans.spent_s for state in here.states]
+    assert [times[kind] for times in spent for kind in kinds] == [0.0] * 4, "nobody has waited for the device since"
+    assert all(0 < state.spans.spent_s[kind] < 5 for state in there.states for kind in kinds)
+    await here.microbatch(1, 0)
+    assert [times[kind] for times in spent for kind in kinds] == pytest.approx([5.0] * 4)
 
 
 @pytest.mark.parametrize("option", ["float32", "float16", "8 bits", "delayed updates", "evaluation"])
