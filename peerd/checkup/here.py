@@ -71,7 +71,9 @@ def device(wanted: str) -> Iterator[Finding]:
         yield problem("device", f"{describe(chosen)} does not compute: {said}", "update its driver, or use --device cpu")
         return
     lack = lacks(chosen, "bfloat16")
-    yield ok("device", f"{describe(chosen)} ({chosen}) computes" + (f"; {lack}, which counts in runs of that precision" if lack else ""))
+    told = f"{describe(chosen)} ({chosen}) computes" + (f"; {lack}, which counts in runs of that precision" if lack else "")
+    more = "" if chosen.type == "cpu" else f"; this was one product, `peerd doctor --self-test --device {chosen}` tests all of it"
+    yield ok("device", told + more)
 
 
 def disk(home: Home) -> Iterator[Finding]:

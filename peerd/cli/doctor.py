@@ -37,8 +37,8 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
     at most 10 MB.
     Exits 0 where nothing is worse than a warning, 1 where there is a problem.
 
-    With --self-test it tests the device alone, part by part, and names the part that is broken. Its report is what to send with a
-    question about a device.
+    The device makes one small product then. With --self-test it is tested as a whole, for a minute, and nothing else is: part by part,
+    naming the part that is broken. That report is what to send with a question about a device.
 
     \b
     Examples:

@@ -107,6 +107,12 @@ def test_a_card_without_kernels_is_told_in_one_sentence_with_what_to_do() -> Non
     assert (finding.verdict, "sm_61" in finding.title, "--device cpu" in finding.remedy) == ("problem", True, True)
 
 
+def test_a_checkup_that_made_one_product_says_how_to_test_the_whole_device() -> None:
+    assert [finding.title for finding in examine("cpu")] == ["CPU (cpu) computes"]
+    (finding,) = examine("pretend:0")
+    assert finding.title.endswith("; this was one product, `peerd doctor --self-test --device pretend:0` tests all of it")
+
+
 @pytest.mark.usefixtures("gtx_1080")
 def test_a_card_without_kernels_is_left_out_where_the_device_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peerd.daemon.device._cards", lambda: [PRETEND])
