@@ -12,8 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Leaves that every room may use: the error tree, the version, how a process answers a command, and copies to and from a GPU.
-LEAVES = {"background", "child", "errors", "transfers", "unwritten", "__version__", "SCHEMA"}
+# Leaves that every room may use: the error tree, the version, how a process answers a command, how peers are called,
+# and copies to and from a GPU.
+LEAVES = {"background", "child", "errors", "peer_names", "transfers", "unwritten", "__version__", "SCHEMA"}
 
 # Where parts are put together into a process: these may import every room but the client's.
 COMPOSITION_ROOTS = {"checkup", "costs", "daemon", "equality", "generate", "intake", "reference", "repartition", "replay", "replicas"}

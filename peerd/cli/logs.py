@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -119,6 +120,14 @@ def _show_readable(line: str) -> None:
     console().print(Text.assemble(*readable(line)), soft_wrap=True)
 
 
+def local_time(stamp: str) -> str:
+    """The time of day here of a time stamp in UTC, as the log has it; its first 8 characters if it is none."""
+    try:
+        return datetime.fromisoformat(stamp).astimezone().strftime("%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return stamp[:8]
+
+
 def readable(line: str) -> list[tuple[str, str]]:
     """A JSON line as time, level, event and fields, each with its style; other lines are unchanged."""
     try:
@@ -127,4 +136,9 @@ def readable(line: str) -> list[tuple[str, str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [(line, "")]
     told = " ".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items())
-    return [(f"{stamp[11:19]} ", "dim"), (f"{level:<8}", _STYLES.get(level, "")), (event, "bold"), (f"  {told}" if told else "", "dim")]
+    return [
+        (f"{local_time(stamp)} ", "dim"),
+        (f"{level:<8}", _STYLES.get(level, "")),
+        (event, "bold"),
+        (f"  {told}" if told else "", "dim"),
+    ]

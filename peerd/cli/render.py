@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from peerd import peer_names
 from peerd.control.protocol import AccessInfo, Counters, EvaluationInfo, HealthItem, PathInfo, PeerInfo, PeersReply, RunInfo, StageInfo
 from peerd.control.states import state_of
 
@@ -36,8 +37,8 @@ def plain(text: object, limit: int = 200) -> str:
 
 
 def short_id(peer: str) -> str:
-    """The end of a peer id. All ids have the same start."""
-    return ".." + plain(peer)[-8:] if len(peer) > 10 else plain(peer)
+    """The abbreviation of a peer id, safe to print."""
+    return peer_names.short_id(plain(peer))
 
 
 def amount(value: float) -> str:
@@ -63,6 +64,11 @@ def duration(seconds: float) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun: `1 peer`, `2 peers`. `several` is a plural that is not formed by an s."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def sparkline(values: list[float], width: int = 30) -> str:

@@ -1,4 +1,4 @@
-"""The text of `peerd status`."""
+"""The text of `peerd status --long`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from peerd.cli.render import (
     plain,
     print_health,
     print_rows,
+    short_id,
 )
 from peerd.control.protocol import PeerInfo, StatusReply
 
@@ -91,7 +92,7 @@ def _access_row(reply: StatusReply) -> list[tuple[str, str]]:
     until = access["invited_until"]
     told = ["by invitation" if access["by_invitation"] else "open"]
     if until:
-        told.append(f"this peer's invitation ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(until))}")
+        told.append(f"this peer's invitation ends {time.strftime('%Y-%m-%d %H:%M %Z', time.localtime(until))}")
     if access["number"]:
         told.append(f"list {access['number']} of the organiser allows {access['allowed']} and bans {len(access['banned'])}")
     return [("access", "; ".join(told))]
@@ -180,5 +181,5 @@ def _link_rows(reply: StatusReply) -> list[tuple[str, str]]:
     for link in reply.get("links", []):
         way, rate = ("to" if link["tensor"] == "activations" else "from"), link["rate"]
         speed = f"{8 * rate / 1e6:,.1f} Mbit/s, " if rate else ""
-        rows.append(("link", f"{way} {plain(link['peer'])[-6:]} as {plain(link['codec'], 16)}: {speed}{plain(link['reason'])}"))
+        rows.append(("link", f"{way} {short_id(link['peer'])} as {plain(link['codec'], 16)}: {speed}{plain(link['reason'])}"))
     return rows

@@ -135,7 +135,7 @@ class Wishes:
         if not self.paused:
             return None
         until_s = self.paused_until_s
-        until = time.strftime("on %Y-%m-%d at %H:%M", time.localtime(until_s)) if until_s else "by `peerd resume`"
+        until = time.strftime("at %H:%M %Z on %Y-%m-%d", time.localtime(until_s)) if until_s else "after `peerd resume`"
         return Pause("its owner paused it", until)
 
     def after(self, verb: str, request: Mapping[str, Any]) -> Wishes:

@@ -45,6 +45,7 @@ from peerd.daemon.watching.sinks import sinks_of
 from peerd.daemon.watching.tracing import Tracing
 from peerd.errors import ExitCode, PeerdError, UsageError, system_error
 from peerd.owner.governor import Governor
+from peerd.peer_names import short_id
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.identity import lock_home
 from peerd.transfers import is_out_of_memory
@@ -148,7 +149,7 @@ async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
                 peer.moves += 1
                 seat = await _next_seat(peer, outcome.stage, service.watcher)
                 peer.announce()
-                configure(peer.network.home, peer=peer.membership.me[-6:], stage=seat.stage)
+                configure(peer.network.home, peer=short_id(peer.membership.me), stage=seat.stage)
             raise outcome
     except* (Left, Paused):
         pass
@@ -281,7 +282,7 @@ class ControlService:
             return
         self._is_open = True
         peer, home, settings = self._peer, self._peer.network.home, self._peer.settings
-        configure(home, peer=peer.membership.me[-6:], stage=seat.stage)
+        configure(home, peer=short_id(peer.membership.me), stage=seat.stage)
         await peer.serve()
         self._stack.push_async_callback(peer.network.stop_serving)
         if self.observer is not None and (settings.tensorboard or settings.wandb):

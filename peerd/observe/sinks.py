@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import structlog
 
+from peerd.peer_names import short_id
+
 MAX_WAITING = 1000
 """Number of steps queued for a slow sink; further ones are dropped."""
 CLOSE_WITHIN_S = 10.0
@@ -58,7 +60,7 @@ class WeightsAndBiases:
         settings = wandb.Settings(console="off", silent=True, x_disable_stats=True, disable_git=True, disable_code=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=project, dir=str(folder), name=about["peer"][-8:], group=about["run"], config=dict(about), settings=settings
+            project=project, dir=str(folder), name=short_id(about["peer"]), group=about["run"], config=dict(about), settings=settings
         )
 
     def write(self, row: Row) -> None:

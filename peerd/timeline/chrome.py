@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from peerd.peer_names import short_id
 from peerd.timeline.shares import window
 from peerd.timeline.spans import COMPUTE, PHASES, UPDATE, PeerTimeline, Span, SpanKind
 
@@ -33,11 +34,11 @@ def chrome_trace(timelines: Sequence[PeerTimeline], silent: Sequence[tuple[str, 
     began_s = window(timelines)[0]
     events: list[dict[str, Any]] = []
     for process, timeline in enumerate(timelines, start=1):
-        events += _process(process, timeline.stage, f"stage {timeline.stage}, peer {timeline.peer[-8:]}")
+        events += _process(process, timeline.stage, f"stage {timeline.stage}, peer {short_id(timeline.peer)}")
         events += _events(process, timeline, began_s)
     events = _with_whole_arrows(events)
     for process, (peer, stage, reason) in enumerate(silent, start=len(timelines) + 1):
-        events += _process(process, stage, f"stage {stage}, peer {peer[-8:]} (told nothing)")
+        events += _process(process, stage, f"stage {stage}, peer {short_id(peer)} (told nothing)")
         events.append({"ph": "i", "s": "p", "name": f"told nothing: {reason}", "pid": process, "tid": 0, "ts": 0})
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {name: str(value) for name, value in about.items()}}
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from peerd.cli.audit import audit_lines, audits_line
 from tests.cli.replies import LIAR, audit_reply, audits_info
 
-JUDGES = "..MMMMMMMM 2 off, 1e-04 allowed, ..NNNNNNNN 2 off, 1e-04 allowed"
+JUDGES = "..MMMMMM 2 off, 1e-04 allowed, ..NNNNNN 2 off, 1e-04 allowed"
 
 
 def test_cases_and_the_last_audits_are_told_with_what_each_judge_measured() -> None:
     assert list(audit_lines(audit_reply())) == [
         "1 accused, 1 convicted, 1 missed, 12 right; drew 14 of 480 microbatches of mates; kept 320 of 320 own calls for others",
         f"lost its standing: {LIAR}",
-        f"convicted: microbatch 3 of step 7, stage 1, of ..LLLLLLLL; accused by ..MMMMMMMM; judges: {JUDGES}",
-        "step 7, microbatch 2 of ..LLLLLLLL: missed: that call is not kept",
-        "step 7, microbatch 3 of ..LLLLLLLL: convicted, 2.0e+00 off",
+        f"convicted: microbatch 3 of step 7, stage 1, of ..LLLLLL; accused by ..MMMMMM; judges: {JUDGES}",
+        "step 7, microbatch 2 of ..LLLLLL: missed: that call is not kept",
+        "step 7, microbatch 3 of ..LLLLLL: convicted, 2.0e+00 off",
     ]
 
 

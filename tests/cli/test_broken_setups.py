@@ -88,7 +88,7 @@ def without_network(monkeypatch: pytest.MonkeyPatch) -> None:
         (broken.damaged_state, problem("home", "is damaged", "delete it")),
         (broken.damaged_checkpoint, warning("checkpoints", "0of1-10-", "delete it")),
         (broken.damaged_limits, problem("limits", "limits.json is damaged", "`peerd limits`")),
-        (broken.paused_by_its_owner, warning("limits", "its owner paused it", "by `peerd resume`")),
+        (broken.paused_by_its_owner, warning("limits", "its owner paused it", "after `peerd resume`")),
         (broken.outside_the_hours, warning("limits", "outside the hours allowed", "it goes on at ")),
         (broken.quota_used_up, warning("limits", "today's data quota is used up", "at midnight")),
         (broken.power_that_nothing_tells, warning("limits", "a limit on power is set", "`peerd limits --power none --duty 50%`")),

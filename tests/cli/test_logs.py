@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,9 +97,20 @@ def test_a_line_without_secrets_stays_and_never_moves_the_cursor(text: str) -> N
     assert "".join(part for part, _ in readable("no json: " + shown)) == "no json: " + shown
 
 
-def test_a_line_is_readable_on_a_terminal() -> None:
+@pytest.mark.parametrize(("zone", "told"), [("UTC0", "10:20:30"), ("EST5", "05:20:30")])
+def test_a_line_is_readable_on_a_terminal_with_the_time_of_its_reader(zone: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        _reads_as(told)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def _reads_as(told: str) -> None:
     line = json.dumps({"event": "step finished", "level": "info", "timestamp": "2026-01-02T10:20:30Z", "step": 7, "loss": 2.5})
-    assert "".join(part for part, _ in readable(line)) == "10:20:30 info    step finished  step=7 loss=2.5"
+    assert "".join(part for part, _ in readable(line)) == f"{told} info    step finished  step=7 loss=2.5"
 
 
 def test_json_that_is_no_log_line_is_shown_as_it_is() -> None:

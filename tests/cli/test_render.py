@@ -128,7 +128,7 @@ def test_peers_shows_every_stage_and_who_is_in_doubt(capsys: pytest.CaptureFixtu
     print_peers(reply)
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    for word in ("demo: step 3 of 30, loss 3.2100 (evaluation 3.4000), 5.12K tokens/s", "suspect", "leaving", "nobody", "..xxxxxx11"):
+    for word in ("demo: step 3 of 30, loss 3.2100 (evaluation 3.4000), 5.12K tokens/s", "suspect", "leaving", "nobody", "..xxxx11"):
         assert word in text
 
 

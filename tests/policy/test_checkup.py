@@ -47,7 +47,7 @@ def test_every_fault_has_a_remedy_and_nothing_else_has(
         checkup.of_memory(size, needed),
         checkup.of_memory(size, needed, allowed_bytes=size // 3),
         *checkup.of_limits(limits, None),
-        *checkup.of_limits(limits, Pause("its owner paused it", "by `peerd resume`")),
+        *checkup.of_limits(limits, Pause("its owner paused it", "after `peerd resume`")),
         checkup.of_direct(answers, 4001),
         *(checkup.of_no_direct(why) for why in ("", checkup.CAPPED)),
         checkup.of_disk("/home", size),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from peerd.peer_names import short_id
 from peerd.table.view import TTL_PERIODS
 from tests.observe.browser import opened, wait_until_live
 from tests.swarm.daemons import Daemon, Swarm
@@ -56,7 +57,7 @@ async def test_it_shows_a_killed_peer_as_suspect_at_once_and_then_as_gone() -> N
             slow = max(slow, slowdown())
             assert suspect_s < 2 * slow
             assert gone_s < (TTL_PERIODS * PERIOD_S + 2) * slow
-            await page.wait_for_selector(f"#events >> text=Peer {victim.ready.peer[-6:]} is gone")
+            await page.wait_for_selector(f"#events >> text=Peer {short_id(victim.ready.peer)} is gone")
 
 
 async def test_a_page_that_is_open_goes_on_with_the_next_daemon_and_shows_the_past() -> None:

@@ -13,7 +13,7 @@ export const bytes = (value) => amount(value).replace(/[A-Z]?$/, (unit) => `\u00
 
 export const whole = (value) => Math.round(value).toLocaleString("en");
 
-export const shortId = (peer) => (peer.length > 10 ? peer.slice(-6) : peer);
+export const shortId = (peer) => (peer.length > 8 ? `..${peer.slice(-6)}` : peer);
 
 export function duration(seconds) {
   const s = Math.max(0, Math.floor(seconds));
