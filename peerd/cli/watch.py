@@ -6,34 +6,46 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from peerd.cli.devices import all_clients, ask_each, further_clients, status_of_all
 from peerd.cli.options import STEPS, TIMEOUT_S, ask, chosen_home, daemon_command, daemon_of, home_option, is_printed
-from peerd.errors import NoDaemonError, UsageError
+from peerd.errors import NoDaemonError, PeerdError, UsageError
 
 if TYPE_CHECKING:
     from peerd.control.client import ControlClient
+    from peerd.control.protocol import PeersReply
 
 VISIT_SILENCE_S = 90.0
+SWARM_SILENCE_S = 5.0
+"""How long the short status waits for what it can do without."""
 DAEMON_APPEARS_WITHIN_S = 15.0
 _RETRY_S = 0.2
 
 
 @click.command()
+@click.option("--long", "is_long", is_flag=True, help="All that this daemon knows of itself, one row for each matter.")
 @daemon_command
-def status(context: click.Context, as_json: bool) -> None:
+def status(context: click.Context, is_long: bool, as_json: bool) -> None:
     """Show what this home's daemon does, or those of all its devices.
+
+    In a few lines: what it does now, how far the run is, what you gave, who takes part, what is wrong and what to do.
 
     \b
     Examples:
       peerd status
+      peerd status --long
       peerd status --json | jq .peer.step
     """
     reply: Any = status_of_all(ask_each(chosen_home(context), "status"))
     if is_printed(reply, as_json):
+        return
+    if not is_long:
+        from peerd.cli.render_short import print_short
+
+        print_short(reply, _swarm_of(context))
         return
     from peerd.cli.render_devices import print_devices
     from peerd.cli.render_status import print_status
@@ -42,6 +54,14 @@ def status(context: click.Context, as_json: bool) -> None:
         print_devices(reply)
     else:
         print_status(reply)
+
+
+def _swarm_of(context: click.Context) -> PeersReply | None:
+    """The whole swarm as this home's daemon sees it; None where it does not answer in time."""
+    try:
+        return cast("PeersReply", ask(context, "peers", silence_s=SWARM_SILENCE_S))
+    except PeerdError:
+        return None
 
 
 @click.command()

@@ -51,7 +51,7 @@ VERBS = {
     },
     "join": {*_DAEMON_FLAGS, "--invitation"},
     "start": _DAEMON_FLAGS,
-    "status": {"--home", "--json"},
+    "status": {"--long", "--home", "--json"},
     "peers": {"--home", "--json"},
     "top": {"--home"},
     "doctor": {"--device", "--host", "--port", "--direct-port", "--self-test", "--home", "--json"},

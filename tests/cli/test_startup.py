@@ -73,7 +73,7 @@ def test_help_answers_within_a_fifth_of_a_second() -> None:
     assert least(lambda: wall_s("--help")) < 0.2
 
 
-@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize("form", [[], ["--long"], ["--json"]])
 def test_status_answers_within_a_third_of_a_second_and_loads_nothing_heavy(short_home: Path, form: list[str]) -> None:
     took_s, done = processor_time_s(short_home, line({"ok": status_reply()}), SPY, "status", *form)
     assert done.stderr == "LOADED []\n"

@@ -55,7 +55,7 @@ def test_an_honest_swarm_audits_and_accuses_nobody_and_equals_the_reference() ->
             )
             assert (told["cases"], told["audits"]["lost"], told["audits"]["own_fault"]) == ([], [], "")
             assert told["audits"]["kept"] == told["audits"]["offered"] > 0
-        assert "audits" in run_peerd(swarm.environment, "status", "--home", first[0].home.folder).stdout
+        assert "audits" in run_peerd(swarm.environment, "status", "--long", "--home", first[0].home.folder).stdout
         assert "right" in run_peerd(swarm.environment, "audit", "--home", last[0].home.folder).stdout
         swarm.assert_exact()
         exported = swarm.export(first[0])

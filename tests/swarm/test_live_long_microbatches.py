@@ -32,8 +32,8 @@ def test_microbatches_of_tens_of_announce_periods_fire_no_deadline_and_their_pro
         for daemon in (leaver, stays):
             daemon.wait_until_serving()
         until(lambda: computes(slow, for_s=11.0))
-        until(lambda: re.search(r"computes +microbatch \d+ of step \d+ for \d+s", shown(swarm, "status", slow)))
-        until(lambda: re.search(r"works \d\ds", shown(swarm, "peers", first)))
+        until(lambda: re.search(r"computes +microbatch \d+ of step \d+ for \d+s", shown(swarm, slow, "status", "--long")))
+        until(lambda: re.search(r"works \d\ds", shown(swarm, first, "peers")))
         until(lambda: nothing_is_wrong(swarm) and leaver.status["peer"]["step"] == STEPS - 1, timeout_s=120)
         until(lambda: computes(leaver, for_s=1.0))
         left = run_peerd(swarm.environment, "leave", "--home", leaver.home.folder)
@@ -52,8 +52,8 @@ def computes(daemon: Daemon, for_s: float) -> bool:
     return found is not None and found["for_s"] >= for_s
 
 
-def shown(swarm: Swarm, verb: str, daemon: Daemon) -> str:
-    done = run_peerd(swarm.environment, verb, "--home", daemon.home.folder)
+def shown(swarm: Swarm, daemon: Daemon, *verb: str) -> str:
+    done = run_peerd(swarm.environment, *verb, "--home", daemon.home.folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
