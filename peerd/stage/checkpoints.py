@@ -19,6 +19,7 @@ from peerd.config.atomic import commit, draft
 from peerd.errors import FULL, DiskError, NotFiniteError
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.history import history_from, history_json
+from peerd.stage.idle_disk import idle_disk
 from peerd.stage.parameters import is_finite_state
 from peerd.stage.snapshots import Downloaded
 from peerd.stage.state_file import FileTensors, OpenFile, hash_of, write_hashed
@@ -94,7 +95,8 @@ class CheckpointStore:
                     digest = write_hashed(path, itertools.chain([header], bodies_of(state.tensors, _check_finite)))
                     when_read()
                     written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{digest[:HASH_CHARS]}.safetensors"
-                    commit(path, written)
+                    with idle_disk():
+                        commit(path, written)
                     return written
             except DiskError as error:
                 if len(others) < 2 or not isinstance(error.__cause__, OSError) or error.__cause__.errno not in FULL:
