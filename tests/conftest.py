@@ -13,6 +13,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 
+from peerd.config import laptop
 from peerd.models.kernels import keep_kernels_in_cache
 
 keep_kernels_in_cache()  # tests count operations, too
@@ -34,6 +35,12 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests and their modules stay: no collection of garbage looks at them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_battery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests say the same on a laptop as on other machines."""
+    monkeypatch.setattr(laptop, "has_battery", lambda: False)
 
 
 @pytest.fixture(autouse=True)

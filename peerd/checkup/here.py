@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from peerd.config.device_homes import every_home, owner_home_of
+from peerd.config.laptop import usual_limits
 from peerd.config.limits import load_wishes
 from peerd.config.paths import Home, cache_folder
 from peerd.errors import PeerdError
@@ -149,7 +150,7 @@ def owners_limits(home: Home, status: Mapping[str, Any] | None) -> tuple[Limits,
     from peerd.owner.usage import Usage
 
     try:
-        wishes = load_wishes(owner_home_of(home))
+        wishes = load_wishes(owner_home_of(home), usual_limits())
     except PeerdError as error:
         return Limits(), [problem("limits", error.message, error.remedy)]
     if status is not None:

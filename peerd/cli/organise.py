@@ -128,6 +128,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
             run_file=run_file,
             join=join,
             host=ipv4(flags["host"]),
+            spares_laptop=True,
             **same,
             **relay_settings(flags),
             stage=-1 if flags["stage"] is None else flags["stage"],

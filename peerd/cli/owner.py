@@ -72,13 +72,19 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
     Without flags it shows the limits, the data used, and whether the peer pauses now. `none` takes a limit away. A peer that has to pause
     hands on what it holds first, so nothing is lost, and goes on by itself.
 
+    On a machine with a battery --while-used and --on-battery are `pause`, unless you set them to `run`.
+
     \b
     Examples:
       peerd limits --upload 20Mbit --download 50Mbit --memory 6GB
       peerd limits --hours 22:00-07:00 --while-used pause
       peerd limits --upload none
     """
-    reply = _tell(chosen_home(context), "limits", SILENCE_S, change=_change(given))
+    from peerd.config.device_homes import homes_of, owner_home_of
+
+    home = chosen_home(context)
+    change = _change(given, len(homes_of(owner_home_of(home)).homes))
+    reply = _tell(home, "limits", SILENCE_S, change=change)
     if not is_printed(reply, as_json):
         from peerd.cli.render import print_limits
 
@@ -88,6 +94,7 @@ def limits(context: click.Context, /, as_json: bool, **given: str | None) -> Non
 def _tell(home: Home, verb: str, silence_s: float, **arguments: Any) -> Mapping[str, Any]:
     """The answer of the daemons of all devices. If none runs, the change is saved in the home for the next ones."""
     from peerd.config.device_homes import owner_home_of
+    from peerd.config.laptop import usual_limits
     from peerd.config.limits import load_wishes, owner_info, save_wishes
     from peerd.control.protocol import SCHEMA
 
@@ -95,7 +102,7 @@ def _tell(home: Home, verb: str, silence_s: float, **arguments: Any) -> Mapping[
     try:
         answers = ask_each(home, verb, silence_s=silence_s, **arguments)
     except NoDaemonError:
-        wishes = load_wishes(home)
+        wishes = load_wishes(home, usual_limits())
         wanted = wishes.after(verb, arguments)
         if wanted != wishes:
             save_wishes(home, wanted)
@@ -103,7 +110,7 @@ def _tell(home: Home, verb: str, silence_s: float, **arguments: Any) -> Mapping[
     return {**first_of(answers), "resting": all(answer.reply["resting"] for answer in answers if answer.reply is not None)}
 
 
-def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
+def _change(given: Mapping[str, str | None], num_devices: int) -> dict[str, Any]:
     """The limits named on the command line, as plain values."""
     from peerd.config.limits import hours_text, parse_hours, parse_power, parse_rate, parse_share, parse_size
 
@@ -111,7 +118,7 @@ def _change(given: Mapping[str, str | None]) -> dict[str, Any]:
         **dict.fromkeys(("upload", "download"), parse_rate),
         **dict.fromkeys(("daily", "monthly", "memory", "disk"), parse_size),
         "duty": parse_share,
-        "power": parse_power,
+        "power": lambda text: parse_power(text, num_devices),
         "hours": lambda text: hours_text(parse_hours(text)),
         "max_temperature": _degrees,
         **dict.fromkeys(("while_used", "on_battery", "on_metered"), lambda text: text == "run"),

@@ -19,7 +19,9 @@ NONE = "none"
 _POWERS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(bit(?:/s)?|bps|B(?:/s)?)", re.ASCII)
 _POWER = re.compile(r"(\d+(?:\.\d+)?)\s*([kK]?)[wW]?", re.ASCII)
-MOST_WATTS = 10_000
+MOST_WATTS = 2000
+"""Of a device: more is a slip of the pen."""
+MOST_RATE, MOST_BYTES = 5e10, 10**16
 MAX_PAUSE_S = 366 * 86400.0
 _TIME = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
 
@@ -31,12 +33,17 @@ def parse_rate(text: str) -> float:
     rate = _quantity(text, "20Mbit or 2.5MB/s")
     if rate < 1000:
         raise ValueError(f"{text}: that is too little to take part; allow at least 8kbit")
+    if rate > MOST_RATE:
+        raise ValueError(f"{text}: no line carries that much; name at most 400Gbit, or none")
     return rate
 
 
 def parse_size(text: str) -> int:
     """Parse `6GB` into bytes. ValueError says what is wrong."""
-    return 0 if text.lower() == NONE else int(_quantity(text, "6GB"))
+    size = 0.0 if text.lower() == NONE else _quantity(text, "6GB")
+    if size > MOST_BYTES:
+        raise ValueError(f"{text}: no machine holds or moves that much; name at most 10000TB, or none")
+    return int(size)
 
 
 def parse_share(text: str) -> float:
@@ -49,14 +56,17 @@ def parse_share(text: str) -> float:
         raise ValueError(f"{text}: not a share like 50%") from None
 
 
-def parse_power(text: str) -> float:
-    """Parse `200W` into watts. ValueError says what is wrong."""
+def parse_power(text: str, num_devices: int = 1) -> float:
+    """Parse `200W`, for so many devices together, into watts. ValueError says what is wrong."""
     if text.lower() == NONE:
         return 0.0
     found = _POWER.fullmatch(text.strip())
     watts = 1000 ** bool(found[2]) * float(found[1]) if found else 0.0
-    if not 1 <= watts <= MOST_WATTS:
+    if watts < 1:
         raise ValueError(f"{text}: not a power like 200W")
+    if watts > MOST_WATTS * num_devices:
+        drawn_by = "no GPU draws" if num_devices == 1 else f"no {num_devices} GPUs draw"
+        raise ValueError(f"{text}: {drawn_by} that much; name at most {MOST_WATTS * num_devices}W, like 200W, or none")
     return watts
 
 
@@ -154,8 +164,11 @@ class Wishes:
             raise UsageError(str(error)) from None
 
 
-def load_wishes(home: Home) -> Wishes:
-    """Read the home's file. UsageError for a damaged one, because the owner relies on these limits."""
+def load_wishes(home: Home, usual: Limits | None = None) -> Wishes:
+    """Read the home's file. Without one, what is `usual` holds; None: everything is allowed.
+
+    UsageError for a damaged one, because the owner relies on these limits.
+    """
     try:
         document = json.loads(home.limits.read_text())
         paused, until_s = document.get("paused", False), document.get("paused_until_s", 0.0)
@@ -163,7 +176,7 @@ def load_wishes(home: Home) -> Wishes:
             raise ValueError("paused is not yes or no")
         return Wishes(limits=from_fields(document["limits"]), paused=paused, paused_until_s=float(until_s))
     except (FileNotFoundError, NotADirectoryError):
-        return Wishes()
+        return Wishes(limits=usual or Limits())
     except OSError as error:
         raise disk_error(home.limits, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -53,6 +53,8 @@ class Settings:
     """How long its owner means to let it run, s from its start; 0: not said."""
     nice: int = 0
     """The process raises its niceness to this, 0 to 19, so that other programs go first; 0: as it was started."""
+    spares_laptop: bool = False
+    """On a machine with a battery pause on battery, and while it is used, until its owner has set limits."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     data: str = ""

@@ -20,6 +20,7 @@ import uvloop
 from peerd import SCHEMA
 from peerd.background import INTERNAL_ERRORS, Part, Tasks, keep
 from peerd.config.atomic import remove_drafts
+from peerd.config.laptop import usual_limits
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.server import Say, Verb, control_server
@@ -46,6 +47,7 @@ from peerd.daemon.watching.tracing import Tracing
 from peerd.errors import ExitCode, PeerdError, UsageError, system_error
 from peerd.owner.governor import Governor
 from peerd.peer_names import short_id
+from peerd.policy.owner.governor import Limits
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.identity import lock_home
 from peerd.transfers import is_out_of_memory
@@ -95,7 +97,8 @@ def run_daemon(settings: Settings) -> int:
 async def _live(settings: Settings, home: Home) -> int:
     """Enter the swarm once, and serve one stage after another, with rests while the owner pauses it, until this daemon leaves."""
     owner_home = Home(Path(settings.owner_home)) if settings.owner_home else home
-    governor = Governor(home, choose_device(settings.device), owner_home, settings.sharers)
+    usual = usual_limits() if settings.spares_laptop else Limits()
+    governor = Governor(home, choose_device(settings.device), owner_home, settings.sharers, usual)
     for lack in left_out() if settings.device == "auto" else ():
         LOG.warning("a GPU is left out", lack=lack)
     async with contextlib.AsyncExitStack() as stack:

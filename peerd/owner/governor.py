@@ -39,11 +39,17 @@ LOG = structlog.get_logger()
 class Governor:
     """One daemon's."""
 
-    def __init__(self, home: Home, device: torch.device, owner_home: Home | None = None, sharers: int = 1) -> None:
-        """`owner_home` holds the limits, which are divided among `sharers` daemons; None: this daemon's home does."""
+    def __init__(
+        self, home: Home, device: torch.device, owner_home: Home | None = None, sharers: int = 1, usual: Limits | None = None
+    ) -> None:
+        """`owner_home` holds the limits, which are divided among `sharers` daemons; None: this daemon's home does.
+
+        `usual` holds until the owner sets a limit; None: everything is allowed.
+        """
+        self._usual = usual or Limits()
         self._home = owner_home or home
         self._seen = stamp_of(self._home)
-        self._wishes = load_wishes(self._home)
+        self._wishes = load_wishes(self._home, self._usual)
         self._sharers = sharers
         self.device = device
         self._sensors = Sensors(device, has_neighbours=sharers > 1)
@@ -180,7 +186,7 @@ class Governor:
             return
         self._seen = seen
         try:
-            self._take(load_wishes(self._home))
+            self._take(load_wishes(self._home, self._usual))
         except PeerdError as error:
             LOG.warning("the owner's limits cannot be read; those known hold", error=error.message)
 

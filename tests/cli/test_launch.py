@@ -142,6 +142,7 @@ def test_in_the_foreground_the_command_becomes_the_daemon(
         keeps_stage=True,
         slow_factor=2.0,
         nice=10,
+        spares_laptop=True,
     )
     assert settings == expected
     assert os.environ["PEERD_READY"] == "text"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.config import laptop
 from peerd.config.limits import (
     Wishes,
     from_fields,
@@ -91,6 +93,40 @@ def test_watts_with_and_without_their_letter() -> None:
 def test_what_is_no_power_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="200W"):
         parse_power(text)
+
+
+@pytest.mark.parametrize(("text", "num_devices", "most"), [("5kW", 1, "2000W"), ("2001W", 1, "2000W"), ("5kW", 2, "4000W")])
+def test_more_power_than_devices_draw_is_refused_in_a_sentence_with_the_most(text: str, num_devices: int, most: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{text}: no .* that much; name at most {most}, like 200W, or none$"):
+        parse_power(text, num_devices)
+    assert parse_power("5kW", 8) == 5000
+
+
+@pytest.mark.parametrize("text", ["500Gbit", "2Tbit", "60GB/s"])
+def test_a_rate_that_no_line_carries_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="at most 400Gbit"):
+        parse_rate(text)
+
+
+def test_a_size_that_no_machine_has_is_refused() -> None:
+    assert parse_size("10000TB") == 10**16
+    with pytest.raises(ValueError, match="at most 10000TB"):
+        parse_size("10001TB")
+
+
+@pytest.mark.parametrize("battery", [False, True])
+def test_a_laptop_pauses_on_battery_and_while_used_until_its_owner_says_otherwise(
+    battery: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laptop, "has_battery", lambda: battery)
+    home, usual = Home(tmp_path / "home"), laptop.usual_limits()
+    assert usual == Limits(while_used=not battery, on_battery=not battery)
+    found = load_wishes(home, usual)
+    assert found.limits == usual
+    save_wishes(home, found.after("limits", {"change": {"upload": 1e6}}))
+    assert load_wishes(home, usual).limits == replace(usual, upload=1e6)
+    save_wishes(home, found.after("limits", {"change": {"on_battery": True, "while_used": True}}))
+    assert load_wishes(home, usual).limits == Limits(), "switched off"
 
 
 @given(limits)

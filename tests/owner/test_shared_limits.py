@@ -12,6 +12,7 @@ from peerd.config.limits import load_wishes
 from peerd.config.paths import Home
 from peerd.owner.governor import Governor
 from peerd.owner.usage import Usage
+from peerd.policy.owner.governor import Limits
 
 CPU = torch.device("cpu")
 
@@ -62,6 +63,15 @@ async def test_a_change_at_one_keeps_what_another_was_told_before(governors: lis
     await one.look()
     limits = one.fields()["limits"]
     assert (limits["upload"], limits["download"]) == (4e6, 8e6)
+
+
+async def test_what_is_usual_here_holds_until_the_owner_sets_something_else(tmp_path: Path) -> None:
+    governor = Governor(Home(tmp_path / "home"), CPU, usual=Limits(on_battery=False, while_used=False))
+    assert (governor.limits.on_battery, governor.limits.while_used) == (False, False)
+    await governor.obey("limits", {"change": {"while_used": True}})
+    await governor.look()
+    assert governor.fields()["limits"]["on_battery"] is False
+    assert governor.fields()["limits"]["while_used"] is True
 
 
 async def test_a_file_that_cannot_be_understood_changes_nothing(homes: tuple[Home, ...], governors: list[Governor]) -> None:

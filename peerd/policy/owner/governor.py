@@ -140,9 +140,9 @@ def why_pause(limits: Limits, readings: Readings, paused: bool = False) -> Pause
     if limits.daily and readings.today >= limits.daily:
         return Pause("today's data quota is used up", "at midnight")
     if not limits.on_battery and readings.on_battery:
-        return Pause("the machine runs on battery", "when it is plugged in")
+        return Pause("the machine runs on battery", "when it is plugged in, or after `peerd limits --on-battery run`")
     if not limits.on_metered and readings.on_metered:
-        return Pause("the network connection is metered", "on another connection")
+        return Pause("the network connection is metered", "on another connection, or after `peerd limits --metered run`")
     return _too_hot(limits, readings, paused) or _in_use(limits, readings, paused)
 
 
@@ -166,7 +166,7 @@ def _too_hot(limits: Limits, readings: Readings, paused: bool) -> Pause | None:
 def _in_use(limits: Limits, readings: Readings, paused: bool) -> Pause | None:
     if limits.while_used:
         return None
-    until = "when it is free again"
+    until = "when it is free again, or after `peerd limits --while-used run`"
     if readings.gpu_shared:
         return Pause("another program uses the GPU", until, True)
     share = BUSY_SHARE * (QUIET_SHARE if paused else 1.0)
