@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     from peerd.config.settings import Settings
 
 EXPORT_SILENCE_S = 600.0
-_SAME_SETTINGS = ("port", "direct_port", "device", "nice", "compute_stand_in_ms", "slow_factor", "dashboard_port", "dashboard_public")
+_SAME_SETTINGS = (
+    *("port", "direct_port", "device", "nice", "nickname", "team", "compute_stand_in_ms", "slow_factor", "dashboard_port"),
+    "dashboard_public",
+)
 """Flags whose values are the settings of the same name."""
 
 

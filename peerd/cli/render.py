@@ -41,6 +41,12 @@ def short_id(peer: str) -> str:
     return peer_names.short_id(plain(peer))
 
 
+def name_of(peer: PeerInfo) -> str:
+    """What a peer calls itself, safe to print; empty if it has told no name."""
+    told = (peer.get("nickname", ""), peer.get("team", ""))  # absent from older daemons
+    return peer_names.known_as(*(plain(name, peer_names.MAX_NAME_CHARACTERS) for name in told))
+
+
 def amount(value: float) -> str:
     """A number in few digits: 999, 12.3K, 4.56M."""
     step = 0
@@ -210,6 +216,8 @@ def print_peers(reply: PeersReply) -> None:
     out = console()
     out.print(Text(swarm_line(reply)))
     out.print(swarm_table(reply))
+    if names := [f"{short_id(peer['id'])} {name}" for stage in reply["stages"] for peer in stage["peers"] if (name := name_of(peer))]:
+        out.print(Text(f"names: {', '.join(names)}"))
     legend = [text for mark, text in _MARKS.items() if any(_mark(peer) == mark for stage in reply["stages"] for peer in stage["peers"])]
     if any(line_of(peer) for stage in reply["stages"] for peer in stage["peers"]):
         legend.append("up/dn in Mbit/s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -11,10 +12,12 @@ from rich.text import Text
 
 from peerd.cli.render import amount, console, empty_table, plain, short_id, sparkline
 from peerd.control.protocol import ContributionsReply, EvaluationInfo, EventInfo, HistoryReply, StepInfo
+from peerd.peer_names import MAX_NAME_CHARACTERS, known_as
 
 DAY_S = 86400.0
 SHOWN_CONTRIBUTORS = 30
 SHOWN_EVENTS = 200
+SHOWN_NAME = 16
 _STYLES = {"suspect": "yellow", "gone": "red", "banned": "red", "raised": "yellow", "unaveraged": "yellow", "cleared": "green"}
 
 
@@ -107,15 +110,37 @@ def print_contributions(reply: ContributionsReply) -> None:
     table = _table(("peer", "tokens", "share", "microbatches", "averages", "stages"), right=5, first_right=1)
     for share in shares[:SHOWN_CONTRIBUTORS]:
         name = short_id(share.peer) + (" (you)" if share.peer == reply["me"] else "") + (" *" if share.own_word else "")
+        name += f" {_short(known)}" if (known := _name_in(reply, share.peer)) else ""
         stages = ",".join(map(str, share.stages))
         table.add_row(name, amount(share.tokens), f"{share.part:.1%}", amount(share.microbatches), amount(share.steps), stages)
     out.print(table)
     if len(shares) > SHOWN_CONTRIBUTORS:
         out.print(Text(f"and {len(shares) - SHOWN_CONTRIBUTORS} more (--json has all)"))
+    for team, part in teams_of(reply, shares)[:SHOWN_CONTRIBUTORS]:
+        out.print(Text(f"team {team}: {part:.1%}"))
     for line in coverage(reply):
         out.print(Text(line))
     if any(share.own_word for share in shares):
         out.print(Text("* by that peer's own count: nobody else who knows could be asked"))
+
+
+def _name_in(reply: ContributionsReply, peer: str) -> str:
+    """What a peer calls itself; empty if it has told no name, or is not there."""
+    told = (reply.get("names", {}).get(peer, ""), reply.get("teams", {}).get(peer, ""))  # absent from older daemons
+    return known_as(*(plain(name, MAX_NAME_CHARACTERS) for name in told))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= SHOWN_NAME else name[: SHOWN_NAME - 1] + "\u2026"
+
+
+def teams_of(reply: ContributionsReply, shares: Sequence[Share]) -> list[tuple[str, float]]:
+    """The share of each team's present peers in all counted tokens, the largest first."""
+    parts: dict[str, float] = {}
+    for share in shares:
+        if team := plain(reply.get("teams", {}).get(share.peer, ""), MAX_NAME_CHARACTERS):
+            parts[team] = parts.get(team, 0.0) + share.part
+    return sorted(parts.items(), key=lambda each: (-each[1], each[0]))
 
 
 def shares_of(reply: ContributionsReply) -> list[Share]:

@@ -15,6 +15,7 @@ from peerd.cli.render import (
     duration,
     local_batch_at,
     loss_text,
+    name_of,
     pause_line,
     plain,
     print_health,
@@ -83,7 +84,9 @@ def gave_line(found: Sequence[StatusReply]) -> str:
     done = sum(status["counters"]["accumulated_microbatches"] for status in found)
     sent, received = (sum(status["counters"][name] for status in found) for name in ("bytes_sent", "bytes_received"))
     up_s = max(status["uptime_s"] for status in found)
-    return f"{counted(done, 'microbatch', 'microbatches')} in {duration(up_s)}; {amount(sent)}B sent, {amount(received)}B received"
+    name = name_of(found[0]["peer"])
+    known = f", as {name}" if name else ""
+    return f"{counted(done, 'microbatch', 'microbatches')} in {duration(up_s)}{known}; {amount(sent)}B sent, {amount(received)}B received"
 
 
 def _peers_rows(found: Sequence[StatusReply], swarm: PeersReply | None) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from peerd.cli.render import (
     local_batch_at,
     loss_rows,
     lossy_paths,
+    name_of,
     own_updates,
     pause_line,
     phase_of,
@@ -52,6 +53,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
     traffic = f"{amount(counters['bytes_sent'])}B sent, {amount(counters['bytes_received'])}B received"
     rows = [
         ("run", f"{plain(run['name'])} ({plain(run['id'])})"),
+        *([("name", name_of(peer))] if name_of(peer) else []),
         ("peer", f"{plain(peer['id'])}, up {duration(reply['uptime_s'])}, process {reply['pid']}"),
         ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),
         ("step", f"{peer['step']}{end}, {phase_of(peer)}, holds {held_by(peer)} of {run['microbatches_per_step']} microbatches"),

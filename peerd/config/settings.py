@@ -7,6 +7,8 @@ import json
 import math
 from dataclasses import dataclass, replace
 
+from peerd.peer_names import check_name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -51,6 +53,10 @@ class Settings:
     """Never move from the first stage served."""
     stays_s: float = 0.0
     """How long its owner means to let it run, s from its start; 0: not said."""
+    nickname: str | None = None
+    """What others see beside this peer's id; empty: nothing; None: what this home was told last."""
+    team: str | None = None
+    """The name of a team, shown beside it."""
     nice: int = 0
     """The process raises its niceness to this, 0 to 19, so that other programs go first; 0: as it was started."""
     spares_laptop: bool = False
@@ -105,6 +111,11 @@ class Settings:
             raise ValueError("relay_rate and relay_daily must not be negative")
         if not 0 <= self.stays_s < math.inf:
             raise ValueError("stays_s must be finite and not negative")
+        for name in ("nickname", "team"):
+            try:
+                check_name(getattr(self, name) or "")
+            except ValueError as error:
+                raise ValueError(f"{name} {getattr(self, name)!a}: {error}") from None
         if not 0 <= self.nice <= 19:
             raise ValueError("nice must be between 0 and 19")
         if self.sharers < 1:

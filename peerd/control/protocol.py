@@ -87,6 +87,8 @@ class PeerInfo(PathInfo):
     throughput: float  # samples per second: what it computes, or less where its line is known to carry less
     computes: NotRequired[float]  # what it would do on any line; 0: its line is not known well enough
     backlog: NotRequired[float]  # microbatches that waited for its processor or uplink, mean over the last rebalancing period
+    nickname: NotRequired[str]  # what its owner calls it; anybody may take any name; empty: not said
+    team: NotRequired[str]
     stays_hours: NotRequired[int]  # how long its owner still means to let it run; 0: not said
     tokens: int  # contributed so far
     last_loss: float | None
@@ -364,6 +366,8 @@ class ContributionsReply(TypedDict):
     run: str
     num_stages: int
     stages: list[StageContributionsInfo]  # stages of which a count exists
+    names: NotRequired[dict[str, str]]  # of peers that are there and have told one, by id
+    teams: NotRequired[dict[str, str]]
 
 
 class PeerTraceInfo(TypedDict):

@@ -24,8 +24,9 @@ LOG = structlog.get_logger()
 class Row(OwnRow):
     """The row that `Membership` publishes; there is none before a stage is served."""
 
-    def __init__(self, stays_s: float = 0.0) -> None:
-        """`stays_s`: how long this peer means to stay from now on; 0: not said."""
+    def __init__(self, stays_s: float = 0.0, nickname: str = "", team: str = "") -> None:
+        """`stays_s`: how long this peer means to stay from now on; 0: not said. The names are checked ones."""
+        self._names = (nickname, team)
         self._seat: Seat | None = None
         self._stays_until_s = clock_s() + stays_s
 
@@ -64,6 +65,8 @@ class Row(OwnRow):
             computes=computes,
             backlog=min(round(seat.backlog.mean, 2), MAX_BACKLOG),
             stays_hours=self.stays_hours,
+            nickname=self._names[0],
+            team=self._names[1],
             tokens=counters.tokens,
             last_loss=believable_loss(history[-1].loss) if history else None,
             evaluation=seat.training.evaluation,

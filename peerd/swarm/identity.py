@@ -17,6 +17,7 @@ from peerd.config.atomic import replace_file
 from peerd.config.paths import Home
 from peerd.errors import DiskError, IdentityInUseError, SignatureError, disk_error
 from peerd.link.peer_keys import peer_id_of
+from peerd.peer_names import check_name
 from peerd.table.record import PeerId, RunId
 from peerd.unwritten import UNWRITTEN
 
@@ -92,6 +93,8 @@ class LocalState:
         self.manifest: bytes | None = None
         self.port = 0
         self.peers: list[str] = []
+        self.nickname = self.team = ""
+        """What others see beside this peer's id."""
         self.start = ""
         self.data = ""
         """Paths on this machine of the state that the run begins from and of the run's text; empty if they are not here."""
@@ -99,6 +102,7 @@ class LocalState:
             document = json.loads(self._path.read_text())
             self._incarnation = _count(document["incarnation"])
             self._organisers = {str(run): str(key) for run, key in document["organisers"].items()}
+            self.nickname, self.team = (_name(document.get(name, "")) for name in ("nickname", "team"))
             last = document.get("last", {})
             self.run, self.port = str(last.get("run", "")), int(last.get("port", 0))
             self.manifest = bytes.fromhex(last["manifest"]) if "manifest" in last else None
@@ -141,6 +145,15 @@ class LocalState:
             self.start, self.data = start or self.start, data or self.data
             self._write()
 
+    def remember_names(self, nickname: str | None, team: str | None) -> None:
+        """Remember names that the owner has given; None leaves the one before, and an empty one takes it away."""
+        with self._guard:
+            before = (self.nickname, self.team)
+            self.nickname = self.nickname if nickname is None else nickname
+            self.team = self.team if team is None else team
+            if (self.nickname, self.team) != before:
+                self._write()
+
     def remember_peers(self, addresses: Sequence[str]) -> None:
         """Remember the addresses to ask when coming back, those met last first. Without new ones the old ones stay."""
         with self._guard:
@@ -153,13 +166,20 @@ class LocalState:
         last = {"run": self.run, "port": self.port, "peers": self.peers, "start": self.start, "data": self.data}
         if self.manifest is not None:
             last["manifest"] = self.manifest.hex()
-        document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last})
+        names = {name: told for name, told in (("nickname", self.nickname), ("team", self.team)) if told}
+        document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last, **names})
         if not self._has_written:
             replace_file(self._path, document)
             self._has_written = True
             return
         with UNWRITTEN.trying(LOCAL_STATE, self._path):
             replace_file(self._path, document)
+
+
+def _name(value: object) -> str:
+    name = str(value)
+    check_name(name)
+    return name
 
 
 def _count(value: object) -> int:

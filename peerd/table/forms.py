@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter, call
 from typing import Any
 
+from peerd.peer_names import check_name
+
 MAX_MICROBATCHES_PER_STEP = 8192
 MAX_COUNT = 1 << 62
 MAX_LIST = 64
@@ -68,6 +70,13 @@ def text(most: int) -> Form:
         return value
 
     return Form(read)
+
+
+def _read_name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a name")
+    check_name(value)
+    return value
 
 
 def raw(most: int) -> Form:
@@ -163,5 +172,7 @@ _ledger_bytes = raw(MAX_MICROBATCHES_PER_STEP // 8)
 LEDGER = Form(_read_ledger, bitmap_to)
 """A bitmap of microbatches."""
 FLAG = Form(_read_flag)
+NAME = Form(_read_name)
+"""What a peer calls itself (peer_names.py)."""
 NORM = Form(_read_norm)
 """A number that is not negative. It may be infinite: something overflowed."""

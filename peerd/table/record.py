@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Annotated, Any, NewType
 
-from peerd.table.forms import FLAG, LEDGER, NORM, count, many, one_of, optional, raw, real, row, text, whole
+from peerd.table.forms import FLAG, LEDGER, NAME, NORM, count, many, one_of, optional, raw, real, row, text, whole
 
 MAX_PEERS = 1 << 20
 MAX_STAGES = 4096
@@ -259,6 +259,9 @@ class Vitals:
     """Where peers audit each other: what binds it to the coins of its audits, of this period and the next (policy/step/coins.py)."""
     paused: Annotated[bool, 45, FLAG] = False
     """It leaves its stage because it is paused, and comes back when the pause ends. It is told only together with `leaving`."""
+    nickname: Annotated[str, 46, NAME] = ""
+    """What its owner calls it. Anybody may take any name; only the id says who a peer is."""
+    team: Annotated[str, 46, NAME] = ""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

@@ -44,6 +44,8 @@ def assert_one_clear_line(done: Outcome, code: int, *words: str) -> None:
         (["join", ""], ["ADDRESS"]),
         (["join"], ["ADDRESS"]),
         (["start", "x", "--home", ""], ["--home"]),
+        (["join", "a", "--nickname", "\x1b[2J"], ["nickname", "use letters, digits"]),
+        (["join", "a", "--team", "x" * 25], ["team", "25 characters; 24 at most"]),
         (["limits", "--power", "5kW"], ["--power", "at most 2000W"]),
         (["limits", "--upload", "2Tbit"], ["--upload", "at most 400Gbit"]),
         (["limits", "--duty", "150%"], ["duty must be between 1% and 100%"]),

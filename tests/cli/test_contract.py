@@ -29,7 +29,18 @@ _DAEMON_FLAGS = {
         "--wandb",
         "--moves",
     ),
-    *("--no-port-mapping", "--direct-port", "--no-direct", "--no-local", "--nice", "--relay", "--relay-rate", "--relay-daily"),
+    *(
+        "--no-port-mapping",
+        "--direct-port",
+        "--no-direct",
+        "--no-local",
+        "--nice",
+        "--nickname",
+        "--team",
+        "--relay",
+        "--relay-rate",
+        "--relay-daily",
+    ),
 }
 
 VERBS = {

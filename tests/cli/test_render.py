@@ -148,6 +148,19 @@ def test_a_paused_peer_is_called_paused_once_it_has_handed_on_its_work(capsys: p
     assert "leaving" not in shown
 
 
+def test_peers_and_status_show_what_peers_call_themselves_beside_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    reply = peers_reply()
+    print_peers(reply)
+    assert "names" not in capsys.readouterr().out
+    (anna, bob), (third, _) = (stage["peers"] for stage in reply["stages"])
+    anna["nickname"], anna["team"], bob["nickname"], third["team"] = "anna", "rust", "b\x1bob", "rust"
+    print_peers(reply)
+    told = " ".join(lines_of(capsys)[-2:])
+    assert f"names: {short_id(anna['id'])} anna (rust), {short_id(bob['id'])} b?ob, {short_id(third['id'])} (rust)" in told
+    print_status(status_reply(peer=peer_info(nickname="anna" * 20)))
+    assert f"name {('anna' * 6)} peer" in " ".join(" ".join(lines_of(capsys)).split())
+
+
 def test_peers_names_unlike_devices_of_a_stage(capsys: pytest.CaptureFixture[str]) -> None:
     reply = peers_reply()
     print_peers(reply)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerd.cli.render import short_id
 from peerd.cli.render_history import coverage, print_contributions, print_history, shared_text, shares_of
 from peerd.control.protocol import ContributionsReply
 from tests.cli.replies import ME, OTHER, contributions_reply, history_reply
@@ -55,6 +56,17 @@ def test_contributions_say_of_which_steps_they_are_and_what_is_unknown(capsys: p
     assert max(map(len, lines)) <= 80
     assert "stage 2: nobody who knows could be asked" in lines
     assert coverage(contributions_reply())[0] == "stage 0: 10 averages counted, of steps 0 to 9"
+
+
+def test_contributions_show_names_beside_ids_and_add_up_teams(capsys: pytest.CaptureFixture[str]) -> None:
+    print_contributions(contributions_reply(names={ME: "anna", OTHER: "b\x1b" * 12}, teams={ME: "rust", OTHER: "rust"}))
+    lines = lines_of(capsys)
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert f"{short_id(ME)} (you) anna (rust)" in text
+    assert f"{short_id(OTHER)} * b?b?b?b?b?b?b?b\u2026" in text
+    assert "team rust: 100.0%" in lines
+    assert "team" not in shared_text(contributions_reply(names={}, teams={}))
 
 
 def test_the_text_to_share_names_no_peer() -> None:

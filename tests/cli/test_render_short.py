@@ -61,6 +61,10 @@ def test_a_long_microbatch_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "; computes microbatch 12 of step 3 for 1m40s; one takes 2m10s here" in told_by(capsys, computing=computing)
 
 
+def test_a_peers_own_name_stands_beside_what_it_gave(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "in 1h02m, as anna (rust); 123MB sent" in told_by(capsys, peer=peer_info(nickname="anna", team="rust"))
+
+
 def test_numbers_agree_with_their_nouns(capsys: pytest.CaptureFixture[str]) -> None:
     assert [counted(number, "peer") for number in (0, 1, 2, 1200)] == ["0 peers", "1 peer", "2 peers", "1,200 peers"]
     one = peers_reply(num_stages=1, peers_per_stage=1)

@@ -37,6 +37,8 @@ def test_settings_come_back_from_json_equal(settings: Settings) -> None:
         {"join": "b", "port": 65536},
         {"join": "b", "slow_factor": 0.5},
         {"join": "b", "compute_stand_in_ms": -1},
+        {"join": "b", "nickname": "\x1b"},
+        {"join": "b", "team": "x" * 25},
     ],
 )
 def test_settings_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from peerd.peer_names import MAX_NAME_CHARACTERS
 from peerd.policy.step.ledger import full
 from peerd.table.forms import MAX_COUNT, MAX_LIST, MAX_MICROBATCHES_PER_STEP
 from peerd.table.record import (
@@ -233,6 +234,8 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "evaluation": lambda w: w.maybe(lambda: Evaluation(w.told_step(), w.real(MAX_LOSS))),
     "software": lambda w: w.random.choice(("", "0", "\u00e9" * 64)),
     "device": lambda w: w.random.choice(("", "cpu", "\u00e9" * 64)),
+    "nickname": lambda w: w.random.choice(("", "a", "\u00e9" * MAX_NAME_CHARACTERS)),
+    "team": lambda w: w.random.choice(("", "b", "\u4e00" * MAX_NAME_CHARACTERS)),
     "memory_bytes": lambda w: w.count(),
     "kept_averages": lambda w: w.count(),
     "diverged_at": lambda w: w.maybe(w.told_step),

@@ -118,6 +118,23 @@ def test_an_organiser_is_pinned_at_first_sight_and_another_is_refused_for_good(t
             LocalState(home).pin(RUN, OTHER_KEY)
 
 
+def test_names_are_remembered_until_they_are_replaced_or_taken_away(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+
+    def after(nickname: str | None, team: str | None) -> tuple[str, str]:
+        state = LocalState(home)
+        state.remember_names(nickname, team)
+        again = LocalState(home)
+        assert (again.nickname, again.team) == (state.nickname, state.team)
+        return again.nickname, again.team
+
+    told = [after(*names) for names in ((None, None), ("anna", None), (None, "rust"), ("bob", None), (None, None), ("", "c"))]
+    assert told == [("", ""), ("anna", ""), ("anna", "rust"), ("bob", "rust"), ("bob", "rust"), ("", "c")]
+    home.state.write_text(home.state.read_text().replace('"c"', '"a\\u202e"'))
+    with pytest.raises(DiskError, match="damaged"):
+        LocalState(home)
+
+
 def test_what_one_part_writes_no_other_loses(tmp_path: Path) -> None:
     home = Home(tmp_path)
     state = LocalState(home)

@@ -61,6 +61,10 @@ REFUSAL_SHOWN_S = 10.0
 EXITS = (signal.SIGTERM, signal.SIGHUP)
 
 
+def _head(picture: Picture, width: int, _height: int) -> tuple[Line, ...]:
+    return (head_line(width - SCROLLBAR_WIDTH, has_names=picture.has_names),)
+
+
 class TopApp(App[None]):
     """Shows the pictures of the feed until the user quits."""
 
@@ -95,7 +99,7 @@ class TopApp(App[None]):
                 yield LinesView(_loss, first, id="loss")
                 yield LinesView(_speed, first, id="speed")
             with Container(id="table"):
-                yield LinesView(lambda _picture, width, _height: (head_line(width - SCROLLBAR_WIDTH),), first, id="head")
+                yield LinesView(_head, first, id="head")
                 yield SwarmList(first)
             yield LinesView(notes, first, id="notes")
         yield Footer()

@@ -14,6 +14,7 @@ from peerd.cli.render import (
     held_by,
     line_of,
     local_batch_at,
+    name_of,
     own_updates,
     phase_of,
     plain,
@@ -53,6 +54,8 @@ class StageRow:
 class PeerRow:
     peer: PeerInfo
     name: str
+    own_name: str
+    """What it calls itself; empty: nothing."""
     phase: str
     mine: bool
 
@@ -96,6 +99,11 @@ class Picture:
     @property
     def num_peers(self) -> int:
         return sum(stage.row.num_peers for stage in self.stages)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether a peer calls itself something."""
+        return any(row.own_name for part in self.stages for row in part.peers)
 
     def folded_at_first(self) -> frozenset[int]:
         if sum(len(stage.peers) for stage in self.stages) <= UNFOLDED_UP_TO:
@@ -154,7 +162,10 @@ def _evaluated(poll: Poll) -> str:
 
 
 def _part(stage: StageInfo, num_microbatches: int, mine: frozenset[str]) -> StagePart:
-    peers = [PeerRow(peer=peer, name=short_id(peer["id"]), phase=phase_of(peer), mine=peer["id"] in mine) for peer in stage["peers"]]
+    peers = [
+        PeerRow(peer=peer, name=short_id(peer["id"]), own_name=name_of(peer), phase=phase_of(peer), mine=peer["id"] in mine)
+        for peer in stage["peers"]
+    ]
     peers.sort(key=lambda row: not row.mine)
     row = StageRow(
         stage=stage["stage"],
@@ -227,6 +238,7 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
     addresses = [plain(address) for address in peer["addresses"]] or ["none: it cannot be called"]
     return (
         ("id", plain(peer["id"])),
+        *([("name", name_of(peer))] if name_of(peer) else []),
         ("stage", f"{peer['stage']}, at step {peer['step']}"),
         ("phase", phase_of(peer) if phase_of(peer) == peer["phase"] else f"{phase_of(peer)}, {plain(peer['phase'], 12)}"),
         ("done", f"{held_by(peer)} of {num_microbatches} microbatches of its step" + (" and the next" if peer.get("next_done") else "")),

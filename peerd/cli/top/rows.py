@@ -44,7 +44,7 @@ DEVICE = Column("device", 8, right=False, from_width=116)
 MEMORY = Column("memory", 7, from_width=128)
 HEARD = Column("heard", 8, from_width=140)
 COLUMNS = (NAME, STEP, PHASE, DONE, QUEUE, SPEED, TOKENS, FLIGHT, DEVICE, MEMORY, HEARD)
-MOST_BAR = 24
+MOST_BAR, MOST_NAME = 24, 26
 
 
 def rows_of(picture: Picture, folded: frozenset[int]) -> tuple[Row, ...]:
@@ -62,15 +62,17 @@ def key_of(row: Row) -> Key:
     return (row.stage, "") if isinstance(row, StageRow) else (row.peer["stage"], row.peer["id"])
 
 
-def columns_for(width: int) -> tuple[tuple[Column, int], ...]:
-    """The columns that fit, each with its width. Remaining space widens the bars."""
+def columns_for(width: int, *, has_names: bool = False) -> tuple[tuple[Column, int], ...]:
+    """The columns that fit, each with its width. Remaining space widens the names, where peers have any, and then the bars."""
     chosen = [column for column in COLUMNS if width >= column.from_width]
     spare = width + len(_GAP) - sum(column.width + len(_GAP) for column in chosen)
-    return tuple((column, column.width + (min(max(0, spare), MOST_BAR) if column is QUEUE else 0)) for column in chosen)
+    named = min(max(0, spare), MOST_NAME) if has_names else 0
+    more = {NAME: named, QUEUE: min(max(0, spare - named), MOST_BAR)}
+    return tuple((column, column.width + more.get(column, 0)) for column in chosen)
 
 
-def head_line(width: int) -> Line:
-    titles = [fitted(column.title, wide, right=column.right) for column, wide in columns_for(width)]
+def head_line(width: int, *, has_names: bool = False) -> Line:
+    titles = [fitted(column.title, wide, right=column.right) for column, wide in columns_for(width, has_names=has_names)]
     return line_fitted(((_GAP.join(titles), Ink.QUIET),), width)
 
 
@@ -78,7 +80,7 @@ def row_line(row: Row, picture: Picture, width: int, *, folded: bool = False) ->
     """A row in exactly `width` columns."""
     cells = _stage_cells(row, picture, folded=folded) if isinstance(row, StageRow) else _peer_cells(row, picture)
     spans: list[Span] = []
-    for column, wide in columns_for(width):
+    for column, wide in columns_for(width, has_names=picture.has_names):
         if spans:
             spans.append((_GAP, Ink.PLAIN))
         if column is QUEUE:
@@ -104,7 +106,10 @@ def _peer_cells(row: PeerRow, picture: Picture) -> dict[Column, Span]:
     peer = row.peer
     ink = Ink.QUIET if peer["suspect"] else Ink.PLAIN
     return {
-        NAME: (f"  {row.name}" + (" you" if row.mine else ""), Ink.ACCENT if row.mine else ink),
+        NAME: (
+            f"  {row.name}" + (" you" if row.mine else "") + (f" {row.own_name}" if row.own_name else ""),
+            Ink.ACCENT if row.mine else ink,
+        ),
         STEP: (_step(peer["step"]), ink),
         PHASE: _phase_cell(row.phase, ink),
         DONE: (held_by(peer, amount), ink),

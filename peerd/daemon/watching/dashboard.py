@@ -251,7 +251,9 @@ def _peer(peer: PeerInfo) -> Sequence[object]:
     throughput = float(f"{peer['throughput']:.3g}")
     work = [peer["id"], phase, peer["step"], peer["done"], peer["queue"], throughput, peer["tokens"], peer["device"], peer["in_flight"]]
     place = peer.get("coordinate")
-    return [*work, peer["reach"], peer["up"], peer["down"], [round(1000 * each, 1) for each in place[:3]] if place else None]
+    row = [*work, peer["reach"], peer["up"], peer["down"], [round(1000 * each, 1) for each in place[:3]] if place else None]
+    names = [peer.get("nickname", ""), peer.get("team", "")]
+    return [*row, *names] if any(names) else row
 
 
 def _span_s(samples: Sequence[Sample]) -> float:

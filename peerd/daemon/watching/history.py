@@ -113,7 +113,9 @@ class Past:
             }
             for found in merge(reports)
         ]
-        return {"schema": SCHEMA, "me": self._peer.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
+        names, teams = ({r.peer: told for r in live.records if (told := getattr(r, name))} for name in ("nickname", "team"))
+        reply = {"schema": SCHEMA, "me": self._peer.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
+        return {**reply, "names": names, "teams": teams}
 
     async def tallies(self) -> Sequence[StageTally]:
         """What this daemon counted itself."""

@@ -32,6 +32,8 @@ def peers(draw: st.DrawFn, stage: int) -> PeerInfo:
         throughput=draw(numbers),
         tokens=draw(counts),
         last_loss=draw(st.none() | numbers),
+        nickname=draw(words),
+        team=draw(words),
         device=draw(words),
         memory_bytes=draw(counts),
         software=draw(words),

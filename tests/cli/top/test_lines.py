@@ -207,6 +207,19 @@ def test_eighty_columns_show_every_column_that_matters() -> None:
     assert [column.title for column in table_rows.COLUMNS if column.title not in wide] == []
 
 
+def test_a_name_stands_beside_the_id_where_a_peer_has_one() -> None:
+    reply = peers_reply(num_stages=1, peers_per_stage=2)
+    reply["stages"][0]["peers"][0] |= {"nickname": "anna", "team": "rust"}
+    picture = picture_of(*picture_from(peers=reply))
+    rows = table_rows.rows_of(picture, frozenset())
+    for width in (80, 120, 200):
+        lines = [text_of(table_rows.row_line(row, picture, width)) for row in rows]
+        assert any("..xxxx00 anna" in line for line in lines)
+        assert len(text_of(table_rows.head_line(width, has_names=True))) == width
+    assert dict(details_of(reply["stages"][0]["peers"][0], 16))["name"] == "anna (rust)"
+    assert "name" not in dict(details_of(reply["stages"][0]["peers"][1], 16))
+
+
 def test_problems_come_before_everything_and_events_keep_their_room() -> None:
     status = status_reply(health=[{"code": "x", "title": "nobody serves stage 1", "severity": "problem", "remedy": "more peers"}])
     poll, recall = picture_from(status=status)

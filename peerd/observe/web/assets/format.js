@@ -15,6 +15,15 @@ export const whole = (value) => Math.round(value).toLocaleString("en");
 
 export const shortId = (peer) => (peer.length > 8 ? `..${peer.slice(-6)}` : peer);
 
+// What a peer calls itself, with its team; empty if it has told no name. It enters the page as text only.
+export const known = (nickname, team) => [nickname, team && `(${team})`].filter(Boolean).join(" ");
+
+// Its name beside its id.
+export const nameOf = (peer) => [known(peer.nickname, peer.team), shortId(peer.id)].filter(Boolean).join(" ");
+
+// The same where there is little room.
+export const markOf = (peer) => (peer.nickname?.length > 12 ? `${[...peer.nickname].slice(0, 11).join("")}\u2026` : peer.nickname) || shortId(peer.id);
+
 export function duration(seconds) {
   const s = Math.max(0, Math.floor(seconds));
   if (s < 60) return `${s} s`;

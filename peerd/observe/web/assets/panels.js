@@ -1,6 +1,6 @@
 // The panels around the map: facts, events, contributions, health. All text is inserted as text, never as markup.
 
-import { amount, bytes, duration, make, moment, say, shortId, whole } from "/assets/format.js";
+import { amount, bytes, duration, known, make, moment, nameOf, say, shortId, whole } from "/assets/format.js";
 
 const TELL = {
   started: ["\u25b6", "good", (e, who) => `${who} began to serve stage ${e.stage}`],
@@ -74,7 +74,7 @@ function facts(host, pairs, wrapped) {
 
 export function showChosen(host, peer, me, microbatches) {
   if (!peer) { facts(host, [["Peer", "none chosen"]], true); return; }
-  const name = peer.id === me ? `${shortId(peer.id)} (this machine)` : shortId(peer.id);
+  const name = peer.id === me ? `${nameOf(peer)} (this machine)` : nameOf(peer);
   facts(host, [
     ["Peer", name], ["Stage", String(peer.stage)], ["Step", whole(peer.step)], ["Phase", peer.phase], ["Holds", `${peer.done} of ${microbatches}`],
     ["Queue", String(peer.queue)], ["Speed", `${amount(peer.throughput)} samples/s`], ["Given", `${amount(peer.tokens)} tokens`], ["Device", peer.device || "unknown"], ["Reached", peer.reach === "client" ? "not at all" : peer.reach || "unknown"],
@@ -130,7 +130,7 @@ export function showShares(host, note, told) {
   host.replaceChildren(...shown.map(([peer, sum]) => {
     const part = total ? sum.tokens / total : 0, bar = make("i");
     bar.style.width = `${(100 * part).toFixed(1)}%`;
-    const name = peer === told.me ? "This machine" : shortId(peer), where = `stage\u00a0${sum.stages.join(", ")}`;
+    const own = known(told.names?.[peer], told.teams?.[peer]), name = [own, peer === told.me ? "This machine" : shortId(peer)].filter(Boolean).join(" "), where = `stage\u00a0${sum.stages.join(", ")}`;
     return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name}, ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
   }));
   const ranges = told.stages.map((stage) => `${whole(stage.steps)} of stage ${stage.stage}`);
@@ -140,7 +140,7 @@ export function showShares(host, note, told) {
 }
 
 export function showRows(host, stages) {
-  const rows = stages.flatMap((stage) => stage.peers).map((peer) => [peer.stage, shortId(peer.id), peer.step, peer.phase, peer.done, peer.queue, amount(peer.throughput), peer.device]);
+  const rows = stages.flatMap((stage) => stage.peers).map((peer) => [peer.stage, nameOf(peer), peer.step, peer.phase, peer.done, peer.queue, amount(peer.throughput), peer.device]);
   while (host.childElementCount > rows.length) host.lastChild.remove();
   while (host.childElementCount < rows.length) host.append(make("tr", {}, ...Array.from({ length: 8 }, () => make("td"))));
   rows.forEach((row, index) => row.forEach((value, column) => say(host.children[index].children[column], String(value))));
