@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -165,7 +166,7 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_jso
     for line in estimate_lines(stages, needs, manifest.slots):
         click.echo(line)
     click.echo(f"run id: {run}")
-    click.echo(f"next:   peerd start {run_file}")
+    click.echo(f"next:   peerd start {quote(str(run_file))}")
 
 
 def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given: set[str]) -> Manifest:

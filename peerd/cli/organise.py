@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -114,7 +115,7 @@ def run_file_path(value: str) -> Path:
     if path.is_dir() or path.suffix != ".toml":
         path = path / "run.toml"
     if not path.exists():
-        raise ManifestError(f"{path}: no such file", f"write one with `peerd new {path.parent}`")
+        raise ManifestError(f"{path}: no such file", f"write one with `peerd new {quote(str(path.parent))}`")
     return path
 
 

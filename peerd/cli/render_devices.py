@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from rich.text import Text
@@ -41,7 +42,7 @@ def print_devices(reply: Mapping[str, Any]) -> None:
     print_rows(out, rows)
     for device, status in found:
         print_health(out, status["health"], f"{device}: ")
-    out.print(Text(f"one device alone: peerd --home {plain(reply['devices'][1]['home'], 400)} status"), soft_wrap=True)
+    out.print(Text(f"one device alone: peerd --home {quote(plain(reply['devices'][1]['home'], 400))} status"), soft_wrap=True)
     out.print(Text(f"others join with: peerd join {plain(reply['join'], 400)}"), soft_wrap=True)
 
 

@@ -42,7 +42,8 @@ def print_short(reply: Mapping[str, Any], swarm: PeersReply | None) -> None:
     print_rows(out, [*rows, ("more", f"peerd status --long, peerd top{dashboard}")])
     for device, status in devices:
         if status is not None:
-            print_health(out, status["health"], f"{device}: " if several else "")
+            told = [item for item in status["health"] if item["code"] != PAUSED]  # the first line says that already
+            print_health(out, told, f"{device}: " if several else "")
     # One line without breaks, so that it can be copied.
     out.print(Text(f"others join with: peerd join {plain(first['join'], 400)}"), soft_wrap=True)
 

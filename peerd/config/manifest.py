@@ -13,6 +13,7 @@ import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal, TypeVar
 
 from peerd.config import cut
@@ -321,7 +322,7 @@ def load(path: Path) -> Manifest:
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        raise ManifestError(f"{path}: no such file", f"write one with `peerd new {path.parent}`") from None
+        raise ManifestError(f"{path}: no such file", f"write one with `peerd new {quote(str(path.parent))}`") from None
     except OSError as error:
         raise disk_error(path, error) from None
     try:

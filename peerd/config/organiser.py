@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from peerd.errors import SignatureError, UsageError, disk_error
@@ -54,7 +55,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
             raw = file.read(_MAX_KEY_BYTES)
     except FileNotFoundError:
         raise SignatureError(
-            f"{path}: no such file", f"the organiser's key lies beside run.toml; `peerd new {path.parent} --force` makes one"
+            f"{path}: no such file", f"the organiser's key lies beside run.toml; `peerd new {quote(str(path.parent))} --force` makes one"
         ) from None
     except OSError as error:
         raise disk_error(path, error) from None

@@ -168,3 +168,9 @@ def test_the_daemons_error_becomes_the_commands(peerd: Command, short_home: Path
 def test_a_bug_is_one_line_that_says_so(peerd: Command, short_home: Path) -> None:
     with answering(Home(short_home), line({"ok": {"schema": 1}})):
         assert_one_clear_line(peerd("status"), 1, "this is a bug in peerd", "PEERD_DEBUG=1")
+
+
+def test_a_command_in_a_hint_can_be_pasted_where_a_path_has_a_space(peerd: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    assert f"peerd start '{folder}/run.toml'" in peerd("new", folder).out
+    assert f"`peerd new '{tmp_path}/an other'`" in peerd("start", tmp_path / "an other").err

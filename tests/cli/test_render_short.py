@@ -44,7 +44,9 @@ def test_a_problem_comes_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_paused_peer_serves_nothing_and_says_when_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     swarm = peers_reply()
     swarm["stages"][0]["peers"][0] |= PAUSED  # type: ignore[typeddict-item]
-    told = told_by(capsys, swarm, owner=owner_info(paused="its owner paused it", until="after `peerd resume`", resting=True))
+    item = HealthItem(code="paused", title="paused: its owner paused it", severity="info", remedy="goes on after `peerd resume`")
+    told = told_by(capsys, swarm, owner=owner_info(paused="its owner paused it", until="after `peerd resume`", resting=True), health=[item])
+    assert told.count("its owner paused it") == 1
     assert "now paused: its owner paused it; it goes on after `peerd resume` run" in told
     assert "peers 4 peers in 2 stages (1 paused) more" in told
 
