@@ -232,7 +232,9 @@ def print_peers(reply: PeersReply) -> None:
     for stage in reply["stages"]:
         kinds = sorted({plain(peer["device"], 40) for peer in stage["peers"] if peer["device"]})
         if len(kinds) > 1:
-            out.print(Text(f"stage {stage['stage']} computes on unlike devices: {', '.join(kinds)}", style="dim"))
+            drift = max(peer.get("drift", 0.0) for peer in stage["peers"])
+            apart = f"; parameters were up to {drift:.1e} off their mean when last averaged" if drift else ""
+            out.print(Text(f"stage {stage['stage']} computes on unlike devices: {', '.join(kinds)}{apart}", style="dim"))
 
 
 def print_banned(out: Console, access: AccessInfo | None) -> None:

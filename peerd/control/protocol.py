@@ -87,6 +87,7 @@ class PeerInfo(PathInfo):
     throughput: float  # samples per second: what it computes, or less where its line is known to carry less
     computes: NotRequired[float]  # what it would do on any line; 0: its line is not known well enough
     backlog: NotRequired[float]  # microbatches that waited for its processor or uplink, mean over the last rebalancing period
+    drift: NotRequired[float]  # share by which its parameters were off the stage's mean when last averaged; 0: never, or equal
     nickname: NotRequired[str]  # what its owner calls it; anybody may take any name; empty: not said
     team: NotRequired[str]
     stays_hours: NotRequired[int]  # how long its owner still means to let it run; 0: not said

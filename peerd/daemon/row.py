@@ -13,7 +13,7 @@ from peerd.policy.step.coins import heads_of
 from peerd.policy.swarm.rates import carried
 from peerd.swarm.clock import clock_s
 from peerd.swarm.own_row import OwnRow
-from peerd.table.record import MAX_BACKLOG, MAX_STAY_HOURS, MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
+from peerd.table.record import MAX_BACKLOG, MAX_DRIFT, MAX_STAY_HOURS, MAX_THROUGHPUT, PeerRecord, Vitals, believable_loss
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -65,6 +65,7 @@ class Row(OwnRow):
             computes=computes,
             backlog=min(round(seat.backlog.mean, 2), MAX_BACKLOG),
             stays_hours=self.stays_hours,
+            drift=min(seat.state.holdings.drift or 0.0, MAX_DRIFT),
             nickname=self._names[0],
             team=self._names[1],
             tokens=counters.tokens,

@@ -28,6 +28,7 @@ COIN_BYTES = 32
 """Bytes of a secret of an auditor's coins, and of the head of a chain of them."""
 MAX_ASIDES = 3
 """A peer has memory for so many: that of a round, which it does not need meanwhile."""
+MAX_DRIFT = 1e3
 MAX_SIDELINED = 8
 """Number of mates that one peer can leave out."""
 MAX_KEPT_STEPS = 8
@@ -259,9 +260,11 @@ class Vitals:
     """Where peers audit each other: what binds it to the coins of its audits, of this period and the next (policy/step/coins.py)."""
     paused: Annotated[bool, 45, FLAG] = False
     """It leaves its stage because it is paused, and comes back when the pause ends. It is told only together with `leaving`."""
-    nickname: Annotated[str, 46, NAME] = ""
+    nickname: Annotated[str, 47, NAME] = ""
     """What its owner calls it. Anybody may take any name; only the id says who a peer is."""
-    team: Annotated[str, 46, NAME] = ""
+    team: Annotated[str, 47, NAME] = ""
+    drift: Annotated[float, 48, real(MAX_DRIFT)] = 0.0
+    """How far its parameters were off their mean over its stage when averaged last, as a share of their norm. 0: never, or equal."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
     relays: Annotated[bool, 30, FLAG] = False
     """This peer volunteers as a relay, and has not stopped."""

@@ -168,6 +168,9 @@ def test_peers_names_unlike_devices_of_a_stage(capsys: pytest.CaptureFixture[str
     reply["stages"][1]["peers"][0]["device"] = "Pretend GPU 1"
     print_peers(reply)
     assert "stage 1 computes on unlike devices: Pretend GPU 1, cpu" in " ".join(capsys.readouterr().out.split())
+    reply["stages"][1]["peers"][0]["drift"] = 2.5e-4
+    print_peers(reply)
+    assert "parameters were up to 2.5e-04 off their mean when last averaged" in " ".join(capsys.readouterr().out.split())
 
 
 def test_peers_says_how_many_more_serve_a_stage_of_a_large_swarm(capsys: pytest.CaptureFixture[str]) -> None:

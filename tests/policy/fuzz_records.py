@@ -18,6 +18,7 @@ from peerd.table.forms import MAX_COUNT, MAX_LIST, MAX_MICROBATCHES_PER_STEP
 from peerd.table.record import (
     MAX_ASIDES,
     MAX_BACKLOG,
+    MAX_DRIFT,
     MAX_ERROR,
     MAX_HEIGHT,
     MAX_KEPT_STEPS,
@@ -234,6 +235,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "evaluation": lambda w: w.maybe(lambda: Evaluation(w.told_step(), w.real(MAX_LOSS))),
     "software": lambda w: w.random.choice(("", "0", "\u00e9" * 64)),
     "device": lambda w: w.random.choice(("", "cpu", "\u00e9" * 64)),
+    "drift": lambda w: w.real(MAX_DRIFT),
     "nickname": lambda w: w.random.choice(("", "a", "\u00e9" * MAX_NAME_CHARACTERS)),
     "team": lambda w: w.random.choice(("", "b", "\u4e00" * MAX_NAME_CHARACTERS)),
     "memory_bytes": lambda w: w.count(),

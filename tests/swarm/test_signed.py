@@ -92,6 +92,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "backlog": reals.filter(lambda waiting: waiting <= 1 << 20),
     "tokens": counts,
     "last_loss": st.none() | reals,
+    "drift": reals.filter(lambda share: share <= 1e3),
     **dict.fromkeys(("nickname", "team"), st.sampled_from(["", "anna", "Jos\u00e9 2", "x" * 24])),
     **dict.fromkeys(("software", "device"), texts),
     "memory_bytes": counts,
