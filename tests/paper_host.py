@@ -12,6 +12,7 @@ from blake3 import blake3
 from peerd.averaging.absences import Absences
 from peerd.errors import StageError, WrongStateError
 from peerd.policy.step.certificates import Slices
+from peerd.stage.kept_parts import KeptParts
 from peerd.stage.results import HeldAverage
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import NO_RECORD, AverageId, PeerId, RawRecord, RunId
@@ -56,6 +57,7 @@ class PaperHost:
     """Peers whose records do not rise any more."""
     record: RawRecord = NO_RECORD
     run: RunId = RUN
+    kept_parts: KeptParts | None = None
     key: bytes = b""
     """Signs; the peer's id, where others are to believe it."""
     is_committing: bool = False

@@ -9,20 +9,21 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import replace
 
 import structlog
 
 from peerd.audit.cases import CaseNews, Cases, KnownCase
 from peerd.audit.host import AuditHost
-from peerd.audit.replays import AuditedStep, Replays
+from peerd.audit.replays import AuditedStep, Replays, Told
 from peerd.audit.tallies import AuditOutcome, AuditTallies
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerdError, RemoteError
 from peerd.policy.step.auditing import AuditWord, Item, chance, due
 from peerd.policy.step.coins import secret_of
 from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, word_text
+from peerd.policy.step.parts import SentPart
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
@@ -33,6 +34,8 @@ from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId
 from peerd.wire.audit_client import AuditClient, KeptTensors
 
+Work = SignedPass | SentPart
+"""A mate's work, as it has signed it: a microbatch, or its whole part of a step."""
 LOOKS_PER_JUDGE = 8
 ASKED_AT_ONCE = 8
 STEPS_KNOWN = 4
@@ -69,7 +72,7 @@ class Auditor:
         lineage = self._witness.lineage_at(step)  # which also notes those of the step that begins
         if lineage != hash_of_lineage(before):
             return  # it holds parameters of another origin
-        finished = AuditedStep(step, roster.peers, lineage, self._state.holdings.generation)
+        finished = AuditedStep(step, roster, lineage, self._state.holdings.generation)
         self._finished[step] = finished
         for old in [old for old in self._finished if old <= step - STEPS_KNOWN]:
             del self._finished[old]
@@ -127,14 +130,22 @@ class Auditor:
         pairs = await self._receipts_of(finished)
         standing, run = self._cases.standing, self._host.run
         num_auditors = len(standing.standing(finished.members)) - 1
-        whole, place = {signed.own.item(run): signed for signed in pairs}, (self._state.record.stage, finished.step)
+        work: list[Work] = [*pairs, *self._witness.parts.of(finished.roster.average_id)]
+        whole, place = {signed.item(run): signed for signed in work}, (self._state.record.stage, finished.step)
         items = {item: signed for item, signed in whole.items() if standing.may_audit(item, self._host.me, *place, finished.members)}
         secret = secret_of(self._host.coins_seed, finished.step)
         chances = ((item, chance(standing.rate_of(item.audited, finished.step), num_auditors)) for item in items)
         drawn = due(secret, chances)
         self.tallies.drew(len(items), len(drawn))
         for item in drawn:
-            await self._audit(item, items[item], finished, secret)
+            told = self._told(items[item], finished, self._host.me, pairs)
+            await self._audit(Evidence(items[item], self._host.me, secret), told, finished)
+
+    async def _told(self, signed: Work, finished: AuditedStep, keeper: PeerId, pairs: Sequence[SignedPass] | None = None) -> Told:
+        """What is needed to compute some work again. `keeper`: who has the chunk of a part; `pairs`: what is signed of the step's calls."""
+        if isinstance(signed, SignedPass):
+            return await self._replays.told(signed, finished)
+        return await self._replays.told_part(signed, await self._receipts_of(finished) if pairs is None else pairs, finished, keeper)
 
     async def _receipts_of(self, finished: AuditedStep) -> list[SignedPass]:
         """What is signed of all calls to this stage in a step, from those that made them."""
@@ -168,9 +179,11 @@ class Auditor:
             return None
         return [each for each in pairs if each.own.asked.caller == peer]
 
-    async def _audit(self, item: Item, signed: SignedPass, finished: AuditedStep, secret: bytes) -> None:
+    async def _audit(self, evidence: Evidence, telling: Awaitable[Told], finished: AuditedStep) -> None:
+        """Compute some work again, and accuse if it is wrong. `evidence`: without words."""
+        item = evidence.item(self._host.run)
         try:
-            told = await self._replays.told(signed, finished)
+            told = await telling
             word = await self._replays.measure(told, finished, Priority.IDLE)
             if word.accuses:
                 again = await self._replays.measure(told, finished, Priority.FORWARD)
@@ -182,7 +195,7 @@ class Auditor:
         if word.accuses and not self._cases.standing.has_lost(item.audited):
             LOG.warning("a mate's work is wrong here", mate=item.audited, step=item.step, index=item.index, deviation=word.deviation)
             await self._replays.hold(finished)
-            self._open(Evidence(signed, self._host.me, secret, (self._signed_word(item, word),)), finished)
+            self._open(evidence.with_words([self._signed_word(item, word)]), finished)
 
     def _open(self, evidence: Evidence, finished: AuditedStep) -> None:
         if self._cases.why_unheard(evidence, self._voters(finished), 1.0, finished.step):
@@ -249,7 +262,7 @@ class Auditor:
         if finished is None or known.item.stage != self._state.record.stage:
             return
         try:
-            told = await self._replays.told(known.evidence.signed, finished)
+            told = await self._told(known.evidence.signed, finished, known.case.accuser)
             word = await self._replays.measure(told, finished, Priority.FORWARD)
         except PeerdError as error:
             LOG.info("this peer cannot judge a mate's work", mate=known.item.audited, step=known.item.step, reason=error.message)

@@ -153,9 +153,10 @@ class Cases:
             return ""
         item, words = found.item, [word for word in found.case.words.values() if word.differs]
         if item.audited != self.me:
-            return f"what this peer found of microbatch {item.index} of step {item.step} contradicts most of its mates"
+            whose = "a mate's part" if item.index is None else f"microbatch {item.index}"
+            return f"what this peer found of {whose} of step {item.step} contradicts most of its mates"
         off = max((word.distance for word in words), default=0.0)
-        what = f"microbatch {item.index} of step {item.step}"
+        what = f"{'part' if item.index is None else f'microbatch {item.index}'} of step {item.step}"
         return f"{len(words)} mates computed this peer's {what} again and got something else: it is {off:.2g} off, in proportion"
 
     def convictions(self, known: Collection[bytes] = ()) -> list[Evidence]:

@@ -16,16 +16,20 @@ from peerd.errors import BadMessageError, PeerdError, WrongStateError
 from peerd.models.module import StageModule
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
+from peerd.policy.step.parts import SentPart, even_cuts, passes_of_part, slice_bounds
 from peerd.policy.step.receipts import Receipt, ShownTensors, SignedPass, why_not_judged
+from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.jobs import check_labels, check_tokens
-from peerd.stage.replaying import ToldPass, replay_pass
+from peerd.stage.kept_parts import is_as_signed
+from peerd.stage.replaying import ToldPass, replay_part, replay_pass
 from peerd.stage.state import StageState
 from peerd.stage.witnessing import PassWitness
 from peerd.table.record import PeerId
 from peerd.wire.audit_client import AuditClient, KeptTensors
+from peerd.wire.messages import TensorBytes
 from peerd.wire.receipts import tensor_hash
-from peerd.wire.tensors import decode
+from peerd.wire.tensors import decode, decode_flat
 
 USUAL_SCALE = 3.5
 """How much larger the largest value of a block of a hundred or two is than a usual one."""
@@ -34,7 +38,22 @@ _PRECISIONS = {
     "tf32": Precision.FLOAT16,  # as many digits
     "bfloat16": Precision.BFLOAT16,
 }
+NO_LABELS = TensorBytes("int32", (0,), ())
 _CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ToldPart:
+    """A mate's whole part of a step: what it got and gave of each microbatch, and a chunk of what it put into the average."""
+
+    step: int
+    passes: tuple[ToldPass, ...]
+    start: int
+    """The chunk's first element."""
+    chunk: TensorBytes
+
+
+Told = ToldPass | ToldPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +61,16 @@ class AuditedStep:
     """A step that this peer has finished, and can compute again as long as it has the parameters."""
 
     step: int
-    members: tuple[PeerId, ...]
+    roster: Roster
     """Of its average."""
     lineage: bytes
     """The hash of the lineage of the parameters that it was computed with."""
     generation: int
     """Of this peer's parameters."""
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        return self.roster.peers
 
 
 class Replays:
@@ -148,32 +171,75 @@ class Replays:
         return await self._client.get_pass(peer, step, signed, self._host.patience_s)
 
     def kept(self, signed: bytes) -> KeptTensors:
-        """What this peer keeps of a call. Raises WrongStateError."""
+        """What this peer keeps of a call, or the chunk of a mate's part, without labels. Raises WrongStateError."""
         found = self._witness.kept.find(signed)
         if found is None:
-            raise WrongStateError("that call is not kept")
+            return self._witness.parts.find(signed), NO_LABELS, None
         return found.inputs, found.labels, found.gradient
 
-    async def measure(self, told: ToldPass, finished: AuditedStep, priority: Priority) -> AuditWord:
-        """Compute a microbatch again.
+    async def told_part(self, sent: SentPart, pairs: Iterable[SignedPass], finished: AuditedStep, keeper: PeerId) -> ToldPart:
+        """A mate's whole part: its microbatches, by what is signed of them, and the chunk that `keeper` has kept.
+
+        Raises WrongStateError if a microbatch is missing or nobody gives what was signed, BadMessageError if the chunk binds the mate to
+        nothing.
+        """
+        reason = sent.why_not_judged(finished.roster) or await asyncio.to_thread(sent.why_unsigned, self._host.run, self._host.has_signed)
+        if reason:
+            raise BadMessageError(reason)
+        run, has_signed = self._host.run, self._host.has_signed
+        its = [each for each in pairs if each.own.asked.callee == sent.author]
+        sound = await asyncio.to_thread(lambda: [each for each in its if not each.why_unsigned(run, has_signed)])
+        signed = passes_of_part(finished.roster, sent.author, sound)
+        if signed is None:
+            raise WrongStateError("not all of its microbatches are signed, or one twice")
+        chunk = await self._chunk(sent, keeper)
+        passes = [await self.told(each, finished) for each in signed]
+        length, room = self._state.round_length(finished.roster), self._state.room_behind(finished.roster)
+        slice_number, _, number = sent.place
+        cuts = even_cuts(*slice_bounds(finished.roster, length, room)[slice_number], finished.roster.num_chunks)
+        start, end = cuts[number : number + 2]
+        if chunk.num_bytes != (end - start) * self._state.accumulator.flat.dtype.itemsize:
+            raise BadMessageError("a chunk of another size than the round's")
+        return ToldPart(finished.step, tuple(passes), start, chunk)
+
+    async def _chunk(self, sent: SentPart, keeper: PeerId) -> TensorBytes:
+        signed = sent.signed(self._host.run)
+        if keeper == self._host.me:
+            return self._witness.parts.find(signed)
+        found, _, _ = await self._client.get_pass(keeper, sent.step, signed, self._host.patience_s)
+        if not await asyncio.to_thread(is_as_signed, sent, found):
+            raise BadMessageError("not the chunk that was signed")
+        return found
+
+    async def measure(self, told: Told, finished: AuditedStep, priority: Priority) -> AuditWord:
+        """Compute a microbatch, or a whole part, again.
 
         Raises WrongStateError if the parameters are gone, BadMessageError for tensors that nobody could use.
         """
 
         def replay() -> float:
             self._check_here(finished)
-            if told.inputs.dtype == "int32":
-                check_tokens(decode(told.inputs, _CPU), self._manifest)
-            if told.labels is not None:
-                check_labels(decode(told.labels, _CPU), self._manifest)
-            return replay_pass(self._state, told, self._held.get(told.step))
+            held = self._held.get(told.step)
+            for each in told.passes if isinstance(told, ToldPart) else (told,):
+                self._check_numbers(each)
+            if isinstance(told, ToldPass):
+                return replay_pass(self._state, told, held)
+            values = decode_flat(told.chunk.chunks, self._state.accumulator.flat.dtype)
+            return replay_part(self._state, told.passes, values, told.start, held)
 
         deviation = await self._executor.run(priority, replay, told.step)
         return AuditWord(deviation, self._tolerance(told))
 
-    def _tolerance(self, told: ToldPass) -> float:
+    def _check_numbers(self, told: ToldPass) -> None:
+        if told.inputs.dtype == "int32":
+            check_tokens(decode(told.inputs, _CPU), self._manifest)
+        if told.labels is not None:
+            check_labels(decode(told.labels, _CPU), self._manifest)
+
+    def _tolerance(self, told: Told) -> float:
         kind = DeviceKind(self._state.holdings.device.type, _PRECISIONS[self._manifest.train.precision])
-        steps = (quantum_of(each.codec) for each in (told.output, told.gradient) if each is not None)
+        values = (told.output, told.gradient) if isinstance(told, ToldPass) else ()  # parts are kept only where they travel as they are
+        steps = (quantum_of(each.codec) for each in values if each is not None)
         return tolerance(kind, kind, max(steps, default=0.0))
 
 

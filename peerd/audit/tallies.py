@@ -42,7 +42,7 @@ class AuditTallies:
     """Counts since the seat was taken, and the last audits."""
 
     num_items: int = 0
-    """Microbatches of mates of which this peer had receipts."""
+    """Microbatches of mates of which this peer had receipts, and parts of which it had a signed chunk."""
     num_drawn: int = 0
     counts: Counter[AuditOutcome] = field(default_factory=Counter)
     """Audits by what came of them first; the rulings of cases count besides."""

@@ -21,13 +21,13 @@ from peerd.background import start
 from peerd.errors import BadMessageError, RemoteError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.round.chunks import part_limit
+from peerd.policy.step.parts import chunk_text
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.wire.messages import Frame
 from peerd.wire.tensors import views_of_flat
 
 Encoded = tuple[Bytes, ...]
-DOMAIN = b"peerd chunk of a round\0"
 
 
 class Exchange:
@@ -170,8 +170,7 @@ class Exchange:
         hasher = blake3()
         for chunk in frame.chunks:
             hasher.update(chunk)
-        place = b"".join(each.to_bytes(4) for each in (frame.slice, frame.author, frame.number))
-        return DOMAIN + self.roster.average_id + place + hasher.digest() + frame.slice_signature
+        return chunk_text(self.roster.average_id, (frame.slice, frame.author, frame.number), hasher.digest(), frame.slice_signature)
 
     async def check_signature(self, frame: Frame) -> None:
         """Raises BadMessageError if a chunk that a mate carried is not as its author signed it."""
@@ -216,9 +215,22 @@ class Exchange:
 
     async def take_part(self, frame: Frame) -> None:
         author, number = frame.author, frame.number
+        await self._keep(frame)
         summed = await self._executor.run(Priority.CONTROL, lambda: self._add(author, number, frame.chunks))
         self.parts_here[author] = max(self.parts_here[author], number + 1)
         self.sums_here[self.me] = max(self.summed, summed)
+
+    async def _keep(self, frame: Frame) -> None:
+        """Keep the chunk of each mate's part that this peer's coins draw, for audits.
+
+        What a lossy codec leaves out is in the author's next part, so nobody else can tell what that must be, and it is not kept. Raises
+        BadMessageError if its author has not signed it.
+        """
+        kept, author = self._signatures.parts, self.roster.peers[frame.author]
+        if kept is None or self._compression.allowed.is_lossy or not kept.wants(self.roster, author, frame.number):
+            return
+        await self.check_signature(frame)
+        kept.put(self.roster, (frame.slice, frame.author, frame.number), frame.chunks, frame.signature)
 
     async def _take_sum(self, frame: Frame) -> None:
         reducer, number = frame.slice, frame.number

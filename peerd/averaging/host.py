@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
+from peerd.stage.kept_parts import KeptParts
 from peerd.stage.results import HeldAverage
 from peerd.table.record import PeerId, RawRecord, RunId
 
@@ -15,6 +16,10 @@ class RoundHost(Protocol):
     @property
     def run(self) -> RunId:
         """The run's id, which everything names that is signed."""
+
+    @property
+    def kept_parts(self) -> KeptParts | None:
+        """Where mates' parts are kept for audits; None in a run without them."""
 
     def own_record(self) -> RawRecord:
         """Return this peer's record as it is; a new version only if something in it has changed."""

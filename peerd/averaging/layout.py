@@ -8,7 +8,7 @@ from functools import cached_property
 
 from peerd.averaging.compression import Compression, Elements
 from peerd.config.codec import Codec
-from peerd.policy.step.groups import section_bounds
+from peerd.policy.step.parts import even_cuts, slice_bounds
 from peerd.policy.step.roster import WHOLE, Roster
 
 
@@ -49,23 +49,9 @@ class RoundLayout:
         return [sum(self.num_bytes(k, number, k) for number in range(self.chunks_of(k))) for k in range(self.num_members)]
 
 
-def slice_bounds(roster: Roster, length: int, room: int = 0) -> list[tuple[int, int]]:
-    """By member, the elements that it reduces, from and to; of a part of this length, whose last `room` elements are for parameters."""
-    first, last = section_bounds(length - room, roster.section, roster.num_sections, room if roster.averages_parameters else 0)
-    return [(first + start, first + end) for start, end in _bounds(last - first, roster.shares or (1,) * len(roster.entries))]
-
-
-def _bounds(length: int, shares: Sequence[int]) -> list[tuple[int, int]]:
-    whole, before, found = sum(shares), 0, []
-    for share in shares:
-        found.append((length * before // whole, length * (before + share) // whole))
-        before += share
-    return found
-
-
 def _cuts(start: int, end: int, num_chunks: int, borders: Sequence[int]) -> list[int]:
     """The bounds of chunks of about the same size; each lies where a parameter ends, if one ends within half a chunk."""
-    even = [start + (end - start) * number // num_chunks for number in range(num_chunks + 1)]
+    even = even_cuts(start, end, num_chunks)
     reach = (end - start) / num_chunks / 2
     return [start, *(_nearest(cut, borders, reach) for cut in even[1:-1]), end] if borders else even
 

@@ -74,7 +74,7 @@ class Rounds:
         # Sums have a thread of their own: on the torch thread each would wait for a pass of the next step, or for an evaluation's.
         self.arithmetic = Executor("averaging")
         spans = spans or SpanRing(0)
-        signatures = Signatures(state.record.peer, host.sign, host.has_signed, host.run if state.certifies else None)
+        signatures = Signatures(state.record.peer, host.sign, host.has_signed, host.run if state.certifies else None, host.kept_parts)
         self.fetcher = AverageFetcher(state, self.arithmetic, client, averaging_s, spans, signatures)
         self.kept = KeptAverages(state, executor, log, host)
         self._averaging_s = averaging_s

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from blake3 import blake3
 from torch import Tensor
 
-from peerd.averaging.layout import slice_bounds
 from peerd.errors import BadMessageError
 from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.parts import slice_bounds
 from peerd.policy.step.roster import Roster, are_whole
+from peerd.stage.kept_parts import KeptParts
 from peerd.table.record import PeerId, RunId
 from peerd.wire.chunks import digest_of
 from peerd.wire.tensors import views_of_flat
@@ -30,6 +31,8 @@ class Signatures:
     """Whether a message has this peer's signature."""
     certified_run: RunId | None = None
     """The run's id, if the run certifies. In another one no slice is hashed."""
+    parts: KeptParts | None = None
+    """Where mates' parts are kept for audits; None in a run without them."""
 
     def signed(self, roster: Roster, root: bytes) -> SignedSlice:
         """This peer's slice of a round, with its signature."""

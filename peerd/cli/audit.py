@@ -55,7 +55,7 @@ def audits_line(found: AuditsInfo) -> str:
     """All audits in one line."""
     counts = ", ".join(f"{count} {name}" for name, count in found["counts"].items()) or "none yet"
     kept = f"kept {found['kept']} of {found['offered']} own calls for others" if found["offered"] else "no own calls yet"
-    return f"{counts}; drew {found['drawn']} of {found['items']} microbatches of mates; {kept}"
+    return f"{counts}; drew {found['drawn']} of {found['items']} microbatches and parts of mates; {kept}"
 
 
 def _case_line(case: CaseInfo) -> str:
@@ -64,8 +64,12 @@ def _case_line(case: CaseInfo) -> str:
     judges = ", ".join(
         f"{short_id(plain(each['peer']))} {each['deviation']:.2g} off, {each['tolerance']:.0e} allowed" for each in case["judges"]
     )
-    of = f"microbatch {case['index']} of step {case['step']}, stage {case['stage']}, of {short_id(plain(case['peer']))}"
+    of = f"{_work(case['index'])} of step {case['step']}, stage {case['stage']}, of {short_id(plain(case['peer']))}"
     return f"{case['ruling']}: {of}; accused by {short_id(plain(case['accuser']))}; judges: {judges}"
+
+
+def _work(index: int | None) -> str:
+    return "whole part" if index is None else f"microbatch {index}"
 
 
 def _audit_line(note: AuditInfo) -> str:
@@ -73,4 +77,4 @@ def _audit_line(note: AuditInfo) -> str:
 
     off = "" if note["deviation"] is None else f", {note['deviation']:.1e} off"
     why = f": {plain(note['reason'])}" if note["reason"] else ""
-    return f"step {note['step']}, microbatch {note['index']} of {short_id(plain(note['peer']))}: {note['outcome']}{off}{why}"
+    return f"step {note['step']}, {_work(note['index'])} of {short_id(plain(note['peer']))}: {note['outcome']}{off}{why}"

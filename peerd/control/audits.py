@@ -8,7 +8,7 @@ from typing import TypedDict
 class AuditsInfo(TypedDict):
     """This daemon's audits since it took its stage."""
 
-    items: int  # microbatches of mates of which it had receipts
+    items: int  # microbatches of mates of which it had receipts, and parts of which it had a signed chunk
     drawn: int  # of those its coins drew
     counts: dict[str, int]  # audits by outcome: right, differs, accused, missed; and cases by ruling: convicted, cleared, disputed
     kept: int  # its own microbatches' calls whose tensors it kept for auditors
@@ -26,7 +26,7 @@ class AuditInfo(TypedDict):
     peer: str  # whose work it was
     stage: int
     step: int
-    index: int | None  # the microbatch
+    index: int | None  # the microbatch; None: its whole part of the step's average
     outcome: str
     deviation: float | None  # |a - b| / |b| of the results; None: not computed
     reason: str  # why it was missed

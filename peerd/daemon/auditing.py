@@ -41,7 +41,7 @@ class AuditingSeat:
 
     @property
     def coins_seed(self) -> bytes:
-        return self._seat.peer.coins_seed
+        return self._seat.coins_seed
 
     @property
     def patience_s(self) -> float:

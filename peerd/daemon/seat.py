@@ -42,6 +42,7 @@ from peerd.stage.calls import StageService
 from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Pace, Priority
+from peerd.stage.kept_parts import KeptParts
 from peerd.stage.leases import Lease
 from peerd.stage.results import HeldAverage
 from peerd.stage.snapshots import Downloaded, SnapshotServer
@@ -316,6 +317,14 @@ class Seat:
     @property
     def run(self) -> RunId:
         return self.peer.membership.run
+
+    @property
+    def coins_seed(self) -> bytes:
+        return self.peer.coins_seed
+
+    @property
+    def kept_parts(self) -> KeptParts | None:
+        return self.witness.parts if self.witness is not None else None
 
     def sign(self, message: bytes) -> bytes:
         return self.peer.membership.identity.sign(message)

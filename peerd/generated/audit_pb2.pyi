@@ -214,11 +214,60 @@ class AuditWord(_message.Message):
 Global___AuditWord: _TypeAlias = AuditWord  # noqa: Y015
 
 @_typing.final
+class SentPart(_message.Message):
+    """A chunk of a peer's part of an average, as its author signed it. GetPass gives its bytes as the inputs, from the accuser."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    AVERAGE_ID_FIELD_NUMBER: _builtins.int
+    SLICE_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    author: _builtins.str
+    stage: _builtins.int
+    step: _builtins.int
+    average_id: _builtins.bytes
+    slice: _builtins.int
+    place: _builtins.int
+    """of the author in the roster"""
+    number: _builtins.int
+    """of the chunk"""
+    content: _builtins.bytes
+    """the hash of its bytes"""
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        author: _builtins.str = ...,
+        stage: _builtins.int = ...,
+        step: _builtins.int = ...,
+        average_id: _builtins.bytes = ...,
+        slice: _builtins.int = ...,
+        place: _builtins.int = ...,
+        number: _builtins.int = ...,
+        content: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "average_id", b"average_id", "content", b"content", "number", b"number", "place", b"place", "signature", b"signature", "slice", b"slice", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentPart: _TypeAlias = SentPart  # noqa: Y015
+
+@_typing.final
 class AuditCase(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
     ITEM_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     ACCUSER_FIELD_NUMBER: _builtins.int
     COINS_FIELD_NUMBER: _builtins.int
     WORDS_FIELD_NUMBER: _builtins.int
@@ -234,6 +283,10 @@ class AuditCase(_message.Message):
         """the microbatch that is said to be wrong, in the accused peer's stage"""
 
     @_builtins.property
+    def part(self) -> Global___SentPart:
+        """in its place, the part that is"""
+
+    @_builtins.property
     def words(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditWord]:
         """at most 2 of one judge"""
 
@@ -242,14 +295,15 @@ class AuditCase(_message.Message):
         *,
         run: _builtins.str = ...,
         item: Global___ReceiptPair | None = ...,
+        part: Global___SentPart | None = ...,
         accuser: _builtins.str = ...,
         coins: _builtins.bytes = ...,
         words: _abc.Iterable[Global___AuditWord] | None = ...,
         insists: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuser", b"accuser", "coins", b"coins", "insists", b"insists", "item", b"item", "run", b"run", "words", b"words"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuser", b"accuser", "coins", b"coins", "insists", b"insists", "item", b"item", "part", b"part", "run", b"run", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -329,6 +329,7 @@ class PassReceipt(_message.Message):
     LINEAGE_FIELD_NUMBER: _builtins.int
     CALLER_SIGNATURE_FIELD_NUMBER: _builtins.int
     CALLEE_SIGNATURE_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     """the callee's"""
     step: _builtins.int
@@ -344,6 +345,8 @@ class PassReceipt(_message.Message):
     """of the callee's parameters"""
     caller_signature: _builtins.bytes
     callee_signature: _builtins.bytes
+    ledger: _builtins.bytes
+    """the name of the callee's ledger that has the gradients, 8 bytes; empty: none has"""
     def __init__(
         self,
         *,
@@ -359,10 +362,11 @@ class PassReceipt(_message.Message):
         lineage: _builtins.bytes = ...,
         caller_signature: _builtins.bytes = ...,
         callee_signature: _builtins.bytes = ...,
+        ledger: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "callee", b"callee", "callee_signature", b"callee_signature", "caller", b"caller", "caller_signature", b"caller_signature", "gradient", b"gradient", "inputs", b"inputs", "labels", b"labels", "lineage", b"lineage", "microbatch", b"microbatch", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "callee", b"callee", "callee_signature", b"callee_signature", "caller", b"caller", "caller_signature", b"caller_signature", "gradient", b"gradient", "inputs", b"inputs", "labels", b"labels", "ledger", b"ledger", "lineage", b"lineage", "microbatch", b"microbatch", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

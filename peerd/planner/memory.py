@@ -132,13 +132,13 @@ def _lasting(manifest: Manifest, load: Load) -> tuple[int, int]:
     """What is there all the time: what is computed with, and what may be set aside.
 
     Computed with: the values, the sum of gradients, with overlapping steps that of the next step; with delayed updates the values before
-    and after, which take turns. Set aside: the optimizer's state, the previous values unless they take turns, and with evaluation those
-    of the evaluated step. With local steps also the moments of this peer's own updates; it computes with values of its own, of which it
-    keeps earlier ones, and has open batches beside the sum.
+    and after, which take turns; where peers audit each other the sum of a mate's part that is computed again. Set aside: the optimizer's
+    state, the previous values unless they take turns, and with evaluation those of the evaluated step. With local steps also the moments
+    of this peer's own updates; it computes with values of its own, of which it keeps earlier ones, and has open batches beside the sum.
     """
     train = manifest.train
     values = FLOAT32_BYTES * load.num_parameters
-    num_values, num_sums = 3 if train.delayed_updates else 1, 1 + train.overlaps_steps
+    num_values, num_sums = 3 if train.delayed_updates else 1, 1 + train.overlaps_steps + manifest.swarm.audits
     num_aside, moments = (not train.delayed_updates) + (train.evaluate_every_steps > 0), optimizer_bytes(train, load)
     if train.local_batch:
         num_values, num_sums, moments = num_values + 1 + MOST_EARLIER, num_sums + MOST_OPEN, moments + optimizer_bytes(train.inner, load)

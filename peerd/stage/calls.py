@@ -22,6 +22,7 @@ from peerd.link.links import Bytes
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.route.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
 from peerd.policy.step.ledger import ledger_of, number_of
+from peerd.policy.step.receipts import ledger_name
 from peerd.stage.computing import Computing
 from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.jobs import StageJobs
@@ -372,6 +373,7 @@ class StageService:
             held_s=ticket.queued_s + ticket.computed_s + (below.held_s if below else 0.0),
             slots=min(slots),
             versions=(ticket.version, *ticket.below) if self._is_local and gradient is not None else (),
+            ledger=b"" if outcome.refused else ledger_name(*ticket.accept_mark),
         )
 
 

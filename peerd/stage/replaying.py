@@ -57,27 +57,40 @@ def replay_pass(state: StageState, told: ToldPass, module: StageModule | None = 
     return max(found, default=0.0)
 
 
-def replay_part(state: StageState, passes: Iterable[ToldPass], told: Tensor) -> float:
-    """Compute a peer's part of a step again from all its microbatches. Returns how far `told`, its flat sum on the CPU, is off.
+def replay_part(state: StageState, passes: Iterable[ToldPass], told: Tensor, start: int = 0, held: StageModule | None = None) -> float:
+    """Compute a peer's part of a step again from all its microbatches. Returns how far `told` is off.
 
-    It takes the memory of one more accumulator. `told` is the part as others decoded it. Raises what `replay_pass` raises.
+    `told`: elements of its flat sum on the CPU, as others decoded them, from `start` on. What it has beyond the gradients is not looked at,
+    unless it has nothing else. `held`: the step's parameters; None: those that the state holds. It takes the memory of one more
+    accumulator. Raises what `replay_pass` raises.
+
+    The gradients of some parameters are nothing but noise. So where `told` has less than its share of the whole, the deviation is that from
+    what its share would be.
     """
     total = state.accumulator.another()
     for each in passes:
-        module = state.module_at(each.step)
+        module = state.module_at(each.step) if held is None else held
         _, output = _forward(state, module, each)
         gradients = _gradients(state, output, list(module.parameters()), each)
         has_overflowed = state.holdings.passes.is_scaled and not all(_is_usable(gradient) for gradient in gradients)
         total.add(gradients, float(output.detach()) if module.is_last else None, has_overflowed)
-    return deviation(told, total.flat.detach().to(_CPU))
+    num_gradients = len(total.flat) - total.num_exact
+    end = start + len(told)
+    end = min(end, num_gradients) if start < num_gradients else min(end, len(total.flat))
+    own = total.flat[start:end].detach().to(_CPU)
+    share = math.sqrt(len(own) / num_gradients) * float(total.flat[:num_gradients].double().norm()) if end <= num_gradients else 0.0
+    return deviation(told[: max(0, end - start)], own, share)
 
 
-def deviation(told: Tensor, own: Tensor) -> float:
-    """|told - own| / |own| over all elements; infinite where the shapes differ, or where nothing was to be told and something was."""
+def deviation(told: Tensor, own: Tensor, least: float = 0.0) -> float:
+    """|told - own| / |own| over all elements; infinite where the shapes differ, or where nothing was to be told and something was.
+
+    `least`: what |own| counts at least.
+    """
     if told.shape != own.shape:
         return math.inf
     own = own.double()
-    apart, size = float((told.double() - own).norm()), float(own.norm())
+    apart, size = float((told.double() - own).norm()), max(least, float(own.norm()))
     return apart / size if size > 0 else (0.0 if apart == 0 else math.inf)
 
 

@@ -14,6 +14,7 @@ from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError
 from peerd.link.links import Bytes
 from peerd.policy.hashing import digest
+from peerd.policy.step.coins import secret_of
 from peerd.policy.step.receipts import (
     HASH_BYTES,
     MEMORY_SHARE,
@@ -25,6 +26,7 @@ from peerd.policy.step.receipts import (
     SignedPass,
     wanted_kept_bytes,
 )
+from peerd.stage.kept_parts import KeptParts
 from peerd.stage.state import StageState
 from peerd.table.record import Lineage, PeerId, Phase, RunId
 from peerd.wire.messages import Call, CallResult, TensorBytes
@@ -45,6 +47,10 @@ class Signer(Protocol):
 
     @property
     def run(self) -> RunId: ...
+
+    @property
+    def coins_seed(self) -> bytes:
+        """The seed of this peer's coins, which nobody else knows."""
 
     def sign(self, message: bytes) -> bytes: ...
 
@@ -117,6 +123,7 @@ class PassWitness:
         self._state = state
         self._signer = signer
         self.kept = KeptPasses(most_bytes)
+        self.parts = KeptParts(signer.run, lambda step: secret_of(signer.coins_seed, step))
         self._lineages: dict[int, tuple[int, Lineage]] = {}
         """By step, the generation of the parameters and their lineage, as far as this peer was at that step."""
 
@@ -188,7 +195,7 @@ class PassWitness:
 
         def signed() -> SignedPass:
             named = NOTHING if next_receipt is None else next_receipt.signed(run)
-            answered = AnsweredPass(tensor_hash(result.gradient), named, lineage)
+            answered = AnsweredPass(tensor_hash(result.gradient), named, lineage, result.ledger)
             receipt = Receipt(asked, answered, given.signature, self._signer.sign(answered.text(asked, run)))
             return SignedPass(receipt, next_receipt)
 

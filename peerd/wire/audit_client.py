@@ -64,7 +64,7 @@ class AuditClient(Client):
     async def tell_case(self, peer: PeerId, evidence: Evidence, timeout_s: float) -> Evidence | None:
         """Tell a peer of a case. Returns what it knows of it, if anything; no signature is checked. Raises RemoteError."""
         reply: Any = await self._ask(peer, "TellCase", evidence_to(evidence, self._run), timeout_s)
-        return evidence_from(reply) if reply.HasField("item") else None
+        return evidence_from(reply) if reply.HasField("item") or reply.HasField("part") else None
 
     def _count(self, num_bytes: int) -> None:
         self._links.traffic.took("audits", PeerRole.STAGE_PEER, num_bytes)

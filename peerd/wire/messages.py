@@ -113,6 +113,8 @@ class CallResult:
     """Where steps are local, of the callee and each later stage, the name of the version that the gradient was computed with."""
     signed: SignedPass | None = None
     """Where peers audit each other, what the callee has signed of this call."""
+    ledger: bytes = b""
+    """At the callee, the name of its ledger that has the gradients; empty: none has. It travels in what is signed alone."""
 
 
 class ProposalAnswer(NamedTuple):

@@ -10,9 +10,11 @@ from peerd.errors import BadMessageError
 from peerd.generated import audit_pb2, stage_pb2
 from peerd.policy.hashing import digest
 from peerd.policy.step.auditing import AuditWord
+from peerd.policy.step.certificates import ID_BYTES
 from peerd.policy.step.evidence import MOST_WORDS, Evidence, SignedWord
-from peerd.policy.step.receipts import HASH_BYTES, NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
-from peerd.table.record import PeerId
+from peerd.policy.step.parts import SentPart
+from peerd.policy.step.receipts import HASH_BYTES, LEDGER_BYTES, NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.table.record import AverageId, PeerId
 from peerd.wire.chunks import digest_of
 from peerd.wire.convert import MAX_PEER_CHARS, MAX_SIGNATURE_BYTES, MAX_STAGES
 from peerd.wire.messages import Call, CallResult, TensorBytes
@@ -57,6 +59,7 @@ def receipt_to(receipt: Receipt) -> stage_pb2.PassReceipt:
         gradient=answered.gradient,
         below=answered.below,
         lineage=answered.lineage,
+        ledger=answered.ledger,
         caller_signature=receipt.caller_signature,
         callee_signature=receipt.callee_signature,
     )
@@ -65,7 +68,11 @@ def receipt_to(receipt: Receipt) -> stage_pb2.PassReceipt:
 def receipt_from(message: stage_pb2.PassReceipt) -> Receipt:
     """Whether it is signed is not checked here."""
     hashes = (message.inputs, message.labels, message.gradient, message.below, message.lineage)
-    if any(len(each) not in (0, HASH_BYTES) for each in hashes) or message.stage >= MAX_STAGES:
+    if (
+        any(len(each) not in (0, HASH_BYTES) for each in hashes)
+        or len(message.ledger) not in (0, LEDGER_BYTES)
+        or message.stage >= MAX_STAGES
+    ):
         raise BadMessageError("a receipt with a hash or a stage out of range")
     if max(len(message.caller), len(message.callee)) > MAX_PEER_CHARS:
         raise BadMessageError("a receipt with a name that no peer has")
@@ -73,7 +80,7 @@ def receipt_from(message: stage_pb2.PassReceipt) -> Receipt:
         raise BadMessageError("the signature of a receipt is too long")
     ends = PeerId(message.caller), PeerId(message.callee)
     asked = AskedPass(message.stage, message.step, message.microbatch, *ends, message.inputs, message.labels)
-    answered = AnsweredPass(message.gradient, message.below, message.lineage)
+    answered = AnsweredPass(message.gradient, message.below, message.lineage, message.ledger)
     return Receipt(asked, answered, message.caller_signature, message.callee_signature)
 
 
@@ -91,8 +98,37 @@ def evidence_to(evidence: Evidence, run: str) -> audit_pb2.AuditCase:
         audit_pb2.AuditWord(judge=each.judge, deviation=each.word.deviation, tolerance=each.word.tolerance, signature=each.signature)
         for each in evidence.words
     ]
-    item = pair_to(evidence.signed)
-    return audit_pb2.AuditCase(run=run, item=item, accuser=evidence.accuser, coins=evidence.coins, words=words, insists=evidence.insists)
+    case = audit_pb2.AuditCase(run=run, accuser=evidence.accuser, coins=evidence.coins, words=words, insists=evidence.insists)
+    if isinstance(evidence.signed, SentPart):
+        case.part.CopyFrom(_part_to(evidence.signed))
+    else:
+        case.item.CopyFrom(pair_to(evidence.signed))
+    return case
+
+
+def _part_to(sent: SentPart) -> audit_pb2.SentPart:
+    slice_number, place, number = sent.place
+    return audit_pb2.SentPart(
+        author=sent.author,
+        stage=sent.stage,
+        step=sent.step,
+        average_id=sent.average_id,
+        slice=slice_number,
+        place=place,
+        number=number,
+        content=sent.content,
+        signature=sent.signature,
+    )
+
+
+def _part_from(message: audit_pb2.SentPart) -> SentPart:
+    if len(message.average_id) != ID_BYTES or len(message.content) != HASH_BYTES or message.stage >= MAX_STAGES:
+        raise BadMessageError("a part with a hash or a stage out of range")
+    if len(message.author) > MAX_PEER_CHARS or len(message.signature) > MAX_SIGNATURE_BYTES:
+        raise BadMessageError("a part with a name or a signature that is too long")
+    place = message.slice, message.place, message.number
+    author, average_id = PeerId(message.author), AverageId(message.average_id)
+    return SentPart(author, message.stage, message.step, average_id, place, message.content, message.signature)
 
 
 def evidence_from(message: audit_pb2.AuditCase) -> Evidence:
@@ -102,7 +138,8 @@ def evidence_from(message: audit_pb2.AuditCase) -> Evidence:
     if len(message.words) > MOST_WORDS or max(map(len, names)) > MAX_PEER_CHARS or max(map(len, signatures)) > MAX_SIGNATURE_BYTES:
         raise BadMessageError("a case with too many words, or with a name or a signature that is too long")
     words = (SignedWord(PeerId(each.judge), AuditWord(each.deviation, each.tolerance), each.signature) for each in message.words)
-    return Evidence(pair_from(message.item), PeerId(message.accuser), message.coins, insists=message.insists).with_words(words)
+    signed = _part_from(message.part) if message.HasField("part") else pair_from(message.item)
+    return Evidence(signed, PeerId(message.accuser), message.coins, insists=message.insists).with_words(words)
 
 
 def packed_case(evidence: Evidence, run: str) -> bytes:

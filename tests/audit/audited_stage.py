@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from blake3 import blake3
 
 from peerd.audit.auditor import Auditor
 from peerd.audit.cases import Cases
@@ -18,7 +19,8 @@ from peerd.config.manifest import Manifest, SwarmConfig
 from peerd.errors import PeerGoneError
 from peerd.link.links import Bytes
 from peerd.policy.step.coins import heads_of
-from peerd.policy.step.evidence import Evidence, coins_text
+from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.parts import chunk_text, even_cuts, slice_bounds
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.policy.step.verdicts import Standing
@@ -53,6 +55,8 @@ class Mate:
     stage: int = 1
     factor: float = 1.0
     """It multiplies each gradient that it gives back by this."""
+    part_factor: float = 1.0
+    """It multiplies its part of each average by this."""
     key: Key = field(default_factory=Key)
     cast: list[PeerId] = field(default_factory=list)
 
@@ -87,7 +91,7 @@ class Mate:
 
     @property
     def coins_seed(self) -> bytes:
-        return self.sign(coins_text(self.run))
+        return self.key.coins_seed
 
     @property
     def patience_s(self) -> float:
@@ -146,6 +150,7 @@ class AuditedStage:
 
     num_mates: int = 4
     factors: Sequence[float] = ()
+    part_factors: Sequence[float] = ()
     rates: Any = None
     patience_s: float = 0.3
     folder: Path | None = None
@@ -158,6 +163,8 @@ class AuditedStage:
         self.caller = Mate(self, -1, stage=0)
         factors = [*self.factors, *(1.0 for _ in range(self.num_mates))]
         self.mates = [Mate(self, number, factor=factors[number]) for number in range(self.num_mates)]
+        for mate, factor in zip(self.mates, self.part_factors, strict=False):
+            mate.part_factor = factor
         self.running, self.bystanders = list[asyncio.Task[None]](), list[Mate]()
 
     @property
@@ -187,17 +194,32 @@ class AuditedStage:
         for index in range(self.manifest.train.microbatches_per_step):
             await self._send(self.mates[index % self.num_mates], step, index)
         entries = tuple(sorted((entry_of(each.state.record) for each in self.mates), key=lambda entry: entry.peer))
-        roster = Roster(1, step, 0, entries[0].peer, entries)
+        roster = Roster(1, step, 0, entries[0].peer, entries, num_chunks=3)
         parts = []
         for each in self.mates:
             reason, copy = each.state.open_round(roster)
             assert copy is not None, reason
-            parts.append(copy)
+            parts.append(each.part_factor * copy)
+        self._send_parts(roster, dict(zip((each.me for each in self.mates), parts, strict=True)))
         for each in self.mates:
             each.state.take_average(roster, torch.stack(parts).sum(0))
             held = each.state.commit(each.state.record.gradient_norm)
             each.auditor.applied(held.roster, held.lineage)
         self.caller.state.record = replace(self.caller.state.record, step=step + 1)
+
+    def _send_parts(self, roster: Roster, parts: dict[PeerId, torch.Tensor]) -> None:
+        """Each mate gets the chunks of its slice of all others' parts, and keeps one of each."""
+        mates = {each.me: each for each in self.mates}
+        for reducer, (start, end) in enumerate(slice_bounds(roster, len(next(iter(parts.values()))))):
+            cuts = even_cuts(start, end, roster.num_chunks)
+            for author, peer in enumerate(roster.peers):
+                kept = mates[roster.peers[reducer]].witness.parts
+                for number in range(roster.num_chunks):
+                    if author != reducer and kept.wants(roster, peer, number):
+                        content = parts[peer][cuts[number] : cuts[number + 1]].numpy().tobytes()
+                        place = reducer, author, number
+                        text = chunk_text(roster.average_id, place, blake3(content).digest())
+                        kept.put(roster, place, [content], mates[peer].sign(text))
 
     async def _send(self, mate: Mate, step: int, index: int) -> None:
         train, chance = self.manifest.train, torch.Generator().manual_seed(1000 * step + index)

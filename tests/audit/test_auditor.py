@@ -16,6 +16,7 @@ from peerd.audit.tallies import AuditOutcome
 from peerd.errors import BadMessageError
 from peerd.policy.step.auditing import AuditWord, Rates
 from peerd.policy.step.evidence import SignedWord, word_text
+from peerd.policy.step.receipts import Receipt, SignedPass
 from peerd.policy.step.verdicts import Ruling
 from tests.audit.audited_stage import AuditedStage, Mate
 
@@ -57,11 +58,11 @@ def test_honest_mates_find_each_other_right() -> None:
     async def act(stage: AuditedStage) -> None:
         for step in (1, 2):
             await stage.step()
-            await until(lambda step=step: all(num_done(each) == 6 * step for each in stage.mates))  # type: ignore[misc]
+            await until(lambda step=step: all(num_done(each) == 9 * step for each in stage.mates))  # type: ignore[misc]
         for mate in stage.mates:
-            assert counts(mate) == {AuditOutcome.RIGHT: 12}
+            assert counts(mate) == {AuditOutcome.RIGHT: 18}
             assert {note.deviation for note in mate.auditor.tallies.last} == {0.0}
-            assert (mate.auditor.tallies.num_items, mate.auditor.tallies.num_drawn) == (12, 12)
+            assert (mate.auditor.tallies.num_items, mate.auditor.tallies.num_drawn) == (18, 18)
             assert (mate.cases.known, mate.cast) == ({}, [])
 
     lived(act)
@@ -79,6 +80,48 @@ def test_a_mate_that_gives_back_false_gradients_is_out_in_all_views_and_hears_of
             assert next(known.ruling for known in each.cases.known.values() if known.losers) is Ruling.CONVICTED
 
     lived(act, factors=[factor])
+
+
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 1.01, 1000.0])
+def test_a_mate_that_falsifies_its_part_of_the_average_is_out_in_all_views_and_hears_of_it(factor: float) -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in honest))
+        await until(lambda: liar.me in liar.cases.losers)
+        assert all(each.cases.losers == {liar.me} for each in honest)
+        assert "this peer's part of step 0 again" in liar.cases.own_fault
+
+    lived(act, part_factors=[factor])
+
+
+def test_a_part_is_not_judged_where_a_microbatch_of_it_is_not_signed_or_signed_twice() -> None:
+    async def act(stage: AuditedStage) -> None:
+        ask, keep = stage.caller.auditor.receipts, stage.mates[0]
+
+        def receipts(of_stage: int, step: int, known: Any) -> Any:
+            convictions, pairs = ask(of_stage, step, known)
+            lacks = [pair for pair in pairs if pair.own.asked.callee == stage.mates[1].me]
+            twice, forged = (next(pair.own for pair in pairs if pair.own.asked.callee == each.me) for each in (keep, stage.mates[3]))
+            other = replace(twice.asked, inputs=b"o" * 32)
+            signatures = stage.caller.sign(other.text(keep.run)), keep.sign(twice.answered.text(other, keep.run))
+            made_up = SignedPass(replace(forged, asked=replace(forged.asked, inputs=b"o" * 32)))
+            double = SignedPass(Receipt(other, twice.answered, *signatures))
+            return convictions, [*(pair for pair in pairs if pair not in lacks), double, made_up]
+
+        stage.caller.auditor.receipts = receipts  # type: ignore[method-assign, assignment]
+        await stage.step()
+        auditor = stage.mates[2].auditor
+        await until(lambda: num_done(stage.mates[2]) == 9)
+        reasons = {
+            note.item.audited: note.reason
+            for note in auditor.tallies.last
+            if note.outcome is AuditOutcome.MISSED and note.item.index is None
+        }
+        assert reasons == dict.fromkeys((keep.me, stage.mates[1].me), "not all of its microbatches are signed, or one twice")
+        assert all(each.cases.losers == frozenset() for each in stage.mates)
+
+    lived(act)
 
 
 def test_a_mate_that_falsifies_and_accuses_nobody_costs_no_honest_mate_anything_in_a_stage_of_two() -> None:
@@ -171,6 +214,7 @@ def test_evidence_that_somebody_has_changed_is_refused() -> None:
         evidence = honest[0].cases.convictions()[0]
         item, victim, forger = evidence.item(liar.run), honest[1], stage.bystander()
         forged = SignedWord(victim.me, AuditWord(0.0, 1e-4), forger.sign(word_text(liar.run, item, AuditWord(0.0, 1e-4))))
+        assert isinstance(evidence.signed, SignedPass)
         own = evidence.signed.own
         for false in (
             replace(evidence, words=(*evidence.words[:1], forged)),
@@ -190,10 +234,11 @@ def test_what_nobody_gives_is_not_audited_and_is_told() -> None:
         for mate in stage.mates:
             mate.witness.kept.most_bytes = 0
         await stage.step()
-        await asyncio.sleep(0.05)
+        await until(lambda: all(num_done(each) == 3 for each in stage.mates))
         for mate in stage.mates:
-            assert counts(mate) == {}
-            assert mate.auditor.tallies.num_items == 0
+            assert {note.item.index for note in mate.auditor.tallies.last} <= {None}
+            assert counts(mate) == {AuditOutcome.MISSED: 3}, "of parts nobody has what they were computed from"
+            assert mate.auditor.tallies.num_items == 3
 
     lived(act)
 
@@ -202,7 +247,7 @@ def test_the_audited_peer_itself_gives_what_the_other_end_does_not() -> None:
     async def act(stage: AuditedStage) -> None:
         stage.caller.auditor.kept_pass = stage.mates[0].auditor.kept_pass  # type: ignore[method-assign]
         await stage.step()
-        await until(lambda: all(num_done(each) == 6 for each in stage.mates))
-        assert all(counts(mate) == {AuditOutcome.RIGHT: 6} for mate in stage.mates)
+        await until(lambda: all(num_done(each) == 9 for each in stage.mates))
+        assert all(counts(mate) == {AuditOutcome.RIGHT: 9} for mate in stage.mates)
 
     lived(act)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,23 +15,27 @@ from peerd.averaging.exchange import Exchange
 from peerd.averaging.layout import RoundLayout
 from peerd.averaging.slices import Signatures
 from peerd.config.codec import parse_averaged
+from peerd.errors import BadMessageError, WrongStateError
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.executor import Executor, Priority
-from peerd.table.record import PeerId
+from peerd.stage.kept_parts import KeptParts, is_as_signed
+from peerd.table.record import PeerId, RunId
 from peerd.wire.messages import Frame
 
 PEERS = tuple(PeerId(f"p{number}") for number in range(3))
 LENGTH, NUM_CHUNKS = 60, 4
 
 
-def exchange_of(me: int, codec: str, executor: Executor) -> Exchange:
+def exchange_of(me: int, codec: str, executor: Executor, kept: KeptParts | None = None) -> Exchange:
     """A round of three. What a peer signs is the text with its name."""
     allowed = parse_averaged(codec)
     compression = Compression(allowed, torch.float64, [(LENGTH - 1,)])
     roster = Roster(0, 0, 0, PEERS[0], tuple(RosterEntry(peer, 0, 0, 0) for peer in PEERS), (), (), NUM_CHUNKS)
     layout = RoundLayout(roster, LENGTH, compression, 3 * [allowed.most_exact])
     own = torch.randn(LENGTH, generator=torch.Generator().manual_seed(me), dtype=torch.float64)
-    signatures = Signatures(PEERS[me], lambda text: PEERS[me].encode() + text, lambda peer, text, given: given == peer.encode() + text)
+    signatures = Signatures(
+        PEERS[me], lambda text: PEERS[me].encode() + text, lambda peer, text, given: given == peer.encode() + text, None, kept
+    )
     return Exchange(roster, own, compression, layout, executor, signatures)
 
 
@@ -62,6 +67,41 @@ async def test_a_part_for_a_mate_stays_as_it_was_signed_while_its_sum_is_written
     assert carried is not None
     await exchange.take(await sum_of(1, 0, codec, executor))
     await exchange_of(2, codec, executor).check_signature(carried)
+
+
+async def test_a_reducer_keeps_the_chunk_of_each_mates_part_that_its_secret_draws_if_its_author_has_signed_it(executor: Executor) -> None:
+    kept = KeptParts(RunId("run"), lambda _step: b"secret")
+    reducer = exchange_of(0, "none", executor, kept)
+    for number in range(NUM_CHUNKS):
+        for author in (1, 2):
+            frame = await exchange_of(author, "none", executor).frame(0, author, number, 0)
+            assert frame is not None
+            if not kept.wants(reducer.roster, PEERS[author], number):
+                await reducer.take(replace(frame, signature=b"no"))  # nobody looks at it
+                continue
+            with pytest.raises(BadMessageError, match="not signed"):
+                await reducer.take(replace(frame, signature=b"no"))
+            await reducer.take(frame)
+    parts = kept.of(reducer.roster.average_id)
+    assert sorted(part.author for part in parts) == [*PEERS[1:]]
+    for part in parts:
+        value = kept.find(part.signed(RunId("run")))
+        assert is_as_signed(part, value)
+        assert not is_as_signed(part, value.with_chunks((b"other",)))
+        assert part.why_unsigned(RunId("run"), lambda peer, text, given: given == peer.encode() + text) == ""
+    with pytest.raises(WrongStateError, match="not kept"):
+        kept.find(b"other")
+
+
+async def test_nothing_is_kept_of_parts_of_which_a_codec_leaves_something_out(executor: Executor) -> None:
+    kept = KeptParts(RunId("run"), lambda _step: b"secret")
+    reducer = exchange_of(0, "int8", executor, kept)
+    for number in range(NUM_CHUNKS):
+        for author in (1, 2):
+            frame = await exchange_of(author, "int8", executor).frame(0, author, number, 0)
+            assert frame is not None
+            await reducer.take(frame)
+    assert kept.of(reducer.roster.average_id) == []
 
 
 @pytest.mark.parametrize("codec", ["none", "int8"])

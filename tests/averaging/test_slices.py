@@ -12,10 +12,13 @@ from peerd.averaging.slices import Signatures, are_of, why_unsigned
 from peerd.config.manifest import SwarmConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.policy.step.certificates import SignedSlice, statement_in, told_twice
+from peerd.policy.step.parts import even_cuts, slice_bounds
 from peerd.policy.step.roster import WHOLE, Roster
+from peerd.stage.kept_parts import KeptParts
 from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire.messages import Frame
 from peerd.wire.rosters import average_from, average_to
+from peerd.wire.tensors import decode_flat
 from tests.averaging.rounds_group import MANIFEST, Group, Member, whole_sum
 from tests.paper_host import RUN
 
@@ -156,3 +159,27 @@ def test_a_statement_names_run_round_reducer_and_root() -> None:
     assert statement_in(text[1:], RUN) is None
     assert statement_in(b"", RUN) is None
     assert told_twice((signed,), (replace(signed, root=b"q" * 32),)) is not None
+
+
+async def test_each_member_keeps_a_signed_chunk_of_every_others_part(make_group: MakeGroup) -> None:
+    """What it keeps of a mate is the mate's own sum before the round, and bears the mate's signature: rule 20 (audit)."""
+    group = make_group(4, CERTIFIED)
+    for member in group.members.values():
+        around, kept = member.rounds._around, KeptParts(RUN, lambda step, peer=member.peer: f"{peer} {step}".encode())  # type: ignore[misc]
+        member.rounds._around = replace(around, signatures=replace(around.signatures, parts=kept))
+    own = {peer: member.state.accumulator.flat.clone() for peer, member in group.members.items()}
+    await averaged(group)
+    for reducer, (peer, member) in enumerate(group.members.items()):
+        assert member.state.average is not None
+        roster = member.state.average.roster
+        found = member.rounds._around.signatures.parts
+        assert found is not None
+        parts = found.of(roster.average_id)
+        assert sorted(part.author for part in parts) == sorted(set(roster.peers) - {peer})
+        for part in parts:
+            assert part.why_unsigned(RUN, member.host.has_signed) == part.why_not_judged(roster) == ""
+            slice_number, author, number = part.place
+            assert (slice_number, roster.peers[author]) == (reducer, part.author)
+            start, end = even_cuts(*slice_bounds(roster, len(own[peer]))[reducer], roster.num_chunks)[number : number + 2]
+            values = decode_flat(found.find(part.signed(RUN)).chunks, own[peer].dtype)
+            assert torch.equal(values, own[part.author][start:end])

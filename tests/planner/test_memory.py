@@ -37,10 +37,11 @@ def test_the_tensors_that_are_kept_for_audits_are_counted_where_they_lie_and_fit
         for placing in Placing:
             without, needed = (stage_memory(each, replace(LOAD, num_parameters=10**8), 2, placing) for each in (plain, audited))
             together = placing is Placing.TOGETHER
-            room, before = (needed.device, without.device) if together else (needed.host, without.host)
+            a_sum = 4 * 10**8  # of a mate's part that is computed again
+            room, before = (needed.device, without.device + a_sum) if together else (needed.host, without.host)
             assert room - before == pytest.approx(min(8 * num_microbatches * plain.boundary_bytes, before / 3), abs=1)
             assert room - most_kept_bytes(audited, room) >= before - 1, "what is kept leaves the stage what it needs"
-            assert together or needed.device == without.device
+            assert together or needed.device == without.device + a_sum
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from typing import Any
 from peerd.policy.step.auditing import AuditWord, Item
 from peerd.policy.step.coins import Commitments
 from peerd.policy.step.evidence import Evidence, SignedWord
+from peerd.policy.step.parts import SentPart
 from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
+from peerd.table.record import AverageId
 from tests.policy.fuzz_records import World
 
 
@@ -39,11 +41,18 @@ def _asked(world: World) -> AskedPass:
 
 
 def _receipt(world: World) -> Receipt:
-    return Receipt(_asked(world), AnsweredPass(_hash(world), _hash(world), _hash(world)), world.raw(64), world.raw(64))
+    answered = AnsweredPass(_hash(world), _hash(world), _hash(world), world.random.choice((b"", world.raw(8))))
+    return Receipt(_asked(world), answered, world.raw(64), world.raw(64))
 
 
 def _signed(world: World) -> SignedPass:
     return SignedPass(_receipt(world), world.maybe(lambda: _receipt(world)))
+
+
+def _sent(world: World) -> SentPart:
+    place = world.count(1 << 31), world.count(1 << 31), world.count(1 << 31)
+    average_id = AverageId(world.raw(16))
+    return SentPart(world.some_peer(), world.some_stage(), world.some_step(), average_id, place, world.raw(32), world.raw(64))
 
 
 def _words(world: World) -> tuple[SignedWord, ...]:
@@ -51,8 +60,8 @@ def _words(world: World) -> tuple[SignedWord, ...]:
 
 
 def _evidence(world: World) -> Evidence:
-    insists = world.random.choice((b"", world.raw(64)))
-    return Evidence(_signed(world), world.some_peer(), world.raw(64), insists=insists).with_words(_words(world))
+    insists, signed = world.random.choice((b"", world.raw(64))), world.random.choice((_signed, _sent))(world)
+    return Evidence(signed, world.some_peer(), world.raw(64), insists=insists).with_words(_words(world))
 
 
 def _commitments(world: World) -> Commitments:
@@ -72,6 +81,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     SignedWord: lambda w: SignedWord(w.some_peer(), _word(w), w.raw(64)),
     Evidence: _evidence,
     Commitments: _commitments,
+    SentPart: _sent,
 }
 
 ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
@@ -85,6 +95,10 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("words", "Iterable[SignedWord]"): _words,
     ("own", "Receipt"): _receipt,
     "below": lambda w: w.maybe(lambda: _receipt(w)),
+    ("signed", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
+    "author": World.some_peer,
+    "room": lambda w: w.random.randrange(9),
+    "_run": lambda _w: "run",
     "shown": lambda w: ShownTensors(*(_hash(w) for _ in range(5))),
     ("lineage", "bytes"): _hash,
     "is_of": lambda w: lambda _peer, _text, _signature: w.random.random() < 0.5,

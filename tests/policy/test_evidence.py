@@ -64,6 +64,7 @@ def test_merging_is_the_same_whoever_begins_but_for_the_order_of_words() -> None
 def test_nothing_of_it_can_be_made_up() -> None:
     whole = evidence(word_of(FIRST, WRONG), word_of(SECOND, RIGHT))
     assert whole.why_unsigned(RUN, is_of) == ""
+    assert isinstance(whole.signed, SignedPass)
     own = whole.signed.own
     changes = {
         "insist": replace(whole, insists=sign(SECOND, insistence_text(RUN, whole.item(RUN)))),

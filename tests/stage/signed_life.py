@@ -36,6 +36,10 @@ class Key:
     def peer(self) -> PeerId:
         return self.identity.peer
 
+    @property
+    def coins_seed(self) -> bytes:
+        return self.sign(b"coins")
+
     def sign(self, message: bytes) -> bytes:
         return self.identity.sign(message)
 

@@ -12,7 +12,7 @@ import torch
 
 from peerd.config.manifest import Manifest, SwarmConfig
 from peerd.errors import BadMessageError
-from peerd.policy.step.receipts import NOTHING, ShownTensors, why_not_judged
+from peerd.policy.step.receipts import NOTHING, ShownTensors, ledger_name, why_not_judged
 from peerd.stage.replaying import ToldPass, replay_pass
 from peerd.stage.witnessing import KeptPass, most_kept_bytes
 from peerd.wire.messages import Call, CallResult
@@ -96,6 +96,18 @@ def test_what_does_not_fit_is_not_kept_and_is_counted() -> None:
         assert 0 < kept.num_kept < kept.num_offered == 6
 
     lived(act, manifest)
+
+
+def test_a_callee_signs_to_which_of_its_ledgers_it_has_added_a_microbatch_and_that_it_has_not_added_it_again() -> None:
+    async def act(life: SignedLife) -> None:
+        await life.microbatch(0, 0)
+        await life.microbatch(0, 0)
+        for stage in range(2):
+            record = life.states[stage].record
+            signed = [each.signed.own.answered.ledger for each in kept_by_caller(life, stage, 0)]
+            assert signed == [ledger_name(record.incarnation, record.ledger_no), NOTHING], stage
+
+    lived(act)
 
 
 def unsigned(_call: Call, result: CallResult) -> CallResult:

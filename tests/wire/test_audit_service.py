@@ -9,16 +9,20 @@ import grpc
 import pytest
 import torch
 
+from peerd.audit.replays import NO_LABELS
 from peerd.config.codec import parse_codec
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.generated import audit_pb2, audit_pb2_grpc
 from peerd.link.traffic import Traffic
 from peerd.policy.step.evidence import Evidence
+from peerd.policy.step.parts import SentPart
 from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.table.record import AverageId
 from peerd.wire.audit_client import AuditClient, KeptTensors
 from peerd.wire.audit_service import MOST_PAIRS, AuditServicer
 from peerd.wire.door import Door
-from peerd.wire.receipts import evidence_from, evidence_to, pair_from, pair_to, tensor_hash
+from peerd.wire.messages import TensorBytes
+from peerd.wire.receipts import evidence_from, evidence_to, packed_case, pair_from, pair_to, tensor_hash, unpacked_case
 from peerd.wire.tensors import encode
 from tests.link.local_peers import Served, serving
 from tests.policy.test_evidence import FIRST, RIGHT, SECOND, WRONG, evidence, signed_pass, word_of
@@ -74,7 +78,39 @@ def test_receipts_and_cases_come_back_equal() -> None:
     assert evidence_from(audit_pb2.AuditCase.FromString(evidence_to(case, RUN).SerializeToString())) == case
 
 
-@pytest.mark.parametrize("changes", [{"inputs": b"short"}, {"caller": "x" * 65}, {"callee_signature": bytes(2000)}, {"stage": 5000}])
+def part() -> SentPart:
+    return SentPart(SECOND, 1, 3, AverageId(b"a" * 16), (2, 1, 7), b"c" * 32, b"s" * 64)
+
+
+def test_a_case_about_a_part_comes_back_equal() -> None:
+    case = replace(evidence(word_of(FIRST, WRONG)), signed=part())
+    assert evidence_from(audit_pb2.AuditCase.FromString(evidence_to(case, RUN).SerializeToString())) == case
+    assert unpacked_case(packed_case(case, RUN), RUN) == case
+    for false in (replace(part(), content=b"short"), replace(part(), average_id=AverageId(b"")), replace(part(), stage=5000)):
+        with pytest.raises(BadMessageError, match="part"):
+            evidence_from(evidence_to(replace(case, signed=false), RUN))
+    with pytest.raises(BadMessageError, match="another run"):
+        unpacked_case(packed_case(case, RUN), "another")
+    with pytest.raises(BadMessageError, match="no case"):
+        unpacked_case(b"\xff\xff", RUN)
+
+
+async def test_the_chunk_of_a_part_and_a_case_about_it_travel(served: tuple[Keeper, Served]) -> None:
+    keeper, links = served
+    content = bytes(range(256)) * 20_000
+    keeper.kept = TensorBytes("int32", (len(content) // 4,), (content,)), NO_LABELS, None
+    me = new_identity().peer
+    client = AuditClient(links.links_of(me), RUN)
+    chunk, labels, gradient = await client.get_pass(me, 3, SIGNED, PATIENCE_S)
+    assert (b"".join(chunk.chunks), labels.num_bytes, gradient) == (content, 0, None)
+    keeper.knows = replace(evidence(word_of(FIRST, WRONG)), signed=part())
+    assert await client.tell_case(me, keeper.knows, PATIENCE_S) == keeper.knows
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"inputs": b"short"}, {"caller": "x" * 65}, {"callee_signature": bytes(2000)}, {"ledger": b"no name"}, {"stage": 5000}],
+)
 def test_a_receipt_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
     message = pair_to(signed_pass())
     for name, value in changes.items():

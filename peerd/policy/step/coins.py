@@ -26,6 +26,7 @@ def _next(secret: bytes) -> bytes:
     return digest("coin chain", secret, size=COIN_BYTES)
 
 
+@lru_cache(maxsize=16)
 def secret_of(seed: bytes, step: int) -> bytes:
     """The secret of a step. `seed`: what nobody but the auditor knows, the same after a restart."""
     secret = digest("coins", seed, step // PERIOD, size=COIN_BYTES)
@@ -34,7 +35,7 @@ def secret_of(seed: bytes, step: int) -> bytes:
     return secret
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _head_of(seed: bytes, period: int) -> bytes:
     return _next(secret_of(seed, period * PERIOD))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.auditing import AuditWord, Item
+from peerd.policy.step.parts import SentPart
 from peerd.policy.step.receipts import SignatureCheck, SignedPass
 from peerd.policy.step.verdicts import Case
 from peerd.table.record import PeerId, RunId
@@ -47,8 +48,8 @@ class SignedWord:
 class Evidence:
     """A case with its signatures."""
 
-    signed: SignedPass
-    """The microbatch that is said to be wrong."""
+    signed: SignedPass | SentPart
+    """The microbatch that is said to be wrong, or a chunk of the part that is."""
     accuser: PeerId
     coins: bytes
     """The secret of the accuser's coins for the item's step."""
@@ -57,7 +58,7 @@ class Evidence:
     """The accuser's signature of that it has computed the item once more; empty: it has not."""
 
     def item(self, run: RunId) -> Item:
-        return self.signed.own.item(run)
+        return self.signed.item(run)
 
     def case(self, run: RunId) -> Case | None:
         """The case that these words make; None without a word of the accuser."""

@@ -1,8 +1,9 @@
 """What both ends of a call sign of a microbatch, so that each is held to what it got and gave: the receipts of rule 20 (audit). Pure.
 
 The caller signs what it asks: the hashes of inputs and labels, for this callee. The callee signs its answer: the hash of the gradient that
-it gives back, the lineage of its parameters, and the hash of the receipt that it got from the next stage. That receipt has what the callee
-sent on and what it was given back. So one receipt binds a peer to its inputs, its output and both gradients, and a path is a chain of them.
+it gives back, the lineage of its parameters, the ledger to which it has added the microbatch, and the hash of the receipt that it got from
+the next stage. That receipt has what the callee sent on and what it was given back. So one receipt binds a peer to its inputs, its output
+and both gradients, and a path is a chain of them.
 
 No honest peer can be convicted by what another one shows later: what does not have the signed hash is not what was asked or answered.
 """
@@ -17,6 +18,7 @@ from peerd.policy.step.auditing import Item
 from peerd.table.record import PeerId, RunId
 
 HASH_BYTES = 32
+LEDGER_BYTES = 8
 NOTHING = b""
 """In place of a hash: the first stage gives no gradient back, and the last one has no stage after it."""
 STEPS_KEPT = 2
@@ -27,6 +29,11 @@ MEMORY_SHARE = 4
 """They take at most one part in so many of the memory that a peer may take."""
 SignatureCheck = Callable[[PeerId, bytes, bytes], bool]
 """Whether a text has this peer's signature: (peer, text, signature)."""
+
+
+def ledger_name(incarnation: int, ledger_no: int) -> bytes:
+    """What a callee calls its ledger in what it signs, 8 bytes."""
+    return digest("ledger", incarnation, ledger_no, size=LEDGER_BYTES)
 
 
 def wanted_kept_bytes(num_microbatches: int, boundary_bytes: int) -> int:
@@ -65,10 +72,12 @@ class AnsweredPass:
     """The hash of the receipt that it got from the next stage; NOTHING at the last one."""
     lineage: bytes
     """Of the parameters with which it computed."""
+    ledger: bytes = NOTHING
+    """The name of its ledger to which it has added the microbatch's gradients; NOTHING: to none."""
 
     def text(self, asked: AskedPass, run: RunId) -> bytes:
         """The text that the callee signs: its answer to this very call."""
-        return digest("answered", asked.text(run), self.gradient, self.below, self.lineage, size=HASH_BYTES)
+        return digest("answered", asked.text(run), self.gradient, self.below, self.lineage, self.ledger, size=HASH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,10 @@ class SignedPass:
     own: Receipt
     below: Receipt | None = None
     """None at the last stage."""
+
+    def item(self, run: RunId) -> Item:
+        """The peer's work on the microbatch."""
+        return self.own.item(run)
 
     def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
         """Why this binds the peer to nothing; empty if both receipts are signed, and the peer has named the second in the first."""
