@@ -256,7 +256,7 @@ class Vitals:
     """Microbatches that waited for its processor or its uplink, on average over the last rebalancing period."""
     stays_hours: Annotated[int, 43, count(MAX_STAY_HOURS)] = 0
     """How long its owner still means to let it run, in hours, rounded up. 0: not said, or over."""
-    coins: Annotated[bytes, 46, raw(2 * COIN_BYTES)] = b""
+    coins: Annotated[bytes, 47, raw(2 * COIN_BYTES)] = b""
     """Where peers audit each other: what binds it to the coins of its audits, of this period and the next (policy/step/coins.py)."""
     paused: Annotated[bool, 45, FLAG] = False
     """It leaves its stage because it is paused, and comes back when the pause ends. It is told only together with `leaving`."""
