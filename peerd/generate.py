@@ -1,12 +1,13 @@
 """Generates text from a prompt, for a quick look at what a model has learned.
 
-It reads an export of either format, or peers' homes that together hold every stage. Each new token takes a pass of the whole text through
-the model: this is simple, and slow for large models.
+It reads an export of either format, or peers' homes that together hold every stage. Keys and values of the text so far are kept where the
+model can (`peerd/models/prefix.py`). A text longer than the model's context loses its beginning with each token, so that every position
+changes: from there on each token takes a pass of the whole context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from peerd.config.paths import cache_folder
 from peerd.daemon.device import choose_device
 from peerd.data.tokenizer import BYTES, FileTokenizer, tokenizer_path
 from peerd.errors import UsageError
+from peerd.models.prefix import Prefix
+from peerd.models.sampling import Sampling, choose
 from peerd.models.stages import build_stage
 from peerd.repartition import gather, with_boundaries
 
@@ -36,6 +39,7 @@ class GenerationRequest:
     max_tokens: int = 100
     temperature: float = 0.0
     """0: always the likeliest token."""
+    top_p: float = 1.0
     seed: int = 0
     device: str = "cpu"
 
@@ -48,6 +52,28 @@ class TextModel:
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
     max_context: int
+
+
+class Continued:
+    """Gives the logits after a text. Where that goes on from the text before, only what is new is computed."""
+
+    def __init__(self, begin: Callable[[], Sequence[Prefix]], device: torch.device) -> None:
+        """`begin` returns an empty text in each part of the model, in their order."""
+        self._begin = begin
+        self._device = device
+        self._prefixes: Sequence[Prefix] = ()
+        self._tokens: list[int] = []
+
+    def __call__(self, tokens: list[int]) -> Tensor:
+        known = len(self._tokens)
+        if not known or len(tokens) <= known or tokens[:known] != self._tokens:
+            self._prefixes, known = self._begin(), 0
+        self._tokens = []  # after an error nothing can be continued
+        hidden = torch.tensor([tokens[known:]], device=self._device)
+        for prefix in self._prefixes:
+            hidden = prefix.extend(hidden)
+        self._tokens = [*tokens]
+        return hidden[0, -1].cpu()
 
 
 def open_text_model(sources: Sequence[Path], device: torch.device = CPU) -> TextModel:
@@ -66,12 +92,7 @@ def open_text_model(sources: Sequence[Path], device: torch.device = CPU) -> Text
             for name, parameter in stage.named_parameters():
                 parameter.copy_(reached.parameters[name])
 
-    def logits(tokens: list[int]) -> Tensor:
-        hidden = torch.tensor([tokens], device=device)
-        for stage in stages:  # the run's own stages: a cut may be a narrow boundary
-            hidden = stage(hidden)
-        return hidden[0, -1].cpu()
-
+    logits = Continued(lambda: [stage.prefix() for stage in stages], device)  # the run's own stages: a cut may be a narrow boundary
     encode, decode = _tokenizer_of(manifest.data)
     return TextModel(logits=logits, encode=encode, decode=decode, max_context=manifest.train.sequence_length)
 
@@ -99,6 +120,7 @@ def _refuse_masked(is_masked: bool) -> None:
 
 
 def _exported_text_model(folder: Path, device: torch.device) -> TextModel:
+    from peerd.models.hf.prefix import prefix_of_whole
     from peerd.models.hf.pretrained import load_pretrained
 
     model, tokenizer = load_pretrained(folder)
@@ -106,30 +128,28 @@ def _exported_text_model(folder: Path, device: torch.device) -> TextModel:
     model.to(device)
     most = getattr(model.config, "max_position_embeddings", None) or MAX_CONTEXT
     return TextModel(
-        logits=lambda tokens: model(input_ids=torch.tensor([tokens], device=device), use_cache=False).logits[0, -1].cpu(),
+        logits=Continued(lambda: [prefix_of_whole(model)], device),
         encode=lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"]],
         decode=lambda tokens: str(tokenizer.decode(tokens)),
         max_context=min(most, MAX_CONTEXT),
     )
 
 
-@torch.no_grad()
+def generate_tokens(model: TextModel, given: Sequence[int], max_tokens: int, sampling: Sampling) -> Iterator[int]:
+    """The tokens that follow the given ones, each as soon as it is known."""
+    tokens = [*given]
+    for _ in range(max_tokens):
+        tokens.append(choose(model.logits(tokens[-model.max_context :]), sampling, len(tokens)))
+        yield tokens[-1]
+
+
 def generate(model: TextModel, request: GenerationRequest) -> str:
     """The text that follows the prompt. On one device the same request always gives the same text."""
-    tokens = model.encode(request.prompt)
-    if not tokens:
+    given = model.encode(request.prompt)
+    if not given:
         raise UsageError("the prompt is empty", "give at least one character with --prompt")
-    num_given, chance = len(tokens), torch.Generator().manual_seed(request.seed)
-    for _ in range(request.max_tokens):
-        tokens.append(choose(model.logits(tokens[-model.max_context :]), request.temperature, chance))
-    return model.decode(tokens[num_given:])
-
-
-def choose(logits: Tensor, temperature: float, chance: torch.Generator) -> int:
-    """The likeliest token at temperature 0, else one drawn from the softmax at that temperature."""
-    if temperature == 0:
-        return int(logits.argmax())
-    return int(torch.multinomial((logits.double() / temperature).softmax(-1), 1, generator=chance))
+    sampling = Sampling(temperature=request.temperature, top_p=request.top_p, seed=request.seed)
+    return model.decode([*generate_tokens(model, given, request.max_tokens, sampling)])
 
 
 def run(request: GenerationRequest) -> dict[str, Any]:

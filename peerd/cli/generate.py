@@ -15,6 +15,13 @@ from peerd.cli.options import SEED, FiniteRange, is_printed, reply_options
 @click.option("--prompt", required=True, metavar="TEXT", help="What the text begins with.")
 @click.option("--tokens", "max_tokens", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many to add.")
 @click.option("--temperature", type=FiniteRange(0, 100), default=0.0, show_default=True, help="0: always the likeliest token.")
+@click.option(
+    "--top-p",
+    type=FiniteRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Draw from the likeliest only.",
+)
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the draws at a temperature above 0.")
 @click.option("--device", default="cpu", show_default=True, help="auto, cpu, cuda, cuda:N or mps. A daemon may hold a GPU's memory.")
 @reply_options

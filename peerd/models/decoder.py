@@ -4,11 +4,12 @@ Choices: LayerNorm before each sub-layer; no biases in the linear layers; dropou
 (as in GPT-2, but not on attention's weights); separate head and embedding unless they are tied, in which case the last stage holds a
 copy of the embedding, under its name, and both stages sum their gradients of it. Layers that share weights lie in one stage.
 Shapes in docstrings: B sequences, S tokens, D d_model, H heads, K = D / H, F d_ff, V vocabulary; R is the width of the residual
-stream: D, or with the boundary "subspace" that of its coordinates.
+stream: D, or with the boundary "subspace" that of its coordinates; N tokens that a key-value cache holds, with the new ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -19,6 +20,7 @@ from peerd.config.manifest import Manifest, ModelConfig
 from peerd.models.boundary import narrow_of, widen_of
 from peerd.models.dropout import Dropout
 from peerd.models.module import StageModule
+from peerd.models.prefix import Prefix
 from peerd.models.subspace import NEEDS_TOKENS, Subspace, Widening
 from peerd.models.weights import generator_of, give_memory
 from peerd.planner.decoder import decoder_loads
@@ -27,6 +29,24 @@ from peerd.planner.workload import Load
 ROTARY_BASE = 10000.0
 VOCABULARY_STD = 0.02
 """For embedding and head. It is small, so that the first predictions are nearly uniform and the first loss is near log V."""
+
+
+class KeyValues:
+    """The keys and values of one attention for the tokens so far."""
+
+    def __init__(self) -> None:
+        self._held: tuple[Tensor, Tensor] | None = None
+
+    def add(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of new tokens, each [B, H, S, K]. Returns all, each [B, H, N, K]."""
+        if self._held is not None:
+            key, value = (torch.cat([held, new], dim=2) for held, new in zip(self._held, (key, value), strict=True))
+        self._held = key, value
+        return self._held
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in self._held or ())
 
 
 class Attention(nn.Module):
@@ -38,14 +58,25 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(config.d_model, 3 * config.d_model, bias=False)
         self.output = nn.Linear(config.d_model, config.stream_width, bias=False)
 
-    def forward(self, hidden: Tensor, rotary: Tensor) -> Tensor:
-        """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, R]."""
+    def forward(self, hidden: Tensor, rotary: Tensor, past: KeyValues | None = None) -> Tensor:
+        """hidden [B, S, D], rotary [2, S, K / 2] -> [B, S, R]. With a `past` the tokens follow those that it holds, and are added to it."""
         microbatch, sequence, width = hidden.shape
         projected = self.query_key_value(hidden).view(microbatch, sequence, 3, self.num_heads, width // self.num_heads)
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, K]
-        mixed = functional.scaled_dot_product_attention(rotate(query, rotary), rotate(key, rotary), value, is_causal=True)
+        query, key = rotate(query, rotary), rotate(key, rotary)
+        if past is not None:
+            key, value = past.add(key, value)
+        if key.shape[2] == sequence:
+            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=_seen_by_last(sequence, key.shape[2], key.device))
         attended: Tensor = self.output(mixed.transpose(1, 2).reshape(microbatch, sequence, width))
         return attended
+
+
+def _seen_by_last(sequence: int, total: int, device: torch.device) -> Tensor:
+    """Which of all tokens each of the last ones sees: bool [S, N]."""
+    return torch.ones(sequence, total, dtype=torch.bool, device=device).tril(total - sequence)
 
 
 class FeedForward(nn.Module):
@@ -74,9 +105,9 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.attention_dropout, self.feed_forward_dropout = Dropout(dropout), Dropout(dropout)
 
-    def forward(self, hidden: Tensor, rotary: Tensor, widen: Widening) -> Tensor:
+    def forward(self, hidden: Tensor, rotary: Tensor, widen: Widening, past: KeyValues | None = None) -> Tensor:
         """hidden [B, S, R], rotary [2, S, K / 2] -> [B, S, R]. `widen` makes [B, S, D] of [B, S, R]."""
-        hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(widen(hidden)), rotary))
+        hidden = hidden + self.attention_dropout(self.attention(self.attention_norm(widen(hidden)), rotary, past))
         summed: Tensor = hidden + self.feed_forward_dropout(self.feed_forward(self.feed_forward_norm(widen(hidden))))
         return summed
 
@@ -108,38 +139,49 @@ class DecoderStage(StageModule):
         self.register_buffer("rotary", torch.empty(2, manifest.train.sequence_length, head_width // 2), persistent=False)
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        told = None if self.subspace is None or labels is None else labels[:, :-1]
+        output = self.compute(inputs, told)
+        if not self.is_last or labels is None:
+            return output
+        following = labels if self.subspace is None else labels[:, 1:]
+        return functional.cross_entropy(output.flatten(0, 1).float(), following.flatten())
+
+    def compute(self, inputs: Tensor, tokens: Tensor | None, past: DecoderPrefix | None = None) -> Tensor:
+        """Activations, or from the last stage logits. With a subspace the stages after the first need the tokens [B, S]."""
         hidden = self.embedding_dropout(self.embedding(inputs)) if self.is_first else inputs
-        rotary, widen = self.rotary[:, : hidden.shape[1]], self._widening(inputs, labels)
+        begin = past.length if past is not None else 0
+        rotary, widen = self.rotary[:, begin : begin + hidden.shape[1]], self._widening(inputs if self.is_first else tokens)
+        kept = iter(past.kept) if past is not None else itertools.repeat(None)
         for layer, block in self.blocks.items():
             if layer in self.widen:
                 hidden = self.widen[layer](hidden)
             for _ in range(self.config.layers_per_group):
-                hidden = block(hidden, rotary, widen)
+                hidden = block(hidden, rotary, widen, next(kept))
             after = str(int(layer) + self.config.layers_per_group)
             if after in self.narrow:
                 hidden = self.narrow[after](hidden)
         if not self.is_last:
             return hidden
         weight = self.embedding.weight if self.config.tie_word_embeddings else self.head.weight
-        logits = functional.linear(self.final_norm(widen(hidden)), weight)
-        if labels is None:
-            return logits
-        following = labels if self.subspace is None else labels[:, 1:]
-        return functional.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
+        return functional.linear(self.final_norm(widen(hidden)), weight)
+
+    def without_loss(self, inputs: Tensor, tokens: Tensor | None) -> Tensor:
+        return self.compute(inputs, tokens)
+
+    def prefix(self) -> Prefix:
+        return DecoderPrefix(self)
 
     @property
     def needs_labels(self) -> bool:
         return self.is_last or self.subspace is not None
 
-    def _widening(self, inputs: Tensor, labels: Tensor | None) -> Widening:
-        """The map from the residual stream to hidden states. With a subspace the labels are the whole windows [B, S + 1]."""
+    def _widening(self, tokens: Tensor | None) -> Widening:
+        """The map from the residual stream to hidden states, for these tokens [B, S]."""
         if self.subspace is None:
             return _as_it_is
-        if self.is_first:
-            return self.subspace.of(inputs)
-        if labels is None:
+        if tokens is None:
             raise ValueError(NEEDS_TOKENS)
-        return self.subspace.of(labels[:, :-1])
+        return self.subspace.of(tokens)
 
     @property
     def tied_names(self) -> tuple[str, ...]:
@@ -188,6 +230,25 @@ class DecoderStage(StageModule):
         loads = decoder_loads(self.config, microbatch, sequence, self._precision)
         parts = [loads.groups[0]] * len(self.blocks) + [loads.narrowing] * len(self.narrow) + [loads.widening] * len(self.widen)
         return sum([*parts, *[loads.first] * self.is_first, *[loads.last] * self.is_last], Load())
+
+
+class DecoderPrefix(Prefix):
+    """The keys and values of a stage's layers. Where a group of layers shares its weights, each application has its own."""
+
+    def __init__(self, stage: DecoderStage) -> None:
+        super().__init__()
+        self._stage = stage
+        self.kept = [KeyValues() for _ in range(len(stage.blocks) * stage.config.layers_per_group)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.num_bytes for each in self.kept)
+
+    def _extend(self, inputs: Tensor, tokens: Tensor | None) -> Tensor:
+        most = self._stage.rotary.shape[1]
+        if self.length + inputs.shape[1] > most:
+            raise ValueError(f"the text is longer than the {most} tokens of the model")
+        return self._stage.compute(inputs, tokens, self)
 
 
 def _as_it_is(hidden: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from peerd.models.prefix import Prefix, RecomputedPrefix
+
 
 class StageModule(nn.Module):
     """One pipeline stage of a model.
@@ -52,6 +54,17 @@ class StageModule(nn.Module):
         Returns the activations for the next stage, for a language model [microbatch, sequence, boundary_width]. The last stage returns the
         scalar mean loss over the microbatch's tokens, in nats; without labels it returns the logits [microbatch, sequence, vocabulary].
         """
+
+    def prefix(self) -> Prefix:
+        """An empty text, for inference with a causal language model. Kinds of models that have a key-value cache give one that uses it."""
+        return RecomputedPrefix(self.without_loss)
+
+    def without_loss(self, inputs: Tensor, tokens: Tensor | None) -> Tensor:
+        """`forward` without a loss: activations, or the logits. `tokens` [1, sequence] where the model tells them to all stages."""
+        if tokens is None:
+            output: Tensor = self(inputs)
+            return output
+        raise ValueError(f"{type(self).__name__} computes with no tokens but its inputs")
 
     @abstractmethod
     def initialise(self, seed: int, device: torch.device) -> None:

@@ -96,7 +96,7 @@ VERBS = {
     "ban": {"--reason", "--lift", "--run", "--home", "--json"},
     "audit": {"--home", "--json"},
     "export": {"--format", "--timeout", "--home", "--json"},
-    "generate": {"--prompt", "--tokens", "--temperature", "--seed", "--device", "--home", "--json"},
+    "generate": {"--prompt", "--tokens", "--temperature", "--top-p", "--seed", "--device", "--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--replicas", "--replay", "--home", "--json"},
     "help": {"--home"},
     "simulate": set(),

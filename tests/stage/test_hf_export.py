@@ -20,9 +20,10 @@ from peerd.config.paths import cache_folder
 from peerd.data.tokenizer import tokenizer_path
 from peerd.data.tokens import prepare_tokens
 from peerd.errors import UsageError
-from peerd.generate import GenerationRequest, choose, generate, open_text_model, run
+from peerd.generate import GenerationRequest, generate, generate_tokens, open_text_model, run
 from peerd.models.blocks import describe_entry
 from peerd.models.published import byte_signs, check_publishable, publish
+from peerd.models.sampling import GREEDY
 from peerd.models.stages import build_stage
 from peerd.stage.export import write_export
 from peerd.stage.hf_export import split_into_shards, write_hf_export
@@ -138,6 +139,25 @@ def test_a_model_says_on_another_device_what_it_says_on_the_processor(tmp_path: 
         run(GenerationRequest(sources=[str(tmp_path / "a")], prompt="def ", device="abacus"))
 
 
+def test_greedy_text_is_that_of_transformers_token_by_token(tmp_path: Path) -> None:
+    """From the cache of keys and values, in the run's own stages and in the exported model; past the context, without it."""
+    transformers = pytest.importorskip("transformers")
+    manifest = tiny_manifest(2)
+    parameters = trained_a_little(manifest)
+    write_export(tmp_path / "a", manifest, parameters, None, ())
+    write_hf_export(tmp_path / "b", manifest, parameters, step=0)
+    loaded, given = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "b"), [*b"def "]
+    length = manifest.train.sequence_length
+    due = loaded.generate(torch.tensor([given]), max_new_tokens=length - len(given), do_sample=False, eos_token_id=None)[0].tolist()
+    for name in ("a", "b"):
+        model = open_text_model([tmp_path / name])
+        assert [*given, *generate_tokens(model, given, length - len(given), GREEDY)] == due
+    model, beyond = open_text_model([tmp_path / "a"]), [*generate_tokens(model, given, 2 * length, GREEDY)]
+    windows = [[*given, *beyond[:number]][-length:] for number in range(2 * length)]
+    with torch.no_grad():
+        assert beyond == [int(loaded(torch.tensor([window])).logits[0, -1].argmax()) for window in windows]
+
+
 @pytest.mark.parametrize("model", [{}, {"boundary": "maxout"}, {"tie_word_embeddings": True}], ids=["as it is", "narrow", "tied"])
 def test_a_run_speaks_with_the_stages_that_it_has(model: dict[str, Any], tmp_path: Path) -> None:
     """Cut by numbers of layers, as every run is signed that was cut by cost; in one stage it may be another model, or none."""
@@ -175,13 +195,6 @@ def test_a_masked_models_tokenizer_says_what_hides_a_token(tmp_path: Path) -> No
         manifest = dataclasses.replace(manifest, data=DataConfig(tokenizer="local", tokenizer_blake3="0" * 64))
         write_hf_export(tmp_path, manifest, trained_a_little(manifest), step=0, tokenizer=json.dumps(tokenizer))
         assert transformers.AutoTokenizer.from_pretrained(tmp_path).mask_token == said
-
-
-def test_the_temperature_decides_between_the_likeliest_token_and_chance() -> None:
-    logits, chance = torch.tensor([0.0, 2.0, 1.0]), torch.Generator().manual_seed(0)
-    assert choose(logits, 0.0, chance) == 1
-    assert {choose(logits, 1.0, chance) for _ in range(60)} == {0, 1, 2}
-    assert {choose(logits, 0.01, chance) for _ in range(60)} == {1}
 
 
 def test_what_transformers_has_no_architecture_for_is_refused() -> None:

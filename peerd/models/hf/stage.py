@@ -24,6 +24,7 @@ from peerd.models.hf.library import empty_model, library_config
 from peerd.models.hf.subspace import Coordinates
 from peerd.models.hf.weights import draw_weights
 from peerd.models.module import StageModule
+from peerd.models.prefix import Prefix
 from peerd.models.subspace import NEEDS_TOKENS
 
 NOTHING = torch.empty(0)
@@ -116,24 +117,47 @@ class HuggingFaceStage(StageModule):
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
         """With a subspace the labels are the whole windows, [microbatch, sequence + 1]."""
-        if self.coordinates is None:
-            return self._forward(inputs, labels)
-        if not self.is_first and labels is None:
-            raise ValueError(NEEDS_TOKENS)
-        tokens = inputs if labels is None else labels[:, :-1]
-        with self.coordinates.of_tokens(tokens):
-            return self._forward(inputs, labels[:, 1:] if labels is not None else None)
+        told = None if self.coordinates is None or labels is None else labels[:, :-1]
+        output = self.compute(inputs, told, use_cache=False)
+        if not self.is_last or labels is None:
+            return output
+        following = labels if self.coordinates is None else labels[:, 1:]
+        return functional.cross_entropy(output.flatten(0, 1).float(), following.flatten())
 
-    def _forward(self, inputs: Tensor, labels: Tensor | None) -> Tensor:
+    def without_loss(self, inputs: Tensor, tokens: Tensor | None) -> Tensor:
+        return self.compute(inputs, tokens, use_cache=False)
+
+    def compute(self, inputs: Tensor, tokens: Tensor | None, **cache: Any) -> Tensor:
+        """Activations, or from the last stage logits. `cache`: the library's arguments for a cache of keys and values.
+
+        With a subspace the stages after the first need the tokens [microbatch, sequence].
+        """
+        if self.coordinates is None:
+            if tokens is not None:
+                raise ValueError("a stage without a subspace computes with no tokens but its inputs")
+            return self._compute(inputs, cache)
+        if not self.is_first and tokens is None:
+            raise ValueError(NEEDS_TOKENS)
+        with self.coordinates.of_tokens(inputs if tokens is None else tokens):
+            return self._compute(inputs, cache)
+
+    def _compute(self, inputs: Tensor, cache: dict[str, Any]) -> Tensor:
         self._splice.received = inputs
         given = {"input_ids": inputs} if self.is_first else {"inputs_embeds": inputs.detach()}
         if not self.is_last:
-            self.whole.base_model(**given, use_cache=False)
+            self.whole.base_model(**given, **cache)
             sent, self._splice.sent, self._splice.received = self._splice.sent, NOTHING, NOTHING
             return sent
-        logits: Tensor = self.whole(**given, use_cache=False).logits
+        logits: Tensor = self.whole(**given, **cache).logits
         self._splice.received = NOTHING
-        return logits if labels is None else functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+        return logits
+
+    def prefix(self) -> Prefix:
+        from peerd.models.hf.prefix import continues_from_cache, prefix_of_stage
+
+        if continues_from_cache(self._manifest.model_as(HuggingFaceConfig).plain):
+            return prefix_of_stage(self, self._layers)
+        return super().prefix()
 
     def initialise(self, seed: int, device: torch.device) -> None:
         draw_weights(self.whole, seed, device)
