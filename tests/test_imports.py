@@ -135,6 +135,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 # What the folders of policy/ import from one another.
 WITHIN_POLICY: dict[str, set[str]] = {
     "hashing": set(),
+    "inference": set(),
     "owner": set(),
     "round": set(),
     "step": {"hashing", "round"},

@@ -1,0 +1,120 @@
+"""How much of its time a peer computes for those who ask the model something, and whose turn it is. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from peerd.table.record import PeerId
+
+DEFAULT_SHARE = 0.02
+BURST_S = 2.0
+"""So much computing time may be saved up: an answer comes at once where nobody has asked for a while."""
+FORGOTTEN_S = 3600.0
+"""An asker's past counts for so long."""
+WINDOW_S = 60.0
+LEAST_WAIT_S = 1e-3
+
+
+class TimeShare:
+    """The share of the time that goes to inference. In any span of T seconds passes of at most share * T + BURST_S begin, but for the last.
+
+    Times are seconds on the caller's clock, which never goes back.
+    """
+
+    def __init__(self, share: float, now_s: float) -> None:
+        """`share`: 0 for none, up to 1."""
+        self.share = share
+        self._saved_s = BURST_S
+        self._since_s = now_s
+
+    def set_share(self, share: float, now_s: float) -> None:
+        self._save(now_s)
+        self.share = share
+
+    def wait_s(self, now_s: float) -> float | None:
+        """How long the next pass has to wait; None: there is none, because the owner has switched inference off."""
+        if not self.share:
+            return None
+        self._save(now_s)
+        return max(0.0, -self._saved_s / self.share)
+
+    def took(self, seconds: float, now_s: float) -> None:
+        """Note a pass that has ended."""
+        self._save(now_s)
+        self._saved_s -= seconds
+
+    def _save(self, now_s: float) -> None:
+        self._saved_s = min(BURST_S, self._saved_s + self.share * (now_s - self._since_s))
+        self._since_s = now_s
+
+
+@dataclass(slots=True)
+class Turns:
+    """The next pass is that of the asker who has had the least. One who comes late has no claim to what others had before.
+
+    So while two askers wait all the time, what they get differs by no more than one pass of each.
+    """
+
+    _had_s: dict[PeerId, float] = field(default_factory=dict)
+    """Computing time by asker, on a scale on which newcomers begin at `_level_s`."""
+    _seen_s: dict[PeerId, float] = field(default_factory=dict)
+    _level_s: float = 0.0
+
+    def next_of(self, waiting: Iterable[PeerId], now_s: float) -> PeerId | None:
+        """The asker whose turn it is; None if nobody waits. Those who do not wait save nothing up."""
+        here = set(waiting)
+        for asker in [asker for asker, seen_s in self._seen_s.items() if asker not in here and now_s - seen_s > FORGOTTEN_S]:
+            del self._seen_s[asker], self._had_s[asker]
+        for asker in here:
+            self._had_s[asker] = max(self._had_s.get(asker, 0.0), self._level_s)
+            self._seen_s[asker] = now_s
+        if not here:
+            return None
+        chosen = min(here, key=lambda asker: (self._had_s[asker], asker))
+        self._level_s = self._had_s[chosen]
+        return chosen
+
+    def took(self, asker: PeerId, seconds: float) -> None:
+        """Note a pass for this asker."""
+        if asker in self._had_s:
+            self._had_s[asker] += seconds
+
+
+@dataclass(slots=True)
+class TokenRation:
+    """At most `each` tokens a minute for one asker, `total` for all: prompt and answer, because both are computed."""
+
+    each: int
+    total: int
+    _granted: deque[tuple[float, PeerId, int]] = field(default_factory=deque)
+    """Time, asker and tokens, oldest first."""
+
+    def take(self, asker: PeerId, num_tokens: int, now_s: float) -> float:
+        """Grant and count the tokens: returns 0. Otherwise counts nothing, and returns after how many seconds to ask again.
+
+        Raises ValueError for more than can ever be granted.
+        """
+        if not 0 < num_tokens <= min(self.each, self.total):
+            raise ValueError(f"at most {min(self.each, self.total)} tokens at once")
+        while self._granted and self._granted[0][0] <= now_s - WINDOW_S:
+            self._granted.popleft()
+        own = [(at_s, count) for at_s, peer, count in self._granted if peer == asker]
+        every = [(at_s, count) for at_s, _, count in self._granted]
+        wait_s = max(_until_free(own, self.each - num_tokens, now_s), _until_free(every, self.total - num_tokens, now_s))
+        if not wait_s:
+            self._granted.append((now_s, asker, num_tokens))
+        return wait_s
+
+
+def _until_free(granted: list[tuple[float, int]], room: int, now_s: float) -> float:
+    """Seconds until what is granted within a minute, oldest first, is at most `room`, which is 0 or more."""
+    over = sum(count for _, count in granted) - room
+    if over <= 0:
+        return 0.0
+    for at_s, count in granted:
+        over -= count
+        if over <= 0:
+            return max(LEAST_WAIT_S, WINDOW_S - (now_s - at_s))
+    raise ValueError("there is never less than nothing granted")

@@ -1,0 +1,201 @@
+"""A peer that answers shares its memory and its time among askers, within what its owner allows."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peerd.policy.inference.sessions import SessionId, SessionLimits, Sessions
+from peerd.policy.inference.steps import answering_step
+from peerd.policy.inference.turns import BURST_S, WINDOW_S, TimeShare, TokenRation, Turns
+from peerd.table.record import PeerId
+
+A, B = PeerId("a"), PeerId("b")
+LIMITS = SessionLimits(most_bytes=100, most_each=2, most=5, unused_s=50.0)
+
+
+def session(asker: str, number: int) -> SessionId:
+    return PeerId(asker), bytes([number])
+
+
+class Peer:
+    """Sessions whose passes begin and end in any order."""
+
+    def __init__(self) -> None:
+        self.sessions, self.now_s, self.busy = Sessions(LIMITS), 0.0, dict[SessionId, int]()
+
+    def act(self, what: str, asker: str, number: int, num_bytes: int, gap_s: float) -> None:
+        self.now_s += gap_s
+        key = session(asker, number)
+        if what == "begin":
+            if not self.sessions.begin(key, 3, num_bytes, self.now_s):
+                self.busy[key] = num_bytes
+        elif what == "end":
+            for each in sorted(self.busy)[:1]:
+                done_bytes = self.busy.pop(each)
+                self.sessions.end_pass(each, done_bytes if number else None, self.now_s)
+        elif key not in self.busy:
+            self.sessions.end(key)
+        assert not set(self.sessions.make_room(self.now_s)) & self.busy.keys()
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["begin", "begin", "end", "end", "drop"]),
+            st.sampled_from("abcd"),
+            st.integers(0, 3),
+            st.integers(0, 110),
+            st.sampled_from([0.0, 1.0, 30.0]),
+        ),
+        max_size=60,
+    )
+)
+def test_sessions_never_take_more_than_their_bounds(acts: list[tuple[str, str, int, int, float]]) -> None:
+    """Bounds of bytes, of sessions, and of each asker's; what is computed is never dropped; what is unused ends."""
+    peer = Peer()
+    for act in acts:
+        peer.act(*act)
+        assert peer.busy.keys() <= peer.sessions.ids
+        assert peer.sessions.num_bytes <= LIMITS.most_bytes
+        assert len(peer.sessions.ids) <= LIMITS.most
+        askers = [asker for asker, _ in peer.sessions.ids]
+        assert max(map(askers.count, askers), default=0) <= LIMITS.most_each
+    for key in list(peer.busy):
+        peer.sessions.end_pass(key, 1, peer.now_s)
+    peer.sessions.make_room(peer.now_s + LIMITS.unused_s + 1)
+    assert not peer.sessions.ids
+
+
+def filled(*texts: tuple[SessionId, int]) -> Sessions:
+    """Sessions that were used one after another, at 0, 1, 2 s."""
+    sessions = Sessions(LIMITS)
+    for now_s, (key, num_bytes) in enumerate(texts):
+        assert sessions.begin(key, 3, num_bytes, now_s) == ""
+        sessions.end_pass(key, num_bytes, now_s)
+    return sessions
+
+
+def test_who_holds_the_most_gives_up_first() -> None:
+    """The asker whose texts are long loses its own, and not the short text that came before."""
+    sessions = filled((session("b", 0), 10), (session("a", 0), 40), (session("a", 1), 45))
+    assert sessions.begin(session("c", 0), 3, 20, 4.0) == ""
+    assert sessions.make_room(4.0) == [session("a", 0)]
+    assert sessions.num_bytes == 75
+
+
+def test_a_third_text_of_one_asker_replaces_its_oldest() -> None:
+    sessions = filled((session("a", 0), 1), (session("b", 0), 50), (session("a", 1), 1))
+    assert sessions.begin(session("a", 2), 3, 1, 4.0) == ""
+    assert sessions.make_room(4.0) == [session("a", 0)]
+
+
+def test_texts_of_a_step_that_is_gone_end() -> None:
+    sessions = filled((session("a", 0), 1), (session("b", 0), 1))
+    assert sessions.step_of(session("a", 0)) == 3
+    assert sessions.make_room(3.0, frozenset({3, 4})) == []
+    assert len(sessions.make_room(3.0, frozenset({4}))) == 2
+    assert sessions.step_of(session("a", 0)) is None
+
+
+def test_refusals_say_why() -> None:
+    sessions = Sessions(LIMITS)
+    assert "longer than" in sessions.begin(session("a", 0), 3, 101, 0.0)
+    assert sessions.begin(session("a", 0), 3, 60, 0.0) == ""
+    assert "already" in sessions.begin(session("a", 0), 3, 60, 0.0)
+    assert "memory for texts" in sessions.begin(session("b", 0), 3, 41, 0.0)
+    assert sessions.begin(session("a", 1), 3, 1, 0.0) == ""
+    assert "you have 2 texts" in sessions.begin(session("a", 2), 3, 1, 0.0)
+
+
+@settings(max_examples=60)
+@given(st.floats(0.001, 1.0), st.lists(st.tuples(st.floats(0, 20), st.floats(0, 3)), max_size=50))
+def test_no_span_of_time_holds_more_than_the_share(share: float, asks: list[tuple[float, float]]) -> None:
+    """Passes are counted from where they begin; the last one of a span may be of any length."""
+    ration, now_s, passes = TimeShare(share, 0.0), 0.0, list[tuple[float, float]]()
+    for gap_s, length_s in asks:
+        now_s += gap_s
+        if ration.wait_s(now_s) == 0:
+            passes.append((now_s, length_s))
+            now_s += length_s
+            ration.took(length_s, now_s)
+    for first, (begin_s, _) in enumerate(passes):
+        for last in range(first, len(passes)):
+            spent_s = sum(length_s for _, length_s in passes[first:last])
+            assert spent_s <= share * (passes[last][0] - begin_s) + BURST_S + 1e-6
+
+
+def test_after_the_wait_that_is_told_the_next_pass_may_begin() -> None:
+    ration = TimeShare(0.02, 0.0)
+    ration.took(3.0, 10.0)
+    wait_s = ration.wait_s(10.0)
+    assert wait_s is not None
+    assert 49.0 < wait_s < 51.0
+    assert ration.wait_s(10.0 + wait_s + 1e-6) == 0
+    ration.set_share(0.0, 11.0)
+    assert ration.wait_s(1000.0) is None
+    ration.set_share(1.0, 1000.0)
+    assert ration.wait_s(1001.0) == 0
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0.01, 1.0), min_size=20, max_size=60), st.integers(0, 10))
+def test_two_who_always_wait_get_the_same_to_one_pass_each(lengths_s: list[float], alone: int) -> None:
+    """However much the first had before the second came."""
+    turns, had_s = Turns(), {A: 0.0, B: 0.0}
+    for _ in range(alone):
+        assert turns.next_of([A], 0.0) == A
+        turns.took(A, 1.0)
+    longest_s = max([*lengths_s, 1.0])
+    for number, length_s in enumerate(lengths_s):
+        chosen = turns.next_of([A, B], float(number))
+        assert chosen is not None
+        turns.took(chosen, length_s)
+        had_s[chosen] += length_s
+        assert abs(had_s[A] - had_s[B]) <= 2 * longest_s + 1e-9
+
+
+def test_nobody_is_chosen_where_nobody_waits_and_those_long_gone_are_forgotten() -> None:
+    turns = Turns()
+    assert turns.next_of([], 0.0) is None
+    for number in range(100):
+        turns.next_of([PeerId(str(number))], 10_000.0 * number)
+    assert len(turns._seen_s) <= 2
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abc"), st.integers(1, 50)), max_size=50))
+def test_no_minute_holds_more_tokens_than_the_ration(asks: list[tuple[float, str, int]]) -> None:
+    ration, now_s, granted = TokenRation(each=60, total=100), 0.0, list[tuple[float, str, int]]()
+    for gap_s, asker, count in asks:
+        now_s += gap_s
+        wait_s = ration.take(PeerId(asker), count, now_s)
+        if not wait_s:
+            granted.append((now_s, asker, count))
+        lately = [(who, many) for at_s, who, many in granted if at_s > now_s - WINDOW_S]
+        assert sum(many for _, many in lately) <= 100
+        assert sum(many for who, many in lately if who == asker) <= 60
+        if wait_s:
+            assert 0 < wait_s <= WINDOW_S
+            now_s += wait_s + 1e-6
+            assert ration.take(PeerId(asker), count, now_s) == 0
+            granted.append((now_s, asker, count))
+
+
+def test_a_text_beyond_any_ration_is_refused_for_good() -> None:
+    ration = TokenRation(each=60, total=100)
+    for count in (0, 61):
+        try:
+            ration.take(A, count, 0.0)
+        except ValueError as error:
+            assert "at most 60 tokens" in str(error)
+        else:
+            raise AssertionError("granted")
+
+
+@given(st.lists(st.lists(st.sets(st.integers(0, 6), max_size=3), max_size=3), min_size=1, max_size=4))
+def test_the_step_that_answers_is_the_newest_that_every_stage_holds(offers: list[list[set[int]]]) -> None:
+    found = answering_step(offers)
+    common = [step for step in range(7) if all(any(step in peer for peer in stage) for stage in offers)]
+    assert found == max(common, default=None)
