@@ -48,10 +48,17 @@ class GenerationRequest:
 class TextModel:
     """A model and its tokenizer."""
 
-    logits: Logits
+    begin: Callable[[], Logits]
+    """Gives the logits of one text as it goes on."""
     encode: Callable[[str], list[int]]
     decode: Callable[[list[int]], str]
     max_context: int
+    ends: frozenset[int]
+    """Tokens that end a text; generating goes on after them where nobody minds them."""
+
+    @property
+    def logits(self) -> Logits:
+        return self.begin()
 
 
 class Continued:
@@ -92,20 +99,25 @@ def open_text_model(sources: Sequence[Path], device: torch.device = CPU) -> Text
             for name, parameter in stage.named_parameters():
                 parameter.copy_(reached.parameters[name])
 
-    logits = Continued(lambda: [stage.prefix() for stage in stages], device)  # the run's own stages: a cut may be a narrow boundary
-    encode, decode = _tokenizer_of(manifest.data)
-    return TextModel(logits=logits, encode=encode, decode=decode, max_context=manifest.train.sequence_length)
+    def begin() -> Logits:
+        return Continued(lambda: [stage.prefix() for stage in stages], device)  # the run's own stages: a cut may be a narrow boundary
+
+    encode, decode, ends = _tokenizer_of(manifest.data)
+    return TextModel(begin=begin, encode=encode, decode=decode, max_context=manifest.train.sequence_length, ends=frozenset(ends))
 
 
-def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-    """The run's functions from text to tokens and back. UsageError if this machine does not have the run's tokenizer."""
+def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str], Sequence[int]]:
+    """The run's functions from text to tokens and back, and the tokens that end a text.
+
+    Raises UsageError if this machine does not have the run's tokenizer.
+    """
     if data.tokenizer == BYTES:
-        return lambda text: [*text.encode()], lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
+        return lambda text: [*text.encode()], lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace"), ()
     kept = tokenizer_path(data, cache_folder())
     if kept is None:
         raise UsageError("this machine does not have the run's tokenizer", "export with --format hf and name that folder")
     tokenizer = FileTokenizer(kept, data.end_of_text)
-    return lambda text: [*map(int, tokenizer.encode([text.encode()])[0])], tokenizer.decode
+    return lambda text: [*map(int, tokenizer.encode([text.encode()])[0])], tokenizer.decode, tokenizer.after
 
 
 def _check_goes_on(manifest: Manifest) -> None:
@@ -128,18 +140,19 @@ def _exported_text_model(folder: Path, device: torch.device) -> TextModel:
     model.to(device)
     most = getattr(model.config, "max_position_embeddings", None) or MAX_CONTEXT
     return TextModel(
-        logits=Continued(lambda: [prefix_of_whole(model)], device),
+        begin=lambda: Continued(lambda: [prefix_of_whole(model)], device),
         encode=lambda text: [*tokenizer(text, add_special_tokens=False)["input_ids"]],
         decode=lambda tokens: str(tokenizer.decode(tokens)),
         max_context=min(most, MAX_CONTEXT),
+        ends=frozenset(token for token in (tokenizer.eos_token_id,) if token is not None),
     )
 
 
 def generate_tokens(model: TextModel, given: Sequence[int], max_tokens: int, sampling: Sampling) -> Iterator[int]:
     """The tokens that follow the given ones, each as soon as it is known."""
-    tokens = [*given]
+    tokens, logits = [*given], model.begin()
     for _ in range(max_tokens):
-        tokens.append(choose(model.logits(tokens[-model.max_context :]), sampling, len(tokens)))
+        tokens.append(choose(logits(tokens[-model.max_context :]), sampling, len(tokens)))
         yield tokens[-1]
 
 

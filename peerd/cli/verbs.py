@@ -17,6 +17,7 @@ from peerd.cli import (
     organise,
     owner,
     plan,
+    serve_api,
     service,
     simulate,
     trace,
@@ -61,6 +62,7 @@ SECTIONS: dict[str, dict[click.Command, str]] = {
     "Use and check the model": {
         organise.export: "Write the whole model into a folder.",
         generate.generate: "Let the model go on from a text.",
+        serve_api.serve_api: "Let programs on this machine ask the model.",
         organise.reference: "Train the same run in one process, to compare.",
     },
     "Read": {

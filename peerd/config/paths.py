@@ -49,6 +49,8 @@ class Home:
     """Copies of states on their way, in files without names; nothing outlasts the daemon."""
     dashboard = _Inside("dashboard.json")
     """The dashboard's last port and its token; readable by this user only."""
+    api_token = _Inside("api-token")
+    """The token of `peerd serve-api`; readable by this user only."""
     devices = _Inside("devices.json")
     """The devices for which this home has a daemon each, if there are several."""
 

@@ -97,6 +97,7 @@ VERBS = {
     "audit": {"--home", "--json"},
     "export": {"--format", "--timeout", "--home", "--json"},
     "generate": {"--prompt", "--tokens", "--temperature", "--top-p", "--seed", "--device", "--home", "--json"},
+    "serve-api": {"--port", "--device", "--home", "--json"},
     "reference": {"--steps", "--out", "--data", "--replicas", "--replay", "--home", "--json"},
     "help": {"--home"},
     "simulate": set(),

@@ -50,6 +50,7 @@ ELSEWHERE = {
     "service": "cli/test_service.py",
     "plan": "cli/test_plan.py",
     **dict.fromkeys(("invite", "ban"), "cli/test_access.py"),
+    "serve-api": "cli/test_serve_api.py",
 }
 """The test that runs a verb which no paper daemon can answer."""
 

@@ -1,0 +1,1 @@
+"""An interface in the form of OpenAI's, on this machine, in front of a model that goes on from a text."""
