@@ -31,10 +31,15 @@ class EvaluatedStep:
         """Drop the copy: the stage has loaded another state, possibly of another lineage."""
         self.step = self._module = None
 
-    def forward(self, step: int, now: tuple[int, StageModule], inputs: Tensor, labels: Tensor) -> Tensor:
-        """The activations, or at the last stage the loss. `now`: the stage's step and module. Raises WrongStateError if `step` is gone."""
+    def module_of(self, step: int, now: tuple[int, StageModule]) -> StageModule:
+        """The module with the parameters of `step`. `now`: the stage's step and module. Raises WrongStateError if they are not here."""
         module = now[1] if step == now[0] else self._module if step == self.step else None
         if module is None:
             raise WrongStateError(f"this peer does not hold the parameters of step {step}")
+        return module
+
+    def forward(self, step: int, now: tuple[int, StageModule], inputs: Tensor, labels: Tensor) -> Tensor:
+        """The activations, or at the last stage the loss. `now`: the stage's step and module. Raises WrongStateError if `step` is gone."""
+        module = self.module_of(step, now)
         with torch.no_grad():
             return run_module(self._manifest.train, self._places.to_compute(module), inputs, labels if module.needs_labels else None)

@@ -19,6 +19,7 @@ from torch import Tensor
 from peerd.config.manifest import TrainConfig
 from peerd.models.measure import LOWERED
 from peerd.models.module import StageModule
+from peerd.models.prefix import Prefix
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.table.record import StepNorm
 
@@ -40,6 +41,14 @@ def run_module(train: TrainConfig, module: StageModule, inputs: Tensor, labels: 
     with torch.autocast(inputs.device.type, dtype=LOWERED[train.precision]):
         lowered: Tensor = module(inputs, labels) if labels is not None else module(inputs)
     return lowered.float()
+
+
+def extend_prefix(train: TrainConfig, prefix: Prefix, inputs: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """The next tokens of a text in the run's precision; the result is float32."""
+    if train.precision not in LOWERED:
+        return prefix.extend(inputs, tokens)
+    with torch.autocast(inputs.device.type, dtype=LOWERED[train.precision]):
+        return prefix.extend(inputs, tokens).float()
 
 
 @dataclass(frozen=True, slots=True)
