@@ -260,9 +260,9 @@ class Vitals:
     """Where peers audit each other: what binds it to the coins of its audits, of this period and the next (policy/step/coins.py)."""
     paused: Annotated[bool, 45, FLAG] = False
     """It leaves its stage because it is paused, and comes back when the pause ends. It is told only together with `leaving`."""
-    nickname: Annotated[str, 47, NAME] = ""
+    nickname: Annotated[str, 46, NAME] = ""
     """What its owner calls it. Anybody may take any name; only the id says who a peer is."""
-    team: Annotated[str, 47, NAME] = ""
+    team: Annotated[str, 46, NAME] = ""
     drift: Annotated[float, 48, real(MAX_DRIFT)] = 0.0
     """How far its parameters were off their mean over its stage when averaged last, as a share of their norm. 0: never, or equal."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN
