@@ -127,6 +127,27 @@ async def test_a_round_without_memory_to_pin_copies_its_sum_all_the_same(life: L
     await fresh.close()
 
 
+async def test_a_round_without_memory_on_the_device_keeps_the_ledger_and_can_be_made_again() -> None:
+    manifest = tiny_manifest(2, average_parameters="always", average_parameters_every_steps=1)
+    here, fresh = Life(manifest, PRETEND), Life(manifest, PRETEND)
+    for index in range(manifest.train.microbatches_per_step):
+        await here.microbatch(0, index)
+    done = [state.record.done for state in here.states]
+    allow(0)
+    try:
+        assert is_short(here.average), "parameters are put together on the device"
+    finally:
+        METER.allowed_bytes = None
+    assert {state.record.phase for state in here.states} == {Phase.ACCUMULATING}
+    assert [state.record.done for state in here.states] == done
+    here.average()
+    here.commit()
+    await fresh.train(1)
+    assert all(torch.equal(value, fresh.parameters()[name]) for name, value in here.parameters().items())
+    for each in (here, fresh):
+        await each.close()
+
+
 async def test_an_update_without_memory_leaves_nothing_on_the_device_once_the_stage_is_left() -> None:
     """The parameters may be half updated, so nothing of them is kept: a daemon leaves the stage (daemon/run.py)."""
     gc.collect()
