@@ -20,8 +20,10 @@ from dataclasses import asdict, dataclass, field, replace
 from peerd.cli.render_trace import timelines_of
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig, WireConfig
 from peerd.errors import TimedOutError
+from peerd.models.stages import initial_parameter_spec
 from peerd.timeline.critical import critical_shares
 from peerd.timeline.shares import Shares
+from peerd.timeline.spans import SpanKind
 from scripts.benchmarks._averaging import observed_in
 from scripts.benchmarks._namespaces import Network
 from scripts.benchmarks._report import SCHEMA, paired_ratio, progress
@@ -71,6 +73,10 @@ class LinkScenario:
         ]
         return Links(mbit_per_s=0, round_trip_ms=2 * max(self.one_way_ms), rates=rates, ways=ways)
 
+    def exchange_s(self, num_bytes: int) -> float:
+        """The least time of a round of two peers: each sends half a sum and half a part, and hears back."""
+        return wire_s(num_bytes, min(min(self.up_mbit), min(self.down_mbit))) + 2 * max(self.one_way_ms) / 1000
+
     def microbatches(self, boundary_bytes: int) -> int:
         """The least number a step of which filling and emptying the pipeline takes at most `FILL_SHARE`, a multiple of the peers.
 
@@ -82,6 +88,13 @@ class LinkScenario:
         fill_s = (NUM_STAGES - 1) * (STAND_IN_MS / 1000 + 2 * hop_s)
         least = fill_s / FILL_SHARE * PER_STAGE / (STAND_IN_MS / 1000)
         return NUM_PEERS * math.ceil(least / NUM_PEERS)
+
+
+def gradient_bytes() -> int:
+    """Of the largest stage."""
+    manifest = manifest_of("none", 1)
+    specs = [initial_parameter_spec(manifest, stage).values() for stage in range(NUM_STAGES)]
+    return 4 * max(sum(math.prod(shape) for shape in spec) for spec in specs)
 
 
 def _of(values: Sequence[float], peer: int) -> float:
@@ -115,6 +128,8 @@ class Turn:
     """Of the critical path."""
     codecs: list[str]
     """At each boundary, activations and their gradients."""
+    exchange_s: float
+    """Median of the peers' times in a round."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,6 +147,8 @@ class Row:
     """Share of the critical path."""
     wait: float
     step_end: float
+    exchange_ratio: float
+    """A round's time over what its bytes and one round trip take. The bytes are few here: it says what a round takes besides."""
     rounds_failed: int = 0
     replayed: int = 0
     codecs: list[str] = field(default_factory=list)
@@ -172,7 +189,7 @@ def try_links(scenario: LinkScenario, codec: str, microbatches: int | None, turn
                     f"round {number + 1}  {codec}, {where}: {told.step_s:.2f} s a step, {_told(told.shares)}; {' | '.join(told.codecs)}"
                 )
         hitches = team.counters()
-    row = row_of(scenario, codec, microbatches, limited, free)
+    row = row_of(scenario.stretched(turns.stretch), codec, microbatches, limited, free)
     row.rounds_failed, row.replayed = hitches["rounds_failed"], hitches["replayed_microbatches"]
     return row
 
@@ -183,11 +200,14 @@ def turn(team: Peers, num_steps: int) -> Turn:
     traced = team.trace(num_steps)
     first, last = traced["first_step"], traced["last_step"]
     until_step(team, last + 1)
-    ends = [step.time_s for step in team.steps()]
+    ends, timelines = [step.time_s for step in team.steps()], timelines_of(traced)
     return Turn(
         step_s=(ends[last] - ends[first - 1]) / num_steps,
-        shares=critical_shares(timelines_of(traced)),
+        shares=critical_shares(timelines),
         codecs=codecs_of(team.links()),
+        exchange_s=statistics.median(
+            span.ended_s - span.began_s for each in timelines for span in each.spans if span.kind is SpanKind.AVERAGING
+        ),
     )
 
 
@@ -210,6 +230,7 @@ def row_of(scenario: LinkScenario, codec: str, microbatches: int, limited: Seque
         wire=statistics.median(each.shares.wire for each in limited),
         wait=statistics.median(each.shares.wait for each in limited),
         step_end=statistics.median(each.shares.step_end for each in limited),
+        exchange_ratio=statistics.median(each.exchange_s for each in limited) / scenario.exchange_s(gradient_bytes()),
         codecs=limited[-1].codecs,
     )
     if scenario.is_judged and codec == "auto":
@@ -252,10 +273,11 @@ def over_links(names: Sequence[str], codecs: Sequence[str], microbatches: int | 
 def print_table(rows: Sequence[Row], stretch: float) -> None:
     slower = f", everything {stretch:g} times as slow" if stretch != 1 else ""
     print(f"{NUM_STAGES} stages of {PER_STAGE} peers, {STAND_IN_MS:g} ms a microbatch{slower}; a stand-in sleeps in place of work")
-    print("links   codec     microbatches  seconds  unlimited  ratio   wire   wait  step end  failed  replayed  codecs at each boundary")
+    columns = "links   codec     microbatches  seconds  unlimited  ratio   wire   wait  step end  exchange ratio  failed  replayed"
+    print(f"{columns}  codecs at each boundary")
     for row in rows:
         print(
             f"{row.scenario:<7} {row.codec:<9} {row.microbatches:>12}  {row.seconds:>7.2f}  {row.unlimited_s:>9.2f}  {row.ratio:>5.3f}"
             f"  {row.wire:>5.1%}  {row.wait:>5.1%}  {row.step_end:>8.1%}"
-            f"  {row.rounds_failed:>6}  {row.replayed:>8}  {' | '.join(row.codecs)}"
+            f"  {row.exchange_ratio:>14.2f}  {row.rounds_failed:>6}  {row.replayed:>8}  {' | '.join(row.codecs)}"
         )

@@ -57,8 +57,8 @@ def test_a_row_says_how_many_links_of_each_boundary_use_which_codec() -> None:
 
 
 def test_a_row_tells_what_does_not_hold_of_auto_alone() -> None:
-    slow = Turn(step_s=20.0, shares=Shares(compute=0.6, wait=0.1, wire=0.2, step_end=0.1), codecs=[])
-    fast = Turn(step_s=13.0, shares=Shares(compute=0.99, wait=0.01), codecs=[])
+    slow = Turn(step_s=20.0, shares=Shares(compute=0.6, wait=0.1, wire=0.2, step_end=0.1), codecs=[], exchange_s=0.4)
+    fast = Turn(step_s=13.0, shares=Shares(compute=0.99, wait=0.01), codecs=[], exchange_s=0.4)
     row = row_of(LINK_SCENARIOS[0], "auto", 444, [slow], [fast])
     assert row.missed == ["0.650 of the speed without limits, not 0.88", "the wire has 20.0% of the critical path, not 8%"]
     assert not row_of(LINK_SCENARIOS[0], "none", 444, [slow], [fast]).missed
