@@ -27,6 +27,8 @@ from peerd.api.text import TextStream
 MOST_AT_ONCE = 8
 """Answers that are being made. Each keeps its text in memory; they take turns, token by token."""
 MAX_CONNECTIONS = 64
+MOST_DISCARDED_BYTES = 32 << 20
+"""Of a request that is refused."""
 CLOSE_WITHIN_S = 1
 
 
@@ -75,7 +77,10 @@ class Endpoints:
             raise refused
 
     async def _answer(self, request: Request, parse: Callable[[bytes], TextRequest]) -> Response:
-        self._check(request)
+        refused = why_refuse(request.headers, self._access)
+        if refused is not None:
+            await _discard(request)
+            raise refused
         asked = parse(await _body(request))
         if asked.model != self._model.name:
             said = f"there is no model {asked.model!r} here; its name is {self._model.name!r}"
@@ -153,12 +158,24 @@ class _Talk:
 
 
 async def _body(request: Request) -> bytes:
-    found = bytearray()
+    found, num_bytes = bytearray(), 0
     async for chunk in request.stream():
-        found += chunk
-        if len(found) > MAX_BODY_BYTES:
-            raise too_large()
+        num_bytes += len(chunk)
+        found += chunk if num_bytes <= MAX_BODY_BYTES else b""
+        if num_bytes > MOST_DISCARDED_BYTES:
+            break
+    if num_bytes > MAX_BODY_BYTES:
+        raise too_large()
     return bytes(found)
+
+
+async def _discard(request: Request) -> None:
+    """Read what is still sent: a client that is cut off while it sends hears of no error but a broken connection."""
+    num_bytes = 0
+    async for chunk in request.stream():
+        num_bytes += len(chunk)
+        if num_bytes > MOST_DISCARDED_BYTES:
+            return
 
 
 async def _told(_request: Request, error: Exception) -> Response:
