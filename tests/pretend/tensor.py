@@ -112,8 +112,13 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             return func(*plain_args, **plain_kwargs)
     if plain_kwargs.get("pin_memory"):
         raise RuntimeError("only the processor's memory can be pinned")
-    given = func(*plain_args, **plain_kwargs)
+    given = _counted(*plain_args) if func is aten.histc.default else func(*plain_args, **plain_kwargs)
     return _wrapped(func, args, kwargs, given, index)
+
+
+def _counted(values: Tensor, *how: int) -> Tensor:
+    """A histogram of integers, which a GPU knows and a processor does not."""
+    return torch.histc(values.double(), *how).to(values.dtype)
 
 
 def _keep_backward_here() -> None:

@@ -34,7 +34,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "tied weights": {"tie_word_embeddings": True},
     "subspace": {"boundary": "subspace", "boundary_rank": 8},
 }
-OF_LIBRARY = ("llama", "gpt2", "bert", "gemma3")
+OF_LIBRARY = ("llama", "gpt2", "bert", "gemma3", "mixtral", "qwen3_moe")
 
 
 def of_model(name: str, num_stages: int) -> Manifest:

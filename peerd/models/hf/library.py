@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from peerd.config.model_kinds import HuggingFaceConfig
 from peerd.errors import ManifestError
+from peerd.models.hf.experts import experts_together
 from peerd.models.kernels import keep_kernels_in_cache
 from peerd.models.weights import Uninitialised
 
@@ -71,7 +72,7 @@ def empty_model(config: Any, objective: str) -> Any:
     except KeyError:
         raise ManifestError(f"transformers has no {objective} language model of the type {config.model_type}") from None
     config._attn_implementation = "sdpa" if model_class._supports_sdpa else "eager"
-    config._experts_implementation = "eager"
+    config._experts_implementation = experts_together()
     with torch.device("cpu"), Uninitialised(), _without_memory(), no_init_weights():
         try:
             whole = kind.from_config(config, dtype=torch.float32).eval()
