@@ -25,13 +25,18 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=queues_copies(device))
 
 
+def has_own_memory(device: torch.device) -> bool:
+    """Whether the device has memory apart from the machine's."""
+    return device.type not in ("cpu", "mps")
+
+
 def queues_copies(device: torch.device) -> bool:
     """Whether a copy to this device may go behind what it computes now, so that the processor does not wait.
 
     CUDA reads memory that is not pinned before the call returns, so that the memory may be used again (CUDA driver API, "API
     synchronization behavior"). Apple's driver reads it later, and is waited for.
     """
-    return device.type not in ("cpu", "mps")
+    return has_own_memory(device)
 
 
 def to_host(*tensors: Tensor) -> list[Tensor]:

@@ -73,7 +73,7 @@ def device(wanted: str) -> Iterator[Finding]:
         return
     lack = lacks(chosen, "bfloat16")
     told = f"{describe(chosen)} ({chosen}) computes" + (f"; {lack}, which counts in runs of that precision" if lack else "")
-    more = "" if chosen.type == "cpu" else f"; this was one product, `peerd doctor --self-test --device {chosen}` tests all of it"
+    more = "" if chosen.type == "cpu" else f"; this was one product, `peerd doctor --device {chosen}` tests all of it"
     yield ok("device", told + more)
 
 
@@ -289,7 +289,8 @@ def of_platform(system: str, release: str, machine: str) -> Iterator[Finding]:
 
 def is_apart(wanted: str) -> bool:
     """Whether the device has memory of its own."""
-    from peerd.daemon.device import choose_device, has_own_memory
+    from peerd.daemon.device import choose_device
+    from peerd.transfers import has_own_memory
 
     try:
         return has_own_memory(choose_device(wanted))

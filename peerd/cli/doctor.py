@@ -23,11 +23,12 @@ _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 @click.command()
 @click.argument("addresses", metavar="[ADDRESS]...", nargs=-1)
-@click.option("--device", default="auto", show_default=True, help="The device to check: auto, cpu, cuda, cuda:N or mps.")
+@click.option(
+    "--device", is_flag=False, flag_value="auto", help="Test this device alone, for a minute: auto (if not said), cpu, cuda, cuda:N or mps."
+)
 @click.option("--host", default="", help="IPv4 address that a daemon would listen on.  [default: all]")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="TCP port of a daemon; 0: that of last time.")
 @click.option("--direct-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Its port for direct connections; 0: any.")
-@click.option("--self-test", is_flag=True, help="Test the device for a minute: codecs, kernels, a stage's life, memory, speed.")
 @daemon_command
 def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool, **checked: Any) -> int:
     """Check everything that can keep this machine out of a run, and say what to do about it.
@@ -37,13 +38,14 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
     at most 10 MB.
     Exits 0 where nothing is worse than a warning, 1 where there is a problem.
 
-    The device makes one small product then. With --self-test it is tested as a whole, for a minute, and nothing else is: part by part,
-    naming the part that is broken. That report is what to send with a question about a device.
+    The device that a daemon would use makes one small product then. With --device a device is tested as a whole, for a minute, and
+    nothing else is: every codec, kernel and precision, a stage's life, memory and speed, naming the part that is broken. That report is
+    what to send with a question about a device.
 
     \b
     Examples:
       peerd doctor
-      peerd doctor --self-test --device cuda:0
+      peerd doctor --device cuda:0
       peerd doctor /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --port 31337
     """
     from peerd.cli.launch import ChildFailedError, run_child
@@ -51,6 +53,7 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
     from peerd.errors import TimedOutError
 
     order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
+    order |= {"device": checked["device"] or "auto", "self_test": checked["device"] is not None}
     told: list[bytes] = []
     with _patience():
         try:

@@ -17,6 +17,7 @@ import torch
 from peerd.errors import UsageError
 from peerd.planner.memory import Room
 from peerd.stage.shortage import empty_cache
+from peerd.transfers import has_own_memory
 
 OTHER_BUILD = "use --device cpu, or install a build of torch that has kernels for this card: older releases know older cards"
 
@@ -108,11 +109,6 @@ def _is_here(device: torch.device) -> bool:
 def _module(device: torch.device) -> Any:
     """The module of torch for this kind of device."""
     return torch.get_device_module(device)
-
-
-def has_own_memory(device: torch.device) -> bool:
-    """True if the device has memory apart from the machine's."""
-    return device.type not in ("cpu", "mps")
 
 
 def free_memory_bytes(device: torch.device) -> int:

@@ -65,7 +65,7 @@ VERBS = {
     "status": {"--long", "--home", "--json"},
     "peers": {"--home", "--json"},
     "top": {"--home"},
-    "doctor": {"--device", "--host", "--port", "--direct-port", "--self-test", "--home", "--json"},
+    "doctor": {"--device", "--host", "--port", "--direct-port", "--home", "--json"},
     "wait": {"--serving", "--step", "--timeout", "--home", "--json"},
     "dashboard": {"--open", "--home", "--json"},
     "logs": {"--follow", "-f", "--lines", "-n", "--json", "--home"},

@@ -58,9 +58,12 @@ def test_scripts_get_the_whole_checkup(peerd: Command, found: dict[str, Any]) ->
 def test_what_shall_be_checked_is_handed_on(peerd: Command, found: dict[str, Any], short_home: object) -> None:
     found["reply"] = reply(worst="ok")
     ports = ("--port", 31337, "--direct-port", 31338)
-    assert peerd("doctor", "a", "b", *ports, "--host", "localhost", "--device", "cuda:1").code == 0
-    expected = {"home": str(short_home), "addresses": ["a", "b"], "device": "cuda:1", "host": "127.0.0.1", "port": 31337}
+    assert peerd("doctor", "a", "b", *ports, "--host", "localhost").code == 0
+    expected = {"home": str(short_home), "addresses": ["a", "b"], "device": "auto", "host": "127.0.0.1", "port": 31337}
     assert found["order"] == expected | {"direct_port": 31338, "self_test": False}
+    for given, device in (("--device",), "auto"), (("--device", "cuda:1"), "cuda:1"):
+        peerd("doctor", *given)
+        assert (found["order"]["device"], found["order"]["self_test"]) == (device, True)
     assert peerd("doctor", "--host", "here").code == 2
 
 
@@ -75,7 +78,7 @@ def test_the_table_fits_the_terminal(width: int) -> None:
 
 @pytest.mark.timeout(180)  # two libraries are loaded, and each precision is tried
 def test_the_self_test_of_a_processor_passes_as_a_whole(peerd: Command) -> None:
-    done = peerd("doctor", "--self-test", "--device", "cpu", "--json")
+    done = peerd("doctor", "--device", "cpu", "--json")
     reply = json.loads(done.out)
     assert (done.code, done.err) == (0, "")
     assert [check for check in reply["checks"] if check["verdict"] == "problem"] == []
@@ -94,7 +97,7 @@ def test_the_part_is_named_in_which_a_device_ends_or_hangs_the_self_test(
     program = f"import json, os, time\nfor line in {lines!r}: print(json.dumps(line), flush=True)\n{then}"
     monkeypatch.setattr(launch, "module_command", lambda *_given: [sys.executable, "-c", program])
     monkeypatch.setattr("peerd.cli.doctor.DOCTOR_SILENCE_S", 2.0)
-    done = peerd("doctor", "--self-test", "--json")
+    done = peerd("doctor", "--device", "--json")
     reply = json.loads(done.out)
     assert (done.code, reply["worst"]) == (1, "problem")
     assert [check["code"] for check in reply["checks"]] == ["device", "codec int4"]
@@ -103,4 +106,4 @@ def test_the_part_is_named_in_which_a_device_ends_or_hangs_the_self_test(
 
 def test_a_self_test_that_had_not_begun_is_an_error(peerd: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "module_command", lambda *_given: [sys.executable, "-c", "raise SystemExit(4)"])
-    assert peerd("doctor", "--self-test").code == 4
+    assert peerd("doctor", "--device").code == 4

@@ -110,7 +110,7 @@ def test_a_card_without_kernels_is_told_in_one_sentence_with_what_to_do() -> Non
 def test_a_checkup_that_made_one_product_says_how_to_test_the_whole_device() -> None:
     assert [finding.title for finding in examine("cpu")] == ["CPU (cpu) computes"]
     (finding,) = examine("pretend:0")
-    assert finding.title.endswith("; this was one product, `peerd doctor --self-test --device pretend:0` tests all of it")
+    assert finding.title.endswith("; this was one product, `peerd doctor --device pretend:0` tests all of it")
 
 
 @pytest.mark.usefixtures("gtx_1080")

@@ -1,4 +1,4 @@
-"""`peerd doctor --self-test`: tests a device part by part, and names the part that is broken."""
+"""`peerd doctor --device`: tests a device part by part, and names the part that is broken."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from peerd.checkup.device import codecs, kernels, life, measures
-from peerd.daemon.device import choose_device, describe, give_back_memory, has_own_memory, lacks, memory_of
+from peerd.daemon.device import choose_device, describe, give_back_memory, lacks, memory_of
 from peerd.errors import PeerdError
 from peerd.owner.sensors import gpu_temperature
 from peerd.policy.swarm.checkup import Finding, ok, problem, warning
 from peerd.stage.precision import set_products
+from peerd.transfers import has_own_memory
 
 REMEDY = "update the driver and torch, rule out overclocking and faulty memory; until then use another --device"
 NOT_THERE = "join runs that do without it, or use another --device: torch cannot do this on this one"
