@@ -26,7 +26,7 @@ from peerd.stage.passes import Passes
 from peerd.stage.places import Places
 from peerd.stage.precision import norm_tensors, norms_from
 from peerd.table.record import Lineage, PeerRecord, StepNorm
-from peerd.transfers import fetch_later
+from peerd.transfers import fetch_later, has_own_memory
 
 MAX_CHAIN_BYTES = 32
 MAX_INEXACT = 1 << 24
@@ -120,8 +120,15 @@ class Holdings:
         return _copies(self._live(record))
 
     def lend(self, record: PeerRecord) -> Lease:
-        """The tensors where they are. Whatever changes them waits until they are given back."""
-        return self._leases.lend(self._live(record))
+        """The tensors where they are. Whatever changes them waits until they are given back, or copied.
+
+        The few small ones that a device's stage has in the machine's memory are copied now, so that the rest can be.
+        """
+        live = self._live(record)
+        if not has_own_memory(self.places.host):
+            return self._leases.lend(live)
+        live = {name: value.clone() if value.device.type == "cpu" else value for name, value in live.items()}
+        return self._leases.lend(live, changes_on_device_only=True)
 
     def _live(self, record: PeerRecord) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}

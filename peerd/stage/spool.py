@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -142,10 +142,28 @@ class StoredState(Mapping[str, Tensor]):
         return CutStored(self.file, self.num_bytes)
 
 
-def split_off_previous(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+class _Some(Mapping[str, Tensor]):
+    """Some of a state's tensors, as they are when they are asked for."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Sequence[str]) -> None:
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def split_off_previous(tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
     """A state's tensors without the previous parameters, and these: a joiner hardly ever needs them, so they come last."""
-    previous = {name: value for name, value in tensors.items() if name.startswith("previous/")}
-    return {name: value for name, value in tensors.items() if name not in previous}, previous
+    names: tuple[list[str], list[str]] = [], []
+    for name in tensors:
+        names[name.startswith("previous/")].append(name)
+    return _Some(tensors, names[False]), _Some(tensors, names[True])
 
 
 def stored_bytes(tensors: Mapping[str, Tensor]) -> int:

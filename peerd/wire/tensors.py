@@ -129,10 +129,15 @@ def file_of(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
 def bodies_of(tensors: Mapping[str, Tensor], look: Callable[[str, Tensor], None] = lambda _name, _tensor: None) -> Iterator[memoryview]:
     """Yield what follows the header, tensor by tensor. One of another device is copied to the machine's memory for as long.
 
-    `look` is called with each tensor before it is given, when it is in the machine's memory.
+    `look` is called with each tensor before it is given, when it is in the machine's memory. Another thread may put a copy in a device's
+    tensor's place and change the tensor after that: then the copy is taken.
     """
     for name in _in_order(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        found = tensors[name]
+        tensor = found.detach().cpu().contiguous()
+        if found.device.type != "cpu" and tensors[name] is not found:
+            tensor = tensors[name].detach().cpu().contiguous()
+        del found
         if tensor.numel():
             look(name, tensor)
             yield memory_of(tensor)

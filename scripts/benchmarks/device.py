@@ -15,7 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -24,31 +25,18 @@ import torch
 from torch import Tensor
 
 from peerd.checkup.device import measures
-from peerd.config.codec import parse_codec
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, TrainConfig, WireConfig
-from peerd.daemon.device import choose_device, describe, give_back_memory, has_own_memory, memory_of
-from peerd.errors import UsageError
-from peerd.link.links import Bytes
+from peerd.daemon.device import choose_device, describe, give_back_memory, memory_of
 from peerd.models.stages import estimate_forward_flops, estimate_stage_memory
 from peerd.planner.memory import Placing
-from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.arriving import Arriving
-from peerd.stage.calls import StageService
-from peerd.stage.checkpoints import CheckpointStore
 from peerd.stage.checks import Checks
-from peerd.stage.executor import Executor, Pace
 from peerd.stage.leaving import Leaving
-from peerd.stage.precision import run_module, set_products
-from peerd.stage.snapshots import Downloaded
-from peerd.stage.state import StageState
-from peerd.table.record import PeerId, PeerRecord, RawRecord
-from peerd.table.view import LiveView
-from peerd.transfers import to_device
-from peerd.wire.messages import Call, CallResult
-from peerd.wire.tensors import encode
+from peerd.stage.precision import set_products
+from peerd.transfers import has_own_memory, to_device
+from scripts.benchmarks._lone_stage import NUM_STAGES, STAGE, Plain, Stage
 from scripts.benchmarks._report import SCHEMA, paired_interval, paired_ratio, run
 
-STAGE, NUM_STAGES = 1, 3
 GOAL = 0.9
 """Of plain PyTorch's speed."""
 
@@ -106,134 +94,6 @@ def manifest_of(given: argparse.Namespace) -> Manifest:
     )
 
 
-class Alone:
-    """The host of a stage that has no network."""
-
-    is_committing = False
-
-    async def until_committed(self, timeout_s: float) -> None:
-        await asyncio.sleep(timeout_s)
-
-    def cannot_compute(self) -> None:
-        raise UsageError("the device has no memory for this stage", "use a smaller --batch, --sequence or --millions, or --recompute")
-
-    def own_records(self) -> tuple[RawRecord, ...]:
-        return ()
-
-    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None: ...
-
-    def ledger_grew(self) -> None: ...
-
-
-class Stage:
-    """A peer of the middle stage, without its network."""
-
-    def __init__(self, manifest: Manifest, device: torch.device) -> None:
-        self.manifest, self.device = manifest, device
-        self.state = StageState(manifest, PeerRecord(peer=PeerId("me"), incarnation=1, stage=STAGE), device, self.live)
-        self.state.serve()
-        self.executor = Executor()
-        self._all: asyncio.Barrier | None = None
-        self.service = StageService(manifest, self.state, self.executor, self, Pace(), Alone())
-        train, codec = manifest.train, parse_codec(manifest.wire.activations)
-        shape = manifest.boundary_shape(STAGE, train.sequence_length)
-        chance = torch.Generator().manual_seed(0)
-        self.inputs, self.gradient = torch.randn(shape, generator=chance), torch.randn(shape, generator=chance) * 1e-3
-        self.sent = encode(self.inputs, codec)
-        self.given = encode(self.gradient, codec)
-        self.labels = encode(torch.zeros(train.microbatch_size, train.sequence_length, dtype=torch.int32))
-
-    def live(self) -> LiveView:
-        return LiveView(me=self.state.record.peer, records=(self.state.record,))
-
-    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
-        """Be the next stage: it answers at once, unless all are waited for."""
-        on_forwarded(call.stage, PeerId("next"))
-        if self._all is not None:
-            await self._all.wait()
-        return CallResult(gradient=self.given, downstream_s=0.0, records=())
-
-    def distrust(self, call: Call, peer: PeerId) -> None:
-        raise AssertionError(f"a gradient of {peer} was refused for microbatch {call.index}")
-
-    async def microbatch(self, index: int) -> None:
-        """Take one through the service of calls, as a daemon does."""
-
-        async def receive() -> tuple[Bytes, ...]:
-            return (*self.sent.chunks, *self.labels.chunks)
-
-        bare = self.sent.with_chunks(()), self.labels.with_chunks(())
-        call = Call(
-            call_id=index.to_bytes(16, "little"),
-            stage=STAGE,
-            step=self.state.record.step,
-            index=index,
-            accumulate=frozenset(range(NUM_STAGES)),
-            inputs=bare[0],
-            labels=bare[1],
-        )
-        await self.service.backpropagate(PeerId("caller"), call, receive, lambda _stage, _peer: None)
-
-    async def all_slots(self) -> None:
-        """Take as many microbatches through as there are slots, so that all are in hand before the first gradient comes."""
-        count = min(self.service.slots, self.manifest.train.microbatches_per_step)
-        self._all = asyncio.Barrier(count)
-        await self.microbatches(range(count))
-
-    async def microbatches(self, indices: range) -> None:
-        """Take these through with as many in hand as the run's slots."""
-        slots = asyncio.Semaphore(self.service.slots)
-
-        async def one(index: int) -> None:
-            async with slots:
-                await self.microbatch(index)
-
-        await asyncio.gather(*map(one, indices))
-
-    def round(self) -> None:
-        entry = entry_of(self.state.record)
-        roster = Roster(STAGE, self.state.record.step, 0, entry.peer, (entry,))
-        reason, copy = self.state.open_round(roster)
-        assert copy is not None, reason
-        self.state.take_average(roster, copy)
-
-    def commit(self) -> None:
-        self.state.commit()
-        self.state.applied = None
-
-    def close(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let go of everything."""
-        self.executor.close()
-        loop.run_until_complete(self.executor.ended())
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
-        self.state.release()
-
-    def checkpoint(self, folder: Path) -> None:
-        state = self.state
-        lease = state.holdings.lend(state.record)
-        CheckpointStore(folder, NUM_STAGES).save(STAGE, Downloaded(state.record.step, state.record.lineage, lease.tensors, ()), lease.end)
-
-
-class Plain:
-    """The same module, as a tutorial would train it."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._train, self._module = stage.manifest.train, stage.state.holdings.module
-        self._recomputes = stage.manifest.compute.recompute == "always"
-        self._inputs, self._gradient = (to_device(each, stage.device) for each in (stage.inputs, stage.gradient))
-        self._parameters = list(self._module.parameters())
-        self._sums = [torch.zeros_like(each) for each in self._parameters]
-
-    def microbatches(self, count: int) -> None:
-        for _ in range(count):
-            if self._recomputes:
-                with torch.no_grad():
-                    run_module(self._train, self._module, self._inputs)
-            output = run_module(self._train, self._module, self._inputs.detach().requires_grad_())
-            torch._foreach_add_(self._sums, list(torch.autograd.grad(output, self._parameters, self._gradient)))
-
-
 def timed(work: Callable[[], object], device: torch.device) -> float:
     measures.wait(device)
     began_s = time.perf_counter()
@@ -271,8 +131,34 @@ def parts_of(stage: Stage, ours_s: float, plain_s: float, ends: Ends, folder: Pa
         "optimizer": ends.commit_s,
     }
     found = [Part(name=name, seconds=seconds, in_step=seconds / whole_s) for name, seconds in named.items()]
-    beside = {name: count * seconds for name, seconds in alone.items()} | {"checkpoint": timed(lambda: stage.checkpoint(folder), device)}
+    beside = {name: count * seconds for name, seconds in alone.items()}
+    beside |= {"checkpoint, written and hashed": timed(lambda: stage.checkpoint(folder)(), device)}
     return [*found, *(Part(name=name, seconds=seconds, in_step=0.0) for name, seconds in beside.items())]
+
+
+def in_turns(stage: Stage, whole: Callable[[], None], plain: Callable[[], None], rounds: int) -> tuple[list[float], list[float], Ends]:
+    """What a microbatch takes in each round, here and with plain PyTorch, and what ends a step. Seconds."""
+    count = stage.manifest.train.microbatches_per_step
+    ours, theirs, rounds_s, commits_s = list[float](), list[float](), list[float](), list[float]()
+    for number in range(1 + rounds):  # the first one only warms up
+        sides = [(ours, whole), (theirs, plain)]
+        for times, work in sides if number % 2 else reversed(sides):
+            times.append(timed(work, stage.device) / count)
+        rounds_s.append(timed(stage.round, stage.device))
+        commits_s.append(timed(stage.commit, stage.device))
+    return ours[1:], theirs[1:], Ends(statistics.median(rounds_s), statistics.median(commits_s))
+
+
+def beside_checkpoint(stage: Stage, step: Callable[[], None], folder: Path, rounds: int) -> tuple[float, float]:
+    """What a step takes alone, and while the state before it is written and hashed: medians in seconds."""
+    alone_s, beside_s = list[float](), list[float]()
+    with ThreadPoolExecutor(1) as writer:
+        for _ in range(rounds):
+            alone_s.append(timed(step, stage.device))
+            written = writer.submit(stage.checkpoint(folder))
+            beside_s.append(timed(step, stage.device))
+            written.result()
+    return statistics.median(alone_s), statistics.median(beside_s)
 
 
 def what_binds(parts: list[Part], used_flops: float, best_flops: float) -> str:
@@ -317,30 +203,29 @@ def measured(manifest: Manifest, device: torch.device, rounds: int, folder: Path
     stage = Stage(manifest, device)
     plain, loop = Plain(stage), asyncio.new_event_loop()
     count = train.microbatches_per_step
-    ours, theirs, rounds_s, commits_s = list[float](), list[float](), list[float](), list[float]()
 
     def whole() -> None:
         loop.run_until_complete(stage.microbatches(range(count)))
 
-    for number in range(1 + rounds):  # the first one only warms up
-        sides: list[tuple[list[float], Callable[[], object]]] = [(ours, whole), (theirs, partial(plain.microbatches, count))]
-        for times, work in sides if number % 2 else reversed(sides):
-            times.append(timed(work, device) / count)
-        rounds_s.append(timed(stage.round, device))
-        commits_s.append(timed(stage.commit, device))
-    ours, theirs = ours[1:], theirs[1:]
-    del plain, sides, work
+    ours, theirs, ends = in_turns(stage, whole, partial(plain.microbatches, count), rounds)
+    del plain
     if trace is not None:
         with torch.profiler.profile() as profile:
             whole()
         profile.export_chrome_trace(str(trace))
         stage.round()
         stage.commit()
+
+    def step() -> None:
+        whole()
+        stage.round()
+        stage.commit()
+
+    alone_s, beside_s = beside_checkpoint(stage, step, folder, 3)
     give_back_memory(device)
     peaks = Peaks(device)
     loop.run_until_complete(stage.all_slots())
     live, reserved = peaks.live, peaks.reserved
-    ends = Ends(statistics.median(rounds_s), statistics.median(commits_s))
     parts = parts_of(stage, statistics.median(ours), statistics.median(theirs), ends, folder)
     flops = 3 * estimate_forward_flops(manifest, STAGE) / statistics.median(theirs)
     best = measures.flops(device, getattr(torch, train.precision, torch.float32))
@@ -360,6 +245,8 @@ def measured(manifest: Manifest, device: torch.device, rounds: int, folder: Path
         "tflops": flops / 1e12,
         "best_tflops": best / 1e12,
         "parts": [asdict(part) for part in parts],
+        "step_s": alone_s,
+        "step_beside_checkpoint_s": beside_s,
         "peak_bytes": live,
         "reserved_bytes": reserved,
         "estimate_bytes": estimate_stage_memory(manifest, STAGE, stage.service.slots, Placing.DEVICE).device if live else 0,
@@ -377,6 +264,10 @@ def print_report(report: dict[str, object]) -> None:
     print(f"plain PyTorch reaches {report['tflops']:.3g} TFLOP/s, matrix products alone {report['best_tflops']:.3g}")
     for part in parts:
         print(f"  {part['name']:<30} {1000 * part['seconds']:>9.2f} ms a step  {part['in_step']:>5.0%}")
+    alone_s, beside_s = report["step_s"], report["step_beside_checkpoint_s"]
+    assert isinstance(alone_s, float)
+    assert isinstance(beside_s, float)
+    print(f"a step takes {alone_s:.2f} s, and {beside_s:.2f} s while a checkpoint is written and hashed: {beside_s / alone_s:.2f} times")
     if report["peak_bytes"]:
         print(f"with {report['slots']} microbatches in hand at most {report['peak_bytes']:,} bytes, estimated {report['estimate_bytes']:,}")
         print(f"torch took {report['reserved_bytes']:,} bytes for it, and keeps {report['left_bytes']:,} when all is left")

@@ -16,6 +16,7 @@ from peerd.stage.holdings import Holdings
 from peerd.stage.leases import Leases
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage, PeerId, PeerRecord
+from tests.pretend.life import PRETEND
 from tests.tiny_run import tiny_manifest
 
 RECORD = PeerRecord(peer=PeerId("me"), stage=0)
@@ -90,6 +91,51 @@ def test_the_tensors_are_given_back_before_the_disk_is_waited_for(tmp_path: Path
     CheckpointStore(tmp_path, 1).save(0, state, lambda: named_then.extend(tmp_path.glob("*.safetensors")))
     assert named_then == []
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
+
+
+def state_of(holdings: Holdings) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in holdings.tensors(RECORD).items()}
+
+
+def test_on_a_device_a_step_ends_meanwhile_and_the_checkpoint_holds_the_step_before(tmp_path: Path) -> None:
+    """The step ends while the third tensor is on its way to the machine's memory, which is when most can go wrong."""
+    holdings = Holdings(tiny_manifest(2), 0, PRETEND)
+    lease, before, copied = holdings.lend(RECORD), state_of(holdings), list[str]()
+
+    def end_step() -> None:
+        with torch.no_grad():
+            holdings.advance(lambda: [parameter.add_(1) for parameter in holdings.module.parameters()])  # type: ignore[arg-type]
+
+    class Slow(dict[str, torch.Tensor]):
+        """The tensors that are lent, each of which takes so long to be read that a step may end."""
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            found = lease.tensors[name]
+            copied.append(name)
+            if len(copied) == 2 * len(before) + 3:  # after the header, which asks for each twice
+                changed_on_another_thread(end_step).join(10)
+            return found
+
+    state = Downloaded(1, Lineage(), Slow(before), ())
+    store = CheckpointStore(tmp_path, 2)
+    store.save(0, state, lease.end)
+    assert len(copied) > 2 * len(before) + 3
+    kept = store.load(0, 1)
+    assert kept is not None
+    assert all(torch.equal(kept.tensors[name], value) for name, value in before.items())
+    assert not torch.equal(holdings.tensors(RECORD)["parameters/embedding.weight"], before["parameters/embedding.weight"])
+
+
+def test_on_a_device_it_waits_where_the_machine_has_no_room_for_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerd.stage.leases.ROOM_SHARE", 0.0)
+    holdings = Holdings(tiny_manifest(2), 0, PRETEND)
+    lease = holdings.lend(RECORD)
+    thread = changed_on_another_thread(lambda: holdings.advance(lambda: None))
+    thread.join(0.05)
+    assert thread.is_alive()
+    lease.end()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak of a process's memory")
