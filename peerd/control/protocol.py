@@ -10,8 +10,7 @@ history   since (int), events (bool), after    HistoryReply: steps and evaluatio
 contributions  -                               ContributionsReply: the work of each peer, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; the daemon drains first unless `now`, with progress lines
-pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; answered when the daemon has handed on what it held, with
-                                               progress lines until then
+pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; when it has handed on what it held, with progress lines
 resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard open (bool)                          {"schema", "address"}: the address with the token; `open` adds "open", an address that
@@ -125,6 +124,7 @@ class Counters(TypedDict):
     accumulated_microbatches: int
     duplicate_microbatches: int  # counted twice in an applied average: must stay 0
     lost_microbatches: int  # missing from an applied average: must stay 0
+    microbatch_calls: int  # to the next stages, also of the same microbatch again
     replayed_microbatches: int  # launched again after a failed attempt
     suppressed_microbatches: int  # already in the accumulator and not added again
     inexact_steps: int

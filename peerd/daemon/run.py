@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -206,9 +207,12 @@ async def _step(seat: Seat) -> None:
         if not is_out_of_memory(error):
             raise
         LOG.error("a step had no memory: the stage is left, and its state is downloaded anew", error=str(error))
-        another_stage(seat.peer)
-        seat.peer.outgrew = seat.stage
-        raise Paused from None
+        traceback.clear_frames(error.__traceback__)  # they hold the stage's tensors
+    else:
+        return
+    another_stage(seat.peer)
+    seat.peer.outgrew = seat.stage
+    raise Paused
 
 
 async def _mind_memory(seat: Seat, departure: Departure) -> None:

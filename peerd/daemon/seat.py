@@ -188,6 +188,7 @@ class Seat:
             accumulated_microbatches=service.accumulated,
             duplicate_microbatches=stepper.duplicates,
             lost_microbatches=stepper.lost,
+            microbatch_calls=self.dispatcher.num_calls,
             replayed_microbatches=self.dispatcher.replayed + (trainer.replayed if trainer else 0),
             suppressed_microbatches=service.suppressed,
             ledger_resets=stepper.resets,

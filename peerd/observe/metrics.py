@@ -84,6 +84,7 @@ METRICS = (
     MetricSpec("peerd_boundary_bytes_total", "counter", "RPC payload sent over stage boundaries"),
     MetricSpec("peerd_boundary_crossings_total", "counter", "Activations sent over a stage boundary"),
     MetricSpec("peerd_microbatches_accumulated_total", "counter", "Microbatches added to this daemon's accumulator"),
+    MetricSpec("peerd_microbatch_calls_total", "counter", "Calls of microbatches that this daemon made, also of the same one again"),
     MetricSpec("peerd_microbatches_replayed_total", "counter", "Microbatches sent again after a first try failed"),
     MetricSpec("peerd_microbatches_suppressed_total", "counter", "Microbatches recognised as already held and not added"),
     MetricSpec("peerd_microbatches_duplicate_total", "counter", "Microbatches counted twice in an applied average; must stay 0"),

@@ -76,6 +76,8 @@ class Dispatcher:
     _deaf_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Peers that asked for a pause, and when it ends (monotonic clock)."""
     _cancels: Tasks = field(default_factory=Tasks)
+    num_calls: int = 0
+    """Calls made, also of the same microbatch again."""
     replayed: int = 0
     """Number of times that a microbatch went to another peer because its callee failed."""
 
@@ -114,6 +116,7 @@ class Dispatcher:
             note(call.stage, peer.peer)
             asked_s = time.monotonic()
             asked = replace(call, call_id=os.urandom(ID_BYTES), path=dict(path), again=again)
+            self.num_calls += 1
             try:
                 return await self._try(router, peer, asked, note)
             except BusyError as error:

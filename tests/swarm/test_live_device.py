@@ -46,6 +46,10 @@ def held(daemon: Daemon) -> int:
     return daemon.status["memory"]["held"]
 
 
+def calls_of(daemon: Daemon) -> int:
+    return daemon.status["counters"]["microbatch_calls"]
+
+
 def codes(daemon: Daemon) -> set[str]:
     return {item["code"] for item in daemon.status["health"]}
 
@@ -83,7 +87,12 @@ def test_memory_that_ends_in_a_pass_makes_a_peer_rest_and_the_run_goes_on_when_t
         until(lambda: daemon.status["owner"]["resting"])
         assert held(daemon) == 0
         assert daemon.process.poll() is None
-        step = first.status["peer"]["step"]
+        until(lambda: all(peer["leaving"] or peer["suspect"] for peer in first.table["stages"][1]["peers"]))
+        step, calls = first.status["peer"]["step"], calls_of(first)
+        assert calls <= 4 * first.status["counters"]["accumulated_microbatches"] + 8
+        since_s = first.status["uptime_s"]
+        until(lambda: first.status["uptime_s"] >= since_s + 3)
+        assert calls_of(first) == calls, "nobody is called who does not compute"
         swarm.take(0)
         until(lambda: not daemon.status["owner"]["resting"])
         daemon.wait_for_step(step + 2)

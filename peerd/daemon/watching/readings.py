@@ -55,6 +55,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_boundary_bytes_total": counters["boundary_bytes"],
         "peerd_boundary_crossings_total": counters["boundary_crossings"],
         "peerd_microbatches_accumulated_total": counters["accumulated_microbatches"],
+        "peerd_microbatch_calls_total": counters["microbatch_calls"],
         "peerd_microbatches_replayed_total": counters["replayed_microbatches"],
         "peerd_microbatches_suppressed_total": counters["suppressed_microbatches"],
         "peerd_microbatches_duplicate_total": counters["duplicate_microbatches"],
