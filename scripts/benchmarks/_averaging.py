@@ -280,7 +280,7 @@ def _missed(row: Row, scenario: Scenario, num_steps: int, without_s: float) -> l
     if scenario.liar:
         longest_s, most_s = max(row.each_s, default=0.0), without_s + MOST_RATIO * row.bound_s + AGAIN_S
         return missed + ([f"an exchange took {longest_s:.0f} s, not {most_s:.0f}"] if longest_s > most_s else [])
-    missed += [f"{row.rounds_failed} rounds failed"] if row.rounds_failed else []
+    missed += [f"{row.rounds_failed} rounds failed"] if row.rounds_failed > scenario.most_failed else []
     missed += [f"{row.replayed} microbatches were launched again"] if row.replayed > scenario.most_replayed else []
     if row.exchange_ratio is not None and row.exchange_ratio > scenario.most_ratio:
         missed.append(f"an exchange takes {row.exchange_ratio:.2f} of its bound, not {scenario.most_ratio}")

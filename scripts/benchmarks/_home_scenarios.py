@@ -36,6 +36,8 @@ class Scenario:
     """The largest ratio to the bound that counts as a pass."""
     most_replayed: int = 0
     """Microbatches that may be launched again: calls that were under way over a link when it died."""
+    most_failed: int = 0
+    """Rounds that may fail, as their members count them: one whose proposal was under way over a link when it died."""
 
     @property
     def num_peers(self) -> int:
@@ -103,7 +105,7 @@ SCENARIOS = (
     *(Scenario(name="drop", up_mbit=(100,) * peers, worse="drop") for peers in (2, 4)),
     *(Scenario(name="break", up_mbit=(20,) * peers, worse="break") for peers in (2, 4)),
     *(Scenario(name="rough", up_mbit=(20,) * peers, worse="rough") for peers in (2, 4)),
-    Scenario(name="one-way", up_mbit=(20,) * 4, worse="one-way", most_replayed=2),
+    Scenario(name="one-way", up_mbit=(20,) * 4, worse="one-way", most_replayed=2, most_failed=4),
     *(Scenario(name=liar, up_mbit=(20,) * 4, liar=liar) for liar in ("silent", "trickles", "tears", "mute")),
 )
 
