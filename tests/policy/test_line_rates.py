@@ -68,6 +68,16 @@ def test_transfers_side_by_side_share_the_line() -> None:
     assert meter.rate == pytest.approx(20 * MBIT)
 
 
+def test_acknowledgements_in_bursts_do_not_make_a_line_look_faster() -> None:
+    """Every two seconds 1.2 MB leave: half of them are acknowledged after 0.5 s, and half at the end."""
+    meter = LineMeter()
+    for number in range(60):
+        for began_s, ended_s in ((0.0, 0.5), (0.5, 2.0)):
+            for _ in range(3):
+                meter.passed(200e3, 2 * number + began_s, 2 * number + ended_s)
+    assert meter.rate == pytest.approx(600e3, rel=0.1)
+
+
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0.01, 100)), min_size=1, max_size=50))
 def test_transfers_that_overlap_at_any_times_never_show_more_than_the_line_can_do(spans: list[tuple[float, float]]) -> None:
     """Each takes its whole time at the same share of the line, so that all together never exceed it."""
