@@ -98,15 +98,32 @@ class Exchange:
         self._look_whether_done()
 
     def _sum_alone(self) -> int:
+        compression, average_id = self._compression, self.roster.average_id
         for number in range(self.layout.num_chunks):
-            where, average_id = self.layout.piece(0, number, 0), self.roster.average_id
+            where = self.layout.piece(0, number, 0)
             place = self.accumulator[where.start : where.end]
-            for residual in (self._compression.parts, self._compression.sums):
-                whole = self._compression.kept(residual, average_id, where, place)
+            for residual in (compression.parts,) if self._keeps_encoded else (compression.parts, compression.sums):
+                whole = compression.kept(residual, average_id, where, place)
                 if whole is not place:
                     place.copy_(whole)
-            self._note_slice(0, number)
+            if self._keeps_encoded:
+                self._encode_sum(number)
+            else:
+                self._note_slice(0, number)
         return self.layout.num_chunks
+
+    @property
+    def _keeps_encoded(self) -> bool:
+        """Whether mates that were in other rounds get this sum as it was sent."""
+        return self._compression.allowed.is_lossy and self.roster.num_sections > 1
+
+    @property
+    def encoded(self) -> Encoded:
+        """Where the round made a section in a codec: all sums as they were sent, by slice and chunk. Once `is_done`; otherwise nothing."""
+        if not (self._keeps_encoded and self.is_done):
+            return ()
+        places = ((k, number) for k in range(self.layout.num_members) for number in range(self.layout.chunks_of(k)))
+        return tuple(piece for place in places for piece in self._sum_chunk(*place))
 
     def count(self, frame: Frame, direction: str) -> None:
         """Count the bytes of a chunk that was sent or received."""
@@ -250,8 +267,8 @@ class Exchange:
         await self._executor.run(Priority.CONTROL, write)
         if self.layout.num_members > 2:
             self._signed[reducer, reducer, number] = frame.signature
-            if self._compression.allowed.is_lossy:
-                self._received[reducer, number] = tuple(frame.chunks)
+        if self._compression.allowed.is_lossy and (self.layout.num_members > 2 or self._keeps_encoded):
+            self._received[reducer, number] = tuple(frame.chunks)
         self.sums_here[reducer] = max(self.sums_here[reducer], number + 1)
 
     def _add(self, author: int, number: int, chunks: Sequence[Bytes]) -> int:
@@ -274,7 +291,13 @@ class Exchange:
             total += part
         if total.data_ptr() != place.data_ptr():
             place.copy_(total)
-        told, chunks = self._compression.sent(self._compression.sums, average_id, where, place)
+        self._encode_sum(number)
+
+    def _encode_sum(self, number: int) -> None:
+        """Encode a chunk of this member's sum, which stands in its place, and put there what others decode."""
+        where = self.layout.piece(self.me, number, self.me)
+        place = self.accumulator[where.start : where.end]
+        told, chunks = self._compression.sent(self._compression.sums, self.roster.average_id, where, place)
         if told is not place:
             place.copy_(told)
         self._note_slice(self.me, number)

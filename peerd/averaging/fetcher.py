@@ -8,15 +8,16 @@ from collections.abc import Callable, Collection, Sequence
 import structlog
 from torch import Tensor
 
+from peerd.averaging.compression import Compression
 from peerd.averaging.handover import finite, unpacked, unpacked_section
 from peerd.averaging.partial_average import PartialAverage
 from peerd.averaging.slices import Signatures
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.policy.route.admission import MOST_DONORS
-from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.gathering import Gathering
 from peerd.stage.results import HeldAverage
+from peerd.stage.sections import SectionOfAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId
 from peerd.timeline.spans import SpanKind, SpanRing
@@ -48,6 +49,7 @@ class AverageFetcher:
         averaging_s: float,
         spans: SpanRing,
         signatures: Signatures,
+        compression: Compression,
     ) -> None:
         self._state = state
         self._arithmetic = arithmetic
@@ -55,6 +57,7 @@ class AverageFetcher:
         self._averaging_s = averaging_s
         self._spans = spans
         self._signatures = signatures
+        self._compression = compression
 
     async def fetch(self, peer: PeerId, step: int, others: Sequence[PeerId] = (), failed: Failed = _unheeded) -> HeldAverage:
         """Fetch and check a finished average of this stage, of several mates at once, with the tied sum that they applied.
@@ -63,7 +66,7 @@ class AverageFetcher:
         error of `peer` if nobody gives it: WrongStateError, among others, if this peer cannot adopt it.
         """
         most = min(MOST_DONORS, -(-self._state.accumulator.flat.nbytes // LEAST_OF_EACH))
-        partial = PartialAverage(self._state, self._signatures, step)
+        partial = PartialAverage(self._state, self._signatures, self._compression, step)
         average, givers = await self._gather(partial, (peer, *others)[:most], None, failed)
         try:
             return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(average, partial.whole, self._state))
@@ -72,11 +75,12 @@ class AverageFetcher:
                 failed(giver, error)
             raise PeerGoneError(f"no sound average came: {error.message}") from None
 
-    async def fetch_section(self, peer: PeerId, step: int, section: int) -> tuple[Roster, Tensor]:
-        """Fetch and check one section of a mate's average. Returns its round's roster and its elements. Raises RemoteError."""
-        partial = PartialAverage(self._state, self._signatures, step, section)
+    async def fetch_section(self, peer: PeerId, step: int, section: int) -> SectionOfAverage:
+        """Fetch and check one section of a mate's average. Raises RemoteError."""
+        partial = PartialAverage(self._state, self._signatures, self._compression, step, section)
         average, _ = await self._gather(partial, (peer,), section, _unheeded)
-        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked_section(average, partial.whole, self._state))
+        given = average, partial.whole, self._state, self._compression
+        return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked_section(*given))
 
     async def _gather(
         self, partial: PartialAverage, peers: Sequence[PeerId], section: int | None, failed: Failed

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import numpy as np
 from blake3 import blake3
 
+from peerd.averaging.compression import Compression
 from peerd.averaging.handover import check_header
 from peerd.averaging.slices import Signatures, why_unsigned
 from peerd.errors import BadMessageError
@@ -20,10 +21,11 @@ from peerd.wire.messages import Average
 class PartialAverage:
     """It takes memory as the chunks come, and lies in one piece."""
 
-    def __init__(self, state: StageState, signatures: Signatures, step: int, section: int | None = None) -> None:
+    def __init__(self, state: StageState, signatures: Signatures, compression: Compression, step: int, section: int | None = None) -> None:
         """`section`: only that one of the average is wanted."""
         self._state = state
         self._signatures = signatures
+        self._compression = compression
         self.step = step
         self._section = section
         self.header: Average | None = None
@@ -36,7 +38,7 @@ class PartialAverage:
 
     def check(self, header: Average) -> None:
         """Raise RemoteError unless this is the header of such an average, which this peer may take. Nothing was read of it yet."""
-        check_header(header, self._state, self.step, self._section)
+        check_header(header, self._state, self.step, self._section, self._compression)
         if self._section is None and (
             reason := why_unsigned(header.roster, header.slices, self._state.round_length(header.roster), self._signatures)
         ):

@@ -75,12 +75,12 @@ class Rounds:
         self.arithmetic = Executor("averaging")
         spans = spans or SpanRing(0)
         signatures = Signatures(state.record.peer, host.sign, host.has_signed, host.run if state.certifies else None, host.kept_parts)
-        self.fetcher = AverageFetcher(state, self.arithmetic, client, averaging_s, spans, signatures)
         self.kept = KeptAverages(state, executor, log, host)
         self._averaging_s = averaging_s
         self._clock = clock
         sums = state.accumulator
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
+        self.fetcher = AverageFetcher(state, self.arithmetic, client, averaging_s, spans, signatures, self.compression)
         self._proposing = Proposing(state.weight_codecs, averaging_s, host.rates_of, clock(), host.is_lossy)
         self._joining = FewEach()
         self._early = EarlyCalls(averaging_s, host.is_mate)
@@ -233,8 +233,8 @@ class Rounds:
                 return
             self.open = None
             self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
-            self.joined[current.roster.average_id] = slices = current.exchange.slices.all
-            if await self.sums.take(current.roster, current.exchange.accumulator, slices) is not SumOf.STAGE:
+            self.joined[current.roster.average_id] = current.exchange.slices.all
+            if await self.sums.take(current.exchange) is not SumOf.STAGE:
                 self.absences.sidelining.came_together(current.roster)  # no average names all members of a group
             else:
                 self._tasks.start(self.kept.begin())

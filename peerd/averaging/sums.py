@@ -12,11 +12,14 @@ from functools import partial
 from torch import Tensor
 
 from peerd.averaging.compression import Compression
+from peerd.averaging.exchange import Exchange
 from peerd.background import Tasks
+from peerd.link.links import Bytes
 from peerd.policy.step.certificates import Slices
 from peerd.policy.step.roster import Roster, is_whole
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
+from peerd.stage.sections import SectionOfAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId
 
@@ -55,9 +58,10 @@ class RoundSums:
         if self._compression.allowed.is_lossy:
             self._tasks.start(self._arithmetic.run(Priority.CONTROL, lambda: self._compression.hold(group)))
 
-    async def take(self, roster: Roster, total: Tensor, slices: Slices = ()) -> SumOf | None:
-        """Give the state the sum of its round, unless the state has left it. Returns what that is the sum of."""
-        found = await self._executor.run(Priority.CONTROL, partial(self._take, roster, total, slices))
+    async def take(self, exchange: Exchange) -> SumOf | None:
+        """Give the state the sum of a round that is done, unless the state has left it. Returns what that is the sum of."""
+        roster, made = exchange.roster, (exchange.accumulator, exchange.slices.all, exchange.encoded)
+        found = await self._executor.run(Priority.CONTROL, partial(self._take, roster, *made))
         if found is SumOf.GROUP:
             self.num_of_groups += 1
             self._step = roster.step
@@ -65,14 +69,14 @@ class RoundSums:
         self.num_of_sections += found is SumOf.SECTION
         return found
 
-    def _take(self, roster: Roster, total: Tensor, slices: Slices) -> SumOf | None:
+    def _take(self, roster: Roster, total: Tensor, slices: Slices, encoded: tuple[Bytes, ...]) -> SumOf | None:
         state = self._state
         if state.round is not roster:
             return None  # it was closed meanwhile
         if roster.num_sections > 1:
             state.close_round(roster.average_id)
             start, end = state.bounds_of(roster)
-            state.take_section(roster, total[start:end], total)
+            state.take_section(SectionOfAverage(roster, total[start:end], encoded), total)
             return SumOf.SECTION
         if is_whole(roster.entries, state.num_microbatches):
             state.take_average(roster, total, slices=slices)

@@ -7,9 +7,21 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from peerd.link.links import Bytes
 from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import Roster, whole_of
 from peerd.table.record import Lineage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SectionOfAverage:
+    """One section, as its round made it or a mate gave it."""
+
+    roster: Roster
+    values: Tensor
+    """Its elements: [length of the section] on the CPU."""
+    encoded: tuple[Bytes, ...] = ()
+    """The same as its reducers sent it, in pieces, for mates; empty where the run's codec loses nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,14 +36,18 @@ class HeldSections:
     """Number of elements of the average without parameters."""
     rosters: Mapping[int, Roster] = field(default_factory=dict)
     """The rounds that made them, by section."""
+    encoded: Mapping[int, tuple[Bytes, ...]] = field(default_factory=dict)
+    """By section, its bytes in the run's codec, where that loses something."""
 
-    def with_one(self, roster: Roster, values: Tensor) -> HeldSections:
-        """`values` may be that part of `flat` itself."""
+    def with_one(self, one: SectionOfAverage) -> HeldSections:
+        """Its values may be that part of `flat` itself."""
+        roster, values = one.roster, one.values
         flat = self.flat.clone() if roster.section in self.rosters else self.flat  # a mate may be getting it
         place = self._place(flat, roster)
         if place.data_ptr() != values.data_ptr():
             place.copy_(values)
-        return replace(self, flat=flat, rosters={**self.rosters, roster.section: roster})
+        encoded = {**self.encoded, roster.section: one.encoded}
+        return replace(self, flat=flat, rosters={**self.rosters, roster.section: roster}, encoded=encoded)
 
     def values_of(self, section: int) -> Tensor:
         return self._place(self.flat, self.rosters[section])

@@ -35,7 +35,7 @@ from peerd.stage.moves import MoveLog
 from peerd.stage.own_updates import OwnUpdates
 from peerd.stage.phase_spans import PhaseSpans, UpdateSpans
 from peerd.stage.results import HeldAverage, HeldMicrobatch, TiedGradients
-from peerd.stage.sections import HeldSections
+from peerd.stage.sections import HeldSections, SectionOfAverage
 from peerd.stage.spool import Spools
 from peerd.stage.sums import Sums
 from peerd.stage.update import apply_sums
@@ -140,13 +140,13 @@ class StageState(StageLedgers):
             self._move(Phase.ACCUMULATING)
             self._put_together()
 
-    def take_section(self, roster: Roster, values: Tensor, whole: Tensor | None = None) -> None:
+    def take_section(self, one: SectionOfAverage, whole: Tensor | None = None) -> None:
         """Hold a section of the average. It is ignored if this peer has moved on meanwhile. `whole`: memory for all sections."""
-        mine = self.record
+        mine, roster = self.record, one.roster
         if mine.phase in (Phase.ACCUMULATING, Phase.AVERAGING) and (roster.stage, roster.step) == (mine.stage, mine.step):
-            whole = values.new_empty(self.round_length(roster)) if whole is None else whole
+            whole = one.values.new_empty(self.round_length(roster)) if whole is None else whole
             held = self.sections if mine.sections else None
-            self.sections = (held or HeldSections(mine.lineage, whole, len(self.accumulator.flat))).with_one(roster, values)
+            self.sections = (held or HeldSections(mine.lineage, whole, len(self.accumulator.flat))).with_one(one)
             self.record = replace(mine, sections=mine.sections | 1 << roster.section)
             self._put_together()
 

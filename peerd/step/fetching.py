@@ -125,7 +125,7 @@ class Fetching:
             taken = await self._rounds.fetcher.fetch_section(act.peer, act.step, act.section)
             now = self._state.record
             if (now.incarnation, now.step, now.lineage) == (asked.incarnation, asked.step, asked.lineage):
-                await self._executor.run(Priority.LEDGER, lambda: self._state.take_section(*taken))
+                await self._executor.run(Priority.LEDGER, lambda: self._state.take_section(taken))
         except RemoteError as error:
             self._note(act.step, act.peer, error)
             if isinstance(error, WrongStateError | BadMessageError | BusyError):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from peerd.averaging.compression import Compression
 from peerd.averaging.handover import check_header, packed
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.models.dropout import dropout_of
@@ -334,7 +335,7 @@ def test_a_joiner_that_catches_up_applies_the_norm_that_it_is_told(option: str, 
         averages, norm = peers.average()
         for state, joiner, average in zip(peers.states, joiners.states, averages, strict=True):
             header, file = packed(average)
-            check_header(replace(header, chunk_hashes=file.hashes()), joiner, step, None)
+            check_header(replace(header, chunk_hashes=file.hashes()), joiner, step, None, Compression(joiner.weight_codecs, torch.float32))
             joiner.catch_up(replace(average, norm=norm))
             state.commit(norm)
     for state, joiner in zip(peers.states, joiners.states, strict=True):

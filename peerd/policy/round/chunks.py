@@ -94,6 +94,11 @@ def num_chunks(slice_bytes: Sequence[int], expected_s: float, averaging_s: float
     return max(to_move, to_flow, math.ceil(largest / MOST_CHUNK_BYTES), 1)
 
 
+def most_chunks(num_bytes: int) -> int:
+    """The most chunks of each slice in a round over `num_bytes`, whatever the lines."""
+    return 1 + num_bytes // LEAST_SLOW_BYTES
+
+
 def chunk_bytes(slice_bytes: int, num_chunks: int, number: int) -> int:
     """The size of one chunk of a slice."""
     return slice_bytes * (number + 1) // num_chunks - slice_bytes * number // num_chunks

@@ -302,18 +302,25 @@ def why_never(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups
         return "the ledger of this peer has changed since"
     if roster.leader not in roster.peers:
         return "the proposer is not in its roster"
-    if not 1 <= roster.num_chunks <= MOST_CHUNKS or not 0 <= roster.expected_s <= MOST_EXPECTED_S:
-        return "its number of chunks, or the time that it expects, is out of range"
-    if not are_whole(roster):
-        return "its shares do not make a whole"
-    if roster.codecs and len(roster.codecs) != len(roster.entries):
-        return "it does not name one codec for each member"
+    if reason := why_no_plan(roster):
+        return reason
     if roster.num_sections not in (1, num_sections if in_groups else 1) or not 0 <= roster.section < roster.num_sections or roster.parts:
         return "this stage does not average by such sections"
     if reason := why_wrong_credits(roster, mine):
         return reason
     may_be_group = in_groups and not mine.group and len(roster.entries) > 1 and roster.num_sections == 1
     return why_unsound(roster.entries, num_microbatches) if may_be_group else why_inexact(roster.entries, num_microbatches)
+
+
+def why_no_plan(roster: Roster) -> str | None:
+    """Why nobody can tell from this roster which elements each chunk of its round is; None if one can."""
+    if not 1 <= roster.num_chunks <= MOST_CHUNKS or not 0 <= roster.expected_s <= MOST_EXPECTED_S:
+        return "its number of chunks, or the time that it expects, is out of range"
+    if not are_whole(roster):
+        return "its shares do not make a whole"
+    if roster.codecs and len(roster.codecs) != len(roster.entries):
+        return "it does not name one codec for each member"
+    return None
 
 
 def are_whole(roster: Roster) -> bool:
