@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from statistics import median_low
+from typing import TypeVar
 
 from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 
+T = TypeVar("T")
 TTL_PERIODS = 3
 WORDS_NEEDED = 2
 """So many mates have to leave a peer out; one where it has no other."""
@@ -36,7 +38,15 @@ class LiveView:
     _sidelined: dict[int, frozenset[PeerId]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _speakers: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _spans: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _remembered: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """These are filled on first use: many questions are asked about one view."""
+
+    def remembered(self, key: tuple[type[T], Hashable, Hashable], make: Callable[[], T]) -> T:
+        """What `make` has returned, which is called once for each key. For what follows from the view and the key alone."""
+        found = self._remembered.get(key)
+        if not isinstance(found, key[0]):
+            found = self._remembered[key] = make()
+        return found
 
     def find(self, peer: PeerId) -> PeerRecord | None:
         if not self._by_peer:

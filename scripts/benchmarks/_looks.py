@@ -16,15 +16,18 @@ from peerd.policy.round.proposing import fit
 from peerd.policy.route.launching import Standstill, launchable, what_launches_hang_on
 from peerd.policy.step.acts import Act
 from peerd.policy.step.clocks import StepClocks
-from peerd.policy.step.roster import Roster, entry_of
+from peerd.policy.step.groups import SectionMakers, by_sum, groups_of, num_sections_of
+from peerd.policy.step.roster import Roster, entry_of, union_of
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 NUM_STAGES = 2
 TAKEOVER_S, TTL_S, AVERAGING_S = 10.0, 15.0, 9.0
 CODEC_BYTES, ROUND_S = (4e8, 2e8, 1e8, 5e7, 2e7), 30.0
+GROUP_SIZE = 32
+NUM_SECTIONS = num_sections_of(GROUP_SIZE)
 Look = Callable[[], object]
 
 
@@ -38,8 +41,27 @@ class Table:
 
     def view(self, step: int, done: int = 0, gone: int = 0) -> LiveView:
         """All peers at a step, and of it the first microbatches done; the last `gone` peers of each stage are dead."""
+        records = self._records(step, done, gone)
+        return LiveView(me=self.me, records=tuple(sorted(records, key=lambda record: record.peer)))
+
+    def in_groups(self, step: int, share: float = 0.0, sections: float = 0.0) -> LiveView:
+        """All microbatches are held; so many of the groups have made their sums, and so many sections of the average stand."""
+        records = self._records(step, self.microbatches, 0)
+        members = [record for record in records if record.stage == 0]
+        groups = [*groups_of(members, GROUP_SIZE).values()]
+        found = {record.peer: record for record in records}
+        for number, group in enumerate(groups[: round(share * len(groups))]):
+            done = union_of([entry_of(m) for m in group])
+            found |= {m.peer: replace(m, group=AverageId(b"%16d" % number), done=done, own_done=m.done) for m in group}
+        makers = SectionMakers(by_sum([record for record in found.values() if record.stage == 0]))
+        for number in range(round(sections * NUM_SECTIONS)):
+            for m in makers.of(number):
+                found[m.peer] = replace(found[m.peer], sections=found[m.peer].sections | 1 << number)
+        return LiveView(me=self.me, records=tuple(sorted(found.values(), key=lambda record: record.peer)))
+
+    def _records(self, step: int, done: int, gone: int) -> list[PeerRecord]:
         share = -(-self.microbatches // len(self._names[0]))
-        records = [
+        return [
             PeerRecord(
                 peer=name,
                 incarnation=1,
@@ -56,7 +78,6 @@ class Table:
             for stage, names in enumerate(self._names)
             for number, name in enumerate(names[: len(names) - gone])
         ]
-        return LiveView(me=self.me, records=tuple(sorted(records, key=lambda record: record.peer)))
 
     def launches(self, view: LiveView, still: Standstill, now_s: float = 0.0) -> Standstill:
         """What the trainer looks for: what is missing, and what of that it launches first."""
@@ -77,15 +98,27 @@ def looks(table: Table, step: int) -> dict[str, Look]:
         "launches: whether to look": partial(hang_on, later),
         "step: decision while it is computed": partial(decision, table, table.view(step, done=1)),
         "step: decision once all is held": partial(decision, table, table.view(step, done=table.microbatches)),
+        "groups: decision while it is computed": partial(decision, table, table.view(step, done=1), GROUP_SIZE),
+        "groups: decision once all is held": partial(decision, table, table.in_groups(step), GROUP_SIZE),
+        "groups: decision while sums are made": partial(decision, table, table.in_groups(step, 0.5), GROUP_SIZE),
+        "groups: decision once all sums stand": partial(decision, table, table.in_groups(step, 1.0), GROUP_SIZE),
+        "groups: decision while sections are gathered": partial(decision, table, table.in_groups(step, 1.0, 0.5), GROUP_SIZE),
         "round: codecs for unequal lines": partial(fit, *lines(table, step), CODEC_BYTES, ROUND_S),
         "round: id of a roster, asked again": again_its_id(table.view(step, done=table.microbatches)),
     }
 
 
-def decision(table: Table, view: LiveView) -> Act:
+def decision(table: Table, view: LiveView, group_size: int = 0) -> Act:
     mine = view.mine
     assert mine is not None
-    rules = StepRules(num_stages=NUM_STAGES, num_microbatches=table.microbatches, ttl_s=TTL_S, averaging_s=AVERAGING_S)
+    rules = StepRules(
+        num_stages=NUM_STAGES,
+        num_microbatches=table.microbatches,
+        ttl_s=TTL_S,
+        averaging_s=AVERAGING_S,
+        group_size=group_size,
+        num_sections=num_sections_of(group_size),
+    )
     own = StepClocks().noted(OwnState(record=mine), view, rules, 0.0)
     return decide(Situation(own, view, 0.0, rules))
 

@@ -29,7 +29,7 @@ from peerd.policy.round.debts import Debts
 from peerd.policy.round.slices import least_exchange_s
 from peerd.policy.step import groups as two_levels
 from peerd.policy.step.acts import DropSums
-from peerd.policy.step.ledger import full, this_dropped, with_sum
+from peerd.policy.step.ledger import full, indices, this_dropped, with_sum
 from peerd.policy.step.roster import Roster, compose, turns, union_of
 from peerd.policy.step.sections import SECTIONS_AT_ONCE, section_to_fetch
 from peerd.policy.step.situation import OwnState, Situation, StepRules
@@ -156,7 +156,7 @@ class Stage:
             proposed = False
             members = live.members(0, self.step)
             groups = two_levels.groups_of(members, self.group_size)
-            if self.num_sections > 1 and two_levels.makes_sections(members, self.group_size):
+            if self.num_sections > 1 and two_levels.Levels(members, self.group_size).makes_sections:
                 self.propose_sections(live, members)
                 return
             idle = [group for group in groups.values() if len(group) > 1 and all(m.phase is Phase.ACCUMULATING for m in group)]
@@ -169,12 +169,10 @@ class Stage:
                     live, proposed = self.view(), bool(groups)
 
     def propose_sections(self, live: LiveView, members: Sequence[PeerRecord]) -> None:
-        sums = two_levels.by_sum(members)
-        for number in range(self.num_sections):
-            makers = two_levels.makers_of_section(sums, number)
-            if two_levels.is_section_held(members, number) or not all(
-                two_levels.is_section_held(members, each) for each in two_levels.sections_before(sums, number)
-            ):
+        makers_of, held = two_levels.SectionMakers(two_levels.by_sum(members)), two_levels.sections_held(members)
+        for number in indices(full(self.num_sections) & ~held):
+            makers = makers_of.of(number)
+            if makers_of.before(number) & ~held:
                 continue
             if any(self.members[m.peer].phase is Phase.AVERAGING for m in makers):
                 continue

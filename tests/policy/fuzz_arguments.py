@@ -17,6 +17,7 @@ from peerd.policy.step.certificates import STATEMENT, SignedSlice
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.following import Followers
+from peerd.policy.step.groups import Levels
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import WHOLE, Credit, Roster, entry_of
 from peerd.policy.step.sidelining import Sidelining
@@ -236,6 +237,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Roster: _roster,
     SignedSlice: lambda w: SignedSlice(w.some_peer(), w.raw(32), w.raw(64)),
     Sidelining: _sidelining,
+    Levels: lambda w: Levels(_some(w), w.random.choice((0, 1, 4, 32))),
     **fuzz_audits.MAKERS,
     QueueReadings: lambda _w: QueueReadings(),
     StepClocks: lambda _w: StepClocks(),
@@ -309,6 +311,9 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "done": World.ledger,
     "local_batch": lambda w: w.random.choice((1, 4, 4096)),
     "seals": lambda w: w.random.random() < 0.5,
+    "whole": lambda w: (1 << w.num_microbatches) - 1,
+    "key": lambda w: (int, w.own, w.random.randint(0, 9)),
+    "make": lambda w: lambda: w.num_microbatches,
     "group_size": lambda w: w.random.choice((0, 1, 4, 32)),
     "num_sections": lambda w: w.random.choice((1, 2, 16)),
     "number": lambda w: w.random.randrange(16),

@@ -11,16 +11,26 @@ from peerd.policy.step.acts import DropSums, FetchSection
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.groups import (
     STEPS_TOGETHER,
+    Levels,
+    SectionMakers,
     alone_in_rounds,
     by_sum,
     groups_of,
-    is_section_held,
-    makers_of_section,
     mates_to_tell,
-    round_mates,
+    sections_held,
 )
 from peerd.policy.step.ledger import at_next_step, full, holders, makers, may_accumulate, this_dropped, with_sum
-from peerd.policy.step.roster import Credit, Roster, compose, turns, union_of, whole_of, why_inexact, why_never, why_refuse
+from peerd.policy.step.roster import (
+    Credit,
+    Roster,
+    compose,
+    turns,
+    union_of,
+    whole_of,
+    why_inexact,
+    why_never,
+    why_refuse,
+)
 from peerd.policy.step.sections import section_to_fetch
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
@@ -231,7 +241,7 @@ def test_of_two_thousand_members_all_groups_have_about_the_same_size_and_the_lea
     assert len(groups) == 64
     assert max(len(group) for group in groups.values()) < 2 * 32
     assert len({turns(group)[0] for group in groups.values()}) == 64
-    assert all(len(round_mates(group[0], members, 32)) == len(group) for group in list(groups.values())[:3])
+    assert all(len(Levels(members, 32).round_mates(group[0])) == len(group) for group in list(groups.values())[:3])
 
 
 def rounds_of(members: list[PeerRecord], size: int) -> tuple[list[PeerRecord], list[Roster]]:
@@ -241,10 +251,10 @@ def rounds_of(members: list[PeerRecord], size: int) -> tuple[list[PeerRecord], l
     rosters = [roster for m in leaders if (roster := compose(m, live, number, 0, group_size=size)) is not None]
     assert sorted(peer for roster in rosters for peer in roster.peers) == [m.peer for m in members]
     members = with_sums(members, rosters)
-    while any(not is_section_held(members, section) for section in range(size)):
-        live, sums, made = view_of(members), by_sum(members), list[Roster]()
+    while full(size) & ~sections_held(members):
+        live, makers_of, made = view_of(members), SectionMakers(by_sum(members)), list[Roster]()
         for section in range(size):
-            makers = makers_of_section(sums, section)
+            makers = makers_of.of(section)
             leader = next(m for m in makers if m.peer == turns(makers)[0])
             roster = compose(leader, live, number, 0, group_size=size, num_sections=size)
             made += [roster] if roster is not None and roster.section == section else []

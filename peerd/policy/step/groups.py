@@ -11,7 +11,7 @@ settled by rule 6 (reset).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from peerd.policy.hashing import REMEMBERED_RANKS, digest
 from peerd.table.record import PeerId, PeerRecord, Phase
@@ -41,84 +41,177 @@ def section_bounds(length: int, number: int, num_sections: int, behind: int = 0)
     return length * number // num_sections, length * (number + 1) // num_sections + is_last * behind
 
 
-def makes_sections(members: Sequence[PeerRecord], group_size: int) -> bool:
-    """Whether the members hold the sums of which the sections of the average are made."""
-    return forms_groups(members, group_size) and not groups_of(members, group_size)
+class SectionMakers:
+    """The makers of each section of an average: one holder of each sum.
+
+    A sum of fewer holders than sections has some that make several, the lower number first.
+    """
+
+    def __init__(self, sums: Sequence[Sequence[PeerRecord]]) -> None:
+        self._ordered = [sorted(holders, key=_place_of) for holders in sums if holders[0].done]
+        self._sizes = {len(holders) for holders in self._ordered}
+
+    def of(self, number: int) -> list[PeerRecord]:
+        """The makers of this section."""
+        return [holders[number % len(holders)] for holders in self._ordered]
+
+    def before(self, number: int) -> int:
+        """The sections, as bits, that some maker of this one makes before it. So a member is wanted for one at a time, and no two
+        proposals meet."""
+        found = 0
+        for size in self._sizes:
+            for before in range(number % size, number, size):
+                found |= 1 << before
+        return found
 
 
-def makers_of_section(sums: Sequence[Sequence[PeerRecord]], number: int) -> list[PeerRecord]:
-    """One holder of each sum that makes this section with the others. A sum of fewer holders than sections has some that make several."""
-    ordered = (sorted(holders, key=_place_of) for holders in sums if holders[0].done)
-    return [holders[number % len(holders)] for holders in ordered]
-
-
-def sections_before(sums: Sequence[Sequence[PeerRecord]], number: int) -> set[int]:
-    """The sections that some maker of this one makes before it. So a member is wanted for one at a time, and no two proposals meet."""
-    sizes = {len(holders) for holders in sums if holders[0].done}
-    return {before for size in sizes for before in range(number % size, number, size)}
-
-
-def is_section_held(members: Sequence[PeerRecord], number: int) -> bool:
-    return sum(m.sections >> number & 1 for m in members) >= LEAST_HOLDERS
+def sections_held(members: Sequence[PeerRecord]) -> int:
+    """The sections, as bits, that are not to be made again."""
+    at_least = [0] * (LEAST_HOLDERS + 1)
+    at_least[0] = -1
+    for member in members:
+        if member.sections:
+            for number in range(LEAST_HOLDERS, 0, -1):
+                at_least[number] |= at_least[number - 1] & member.sections
+    return at_least[LEAST_HOLDERS]
 
 
 def by_sum(members: Sequence[PeerRecord]) -> list[list[PeerRecord]]:
     """The members by what they hold: those that hold the sum of one group together, and each other member alone."""
     found: dict[tuple[bytes, int] | PeerId, list[PeerRecord]] = {}
     for member in members:
-        found.setdefault((member.group, member.done) if member.group else member.peer, []).append(member)
+        found.setdefault(_sum_of(member), []).append(member)
     return list(found.values())
 
 
+def _sum_of(member: PeerRecord) -> tuple[bytes, int] | PeerId:
+    """What names the sum that a member holds: that of a group, or its own ledger."""
+    return (member.group, member.done) if member.group else member.peer
+
+
 @lru_cache(maxsize=REMEMBERED_RANKS)
-def _place(peer: PeerId, stage: int, era: int) -> bytes:
-    return digest("group", peer, stage, era, size=8)
+def _place(peer: PeerId, stage: int, era: int) -> int:
+    return int.from_bytes(digest("group", peer, stage, era, size=8))
 
 
-def _place_of(member: PeerRecord) -> bytes:
+def _place_of(member: PeerRecord) -> int:
     """The place of a member in its stage, by which groups are formed; it is another one every `STEPS_TOGETHER` steps."""
     return _place(member.peer, member.stage, member.step // STEPS_TOGETHER)
 
 
-def _group_number(member: PeerRecord, num_members: int, group_size: int) -> int:
-    """The group of a member: the range of hashes that its own falls in, of a power of two.
+def _num_groups(num_members: int, group_size: int) -> int:
+    """The number of ranges of hashes, a power of two: the members of one are a group.
 
     So one that comes or goes changes the group of no other, but where their number passes such a power times the size.
     """
-    num_groups = 1 << (-(-num_members // group_size) - 1).bit_length()
-    return int.from_bytes(_place_of(member)) * num_groups // _RANKS
+    return 1 << (-(-num_members // group_size) - 1).bit_length()
+
+
+def _group_number(member: PeerRecord, num_groups: int) -> int:
+    """The group of a member: the range that its own hash falls in."""
+    return _place_of(member) * num_groups // _RANKS
+
+
+class Levels:
+    """The sums that the members of a stage hold, and the next rounds of its average. Each answer is found once, as a look asks for it
+    several times."""
+
+    def __init__(self, members: Sequence[PeerRecord], group_size: int) -> None:
+        self.members = members
+        self._group_size = group_size
+
+    @cached_property
+    def sums(self) -> list[list[PeerRecord]]:
+        """The holders of each sum."""
+        return by_sum(self.members)
+
+    @cached_property
+    def groups(self) -> dict[int, list[PeerRecord]]:
+        """The groups that have yet to make their sums, by number; none where the stage's sums go into one round."""
+        members, size = self.members, self._group_size
+        if not forms_groups(members, size) or len(self.sums) <= size:
+            return {}
+        found, num_groups = dict[int, list[PeerRecord]](), _num_groups(len(members), size)
+        for member in members:
+            if not member.group:
+                found.setdefault(_group_number(member, num_groups), []).append(member)
+        return found if any(len(group) > 1 for group in found.values()) else {}
+
+    @property
+    def makes_sections(self) -> bool:
+        """Whether the members hold the sums of which the sections of the average are made."""
+        return forms_groups(self.members, self._group_size) and not self.groups
+
+    def are_exact(self, whole: int) -> bool:
+        """Whether each microbatch of `whole` is in one of the sums, and no other is."""
+        found = 0
+        for holders in self.sums:
+            if found & holders[0].done:
+                return False
+            found |= holders[0].done
+        return found == whole
+
+    @cached_property
+    def makers(self) -> SectionMakers:
+        return SectionMakers(self.sums)
+
+    @cached_property
+    def held(self) -> int:
+        """The sections, as bits, that are not to be made again."""
+        return sections_held(self.members)
+
+    def round_mates(self, mine: PeerRecord) -> list[list[PeerRecord]]:
+        """The sums that a round with this member adds up, each with the members that hold it.
+
+        All of the stage's; or those of this member's group, as long as some group with two members or more has not made its sum. None
+        where this member has to wait for other groups.
+        """
+        if not self.groups:
+            return self.sums
+        own = [] if mine.group else self.groups.get(_group_number(mine, _num_groups(len(self.members), self._group_size)), [])
+        return [[member] for member in own] if len(own) > 1 else []
+
+
+class StageMembers:
+    """The members of a stage at a step, as rule 7 (propose) sees them: as their records say, and this peer as it is."""
+
+    def __init__(self, mine: PeerRecord, published: Sequence[PeerRecord], group_size: int) -> None:
+        self.published = published
+        self.members = [mine if m.peer == mine.peer else m for m in published]
+        self.levels = Levels(self.members, group_size)
+        self._mine = mine
+
+    @cached_property
+    def done(self) -> int:
+        """The microbatches that any of them holds."""
+        found = 0
+        for member in self.members:
+            found |= member.done
+        return found
+
+    @cached_property
+    def can_average(self) -> bool:
+        """Whether this peer is one of them, all hold sums of one lineage, and nobody has the average yet.
+
+        Of two lineages one peer first downloads the state of the other.
+        """
+        lineage = self._mine.lineage
+        alike = all(m.phase is not Phase.AVERAGED and (m.lineage is lineage or m.lineage == lineage) for m in self.members)
+        return alike and any(m is self._mine for m in self.members)
 
 
 def groups_of(members: Sequence[PeerRecord], group_size: int) -> dict[int, list[PeerRecord]]:
     """The groups that have yet to make their sums, by number; none where the stage's sums go into one round."""
-    if not forms_groups(members, group_size) or len(by_sum(members)) <= group_size:
-        return {}
-    found: dict[int, list[PeerRecord]] = {}
-    for member in members:
-        if not member.group:
-            found.setdefault(_group_number(member, len(members), group_size), []).append(member)
-    return found if any(len(group) > 1 for group in found.values()) else {}
-
-
-def round_mates(mine: PeerRecord, members: Sequence[PeerRecord], group_size: int) -> list[list[PeerRecord]]:
-    """The sums that a round with this member adds up, each with the members that hold it.
-
-    All of the stage's; or those of this member's group, as long as some group with two members or more has not made its sum. None where
-    this member has to wait for other groups.
-    """
-    groups = groups_of(members, group_size)
-    if not groups:
-        return by_sum(members)
-    own = [] if mine.group else groups.get(_group_number(mine, len(members), group_size), [])
-    return [[member] for member in own] if len(own) > 1 else []
+    return Levels(members, group_size).groups
 
 
 def mates_to_tell(mine: PeerRecord, members: Sequence[PeerRecord], group_size: int) -> list[PeerRecord]:
     """The members whose rounds wait for what this one says: those of its group in a large stage, and everybody in a smaller one."""
     if not forms_groups(members, group_size):
         return list(members)
-    own = _group_number(mine, len(members), group_size)
-    return [m for m in members if _group_number(m, len(members), group_size) == own]
+    num_groups = _num_groups(len(members), group_size)
+    own = _group_number(mine, num_groups)
+    return [m for m in members if _group_number(m, num_groups) == own]
 
 
 def alone_in_rounds(members: Sequence[PeerRecord], group_size: int) -> frozenset[PeerId]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from peerd.policy.hashing import digest, peer_rank
-from peerd.policy.step.groups import by_sum, is_section_held, makers_of_section, makes_sections, round_mates, sections_before
-from peerd.policy.step.ledger import full
+from peerd.policy.step.groups import Levels, StageMembers
+from peerd.policy.step.ledger import full, indices
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
 
@@ -133,8 +133,8 @@ def is_whole(entries: Sequence[RosterEntry], num_microbatches: int) -> bool:
     return union_of(entries) == full(num_microbatches)
 
 
-def union_of(entries: Sequence[RosterEntry]) -> int:
-    """The microbatches that the sum of these entries holds."""
+def union_of(entries: Sequence[RosterEntry | PeerRecord]) -> int:
+    """The microbatches that the sum of these ledgers holds."""
     union = 0
     for entry in entries:
         union |= entry.done
@@ -192,48 +192,54 @@ def compose(
     Where the stage has more than `group_size` members, the roster is that of a group, or of one holder of each group's sum, for a section
     of the average (groups.py).
     """
-    published = live.members(mine.stage, mine.step)
-    if mine.phase is not Phase.ACCUMULATING or mine.peer not in {m.peer for m in published}:
+    stage = _standing(mine, live, num_microbatches, group_size)
+    if stage is None:
         return None
-    members = tuple(mine if m.peer == mine.peer else m for m in published)
-    if any(m.lineage != mine.lineage or m.phase is Phase.AVERAGED for m in members):
-        return None  # computed with other parameters: one of the two first downloads the other's state. Or the average is there
 
     def has_turn(peers: Collection[PeerId]) -> bool:
         # The published records decide whose turn it is, this peer's own included. Otherwise two peers might both believe that they lead.
-        return mine.peer in turns([m for m in published if m.peer in peers], last)[:ranks]
+        return mine.peer in turns([m for m in stage.published if m.peer in peers], last)[:ranks]
 
-    if num_sections > 1 and makes_sections(members, group_size):
+    if num_sections > 1 and stage.levels.makes_sections:
         bare = Roster(mine.stage, mine.step, attempt, mine.peer, (), num_sections=num_sections)
-        return _section(bare, members, num_microbatches, has_turn)
-    mates = round_mates(mine, members, group_size)
+        return _section(bare, stage.levels, num_microbatches, has_turn)
+    mates = stage.levels.round_mates(mine)
     present = {m.peer for holders in mates for m in holders}
-    if not has_turn(present) or any(m.phase is not Phase.ACCUMULATING for holders in mates for m in holders):
+    if not has_turn(present) or not _can_begin(mates) or not stage.levels.are_exact(full(num_microbatches)):
         return None
-    order = turns([m for m in published if m.peer in present], last)
+    order = turns([m for m in stage.published if m.peer in present], last)
     place = {peer: number for number, peer in enumerate(order)} | {mine.peer: -1}
     chosen = [min(holders, key=lambda m: place.get(m.peer, len(place))) for holders in mates]
     entries = tuple(sorted(entry_of(m) for m in chosen))
-    sums = entries if len(mates) == len(members) else tuple(sorted(entry_of(holders[0]) for holders in by_sum(members)))
-    if why_inexact(sums, num_microbatches) is not None:
-        return None
     return Roster(mine.stage, mine.step, attempt, mine.peer, entries, credits=_credits_of([m for holders in mates for m in holders]))
 
 
-def _section(bare: Roster, members: Sequence[PeerRecord], num_microbatches: int, has_turn: Callable[[set[PeerId]], bool]) -> Roster | None:
+def _standing(mine: PeerRecord, live: LiveView, num_microbatches: int, group_size: int) -> StageMembers | None:
+    """How this peer's stage stands; None if it can make no average: something is missing, or this peer is in a round already."""
+    if mine.phase is not Phase.ACCUMULATING:
+        return None
+    published = live.members(mine.stage, mine.step)
+    stage = live.remembered((StageMembers, mine, group_size), lambda: StageMembers(mine, published, group_size))
+    return None if full(num_microbatches) & ~stage.done or not stage.can_average else stage
+
+
+def _can_begin(mates: Sequence[Sequence[PeerRecord]]) -> bool:
+    """Whether no holder of these sums is in a round."""
+    return all(m.phase is Phase.ACCUMULATING for holders in mates for m in holders)
+
+
+def _section(bare: Roster, levels: Levels, num_microbatches: int, has_turn: Callable[[set[PeerId]], bool]) -> Roster | None:
     """The roster of the first section that nobody holds, that its leader makes with idle mates, and whose turn it has."""
-    sums = by_sum(members)
-    held = {number for number in range(bare.num_sections) if is_section_held(members, number)}
-    for number in sorted(set(range(bare.num_sections)) - held):
-        makers = makers_of_section(sums, number)
-        if bare.leader not in {m.peer for m in makers} or not sections_before(sums, number) <= held:
+    for number in indices(full(bare.num_sections) & ~levels.held):
+        makers = levels.makers.of(number)
+        if bare.leader not in {m.peer for m in makers} or levels.makers.before(number) & ~levels.held:
             continue
         if any(m.phase is not Phase.ACCUMULATING for m in makers) or not has_turn({m.peer for m in makers}):
             continue
         entries = tuple(sorted(map(entry_of, makers)))
         if why_inexact(entries, num_microbatches) is not None:
             return None
-        return replace(bare, entries=entries, section=number, credits=_credits_of(members) if number == 0 else ())
+        return replace(bare, entries=entries, section=number, credits=_credits_of(levels.members) if number == 0 else ())
     return None
 
 
@@ -274,13 +280,18 @@ def why_wrong_credits(roster: Roster, mine: PeerRecord) -> str | None:
 
 def is_complete(mine: PeerRecord, live: LiveView, num_microbatches: int, group_size: int = 0, num_sections: int = 1) -> bool:
     """Whether this peer's round could be proposed now: the stage's ledgers are exact together, and no member of the round is in another."""
-    held = 0
-    for record in live.members(mine.stage, mine.step):
-        held |= record.done
-    if held != full(num_microbatches):
+    stage = _standing(mine, live, num_microbatches, group_size)
+    if stage is None or full(num_microbatches) & ~union_of(stage.published):
         return False
-    ranks = len(live.records)
-    return compose(mine, live, num_microbatches, 0, ranks, group_size=group_size, num_sections=num_sections) is not None
+    everybody = len(live.records)
+    if num_sections > 1 and stage.levels.makes_sections:
+        return compose(mine, live, num_microbatches, 0, everybody, (), group_size, num_sections) is not None
+    mates = stage.levels.round_mates(mine)
+    if not _can_begin(mates) or not stage.levels.are_exact(full(num_microbatches)):
+        return False
+    present = {m.peer for holders in mates for m in holders}
+    leaving = {m.peer: m.leaving for m in stage.published if m.peer in present}
+    return mine.peer in leaving and (not leaving[mine.peer] or all(leaving.values()))
 
 
 def why_refuse(mine: PeerRecord, roster: Roster, num_microbatches: int, in_groups: bool = False, num_sections: int = 1) -> str | None:

@@ -183,6 +183,8 @@ class Situation:
 
     def willing(self, mates: Sequence[PeerRecord]) -> list[PeerRecord]:
         """Those of `mates` that this peer can call and that have not refused a request for this step."""
+        if not self.own.refused and not self.unreached:
+            return [*mates]
         return [mate for mate in mates if (mate.peer, self.mine.step) not in self.own.refused and mate.peer not in self.unreached]
 
     @cached_property
