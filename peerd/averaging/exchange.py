@@ -79,6 +79,11 @@ class Exchange:
             raise WrongStateError("this round is closed")
 
     @property
+    def _is_signed(self) -> bool:
+        """Whether chunks are signed: a mate could carry them, or keeps some for audits."""
+        return self.layout.num_members > 2 or self._signatures.parts is not None
+
+    @property
     def summed(self) -> int:
         """Chunks of this member's slice that are summed."""
         return self.sums_here[self.me]
@@ -142,10 +147,10 @@ class Exchange:
         if bare.is_sum:
             signature = self.slices.signature_of(slice_number) if self._is_last(slice_number, number) else b""
             frame = replace(bare, chunks=self._sum_chunk(slice_number, number), slice_signature=signature)
-            if self.layout.num_members < 3 or (slice_number, author, number) in self._signed:
+            if not self._is_signed or (slice_number, author, number) in self._signed:
                 return self._with_signature(frame)
             return await self._executor.run(Priority.CONTROL, lambda: self._with_signature(frame))
-        if self.layout.num_members < 3 and not self._compression.allowed.is_lossy:
+        if not self._is_signed and not self._compression.allowed.is_lossy:
             return replace(bare, chunks=self._part_for(slice_number, number))
         return await self._executor.run(Priority.CONTROL, lambda: self._part_frame(bare, is_carried))
 
@@ -174,8 +179,8 @@ class Exchange:
         return self._with_signature(replace(bare, chunks=chunks))
 
     def _with_signature(self, frame: Frame) -> Frame:
-        """Add its author's signature to a chunk, where a mate could carry it."""
-        if self.layout.num_members < 3:
+        """Add its author's signature to a chunk, where others need it."""
+        if not self._is_signed:
             return frame
         place = frame.slice, frame.author, frame.number
         if place not in self._signed:
@@ -240,11 +245,10 @@ class Exchange:
     async def _keep(self, frame: Frame) -> None:
         """Keep the chunk of each mate's part that this peer's coins draw, for audits.
 
-        What a lossy codec leaves out is in the author's next part, so nobody else can tell what that must be, and it is not kept. Raises
-        BadMessageError if its author has not signed it.
+        Raises BadMessageError if its author has not signed it.
         """
         kept, author = self._signatures.parts, self.roster.peers[frame.author]
-        if kept is None or self._compression.allowed.is_lossy or not kept.wants(self.roster, author, frame.number):
+        if kept is None or not kept.wants(self.roster, author, frame.number):
             return
         await self.check_signature(frame)
         kept.put(self.roster, (frame.slice, frame.author, frame.number), frame.chunks, frame.signature)

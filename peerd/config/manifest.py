@@ -200,6 +200,11 @@ class Manifest:
             return "train.delayed_updates: a record does not say which updates the parameters of the next step have"
         if self.model.tells_tokens:
             return 'model.boundary "subspace" or "token-residual": mates of middle stages get no tokens to compute with'
+        if self.wire.weight_gradients != "none":
+            return (
+                f'wire.weight_gradients "{self.wire.weight_gradients}": what a codec leaves out of one part is in the next one, '
+                "so no mate can tell what that must be"
+            )
         return 'train.precision "float16": values that overflow are right there' if train.precision == "float16" else ""
 
     @property

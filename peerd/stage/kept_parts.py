@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
-from peerd.policy.step.parts import FEWEST_SIGNED, SentPart, kept_chunk
+from peerd.policy.step.parts import SentPart, kept_chunk
 from peerd.policy.step.receipts import STEPS_KEPT
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RunId
@@ -34,8 +34,6 @@ class KeptParts:
 
     def wants(self, roster: Roster, author: PeerId, number: int) -> bool:
         """Whether this chunk of an author's part is the one to keep. Its signature has to be checked first."""
-        if len(roster.entries) < FEWEST_SIGNED:
-            return False
         return number == kept_chunk(self._secret_at(roster.step), roster.average_id, author, roster.num_chunks)
 
     def put(self, roster: Roster, place: tuple[int, int, int], chunks: Sequence[Bytes], signature: bytes) -> None:

@@ -93,17 +93,6 @@ async def test_a_reducer_keeps_the_chunk_of_each_mates_part_that_its_secret_draw
         kept.find(b"other")
 
 
-async def test_nothing_is_kept_of_parts_of_which_a_codec_leaves_something_out(executor: Executor) -> None:
-    kept = KeptParts(RunId("run"), lambda _step: b"secret")
-    reducer = exchange_of(0, "int8", executor, kept)
-    for number in range(NUM_CHUNKS):
-        for author in (1, 2):
-            frame = await exchange_of(author, "int8", executor).frame(0, author, number, 0)
-            assert frame is not None
-            await reducer.take(frame)
-    assert kept.of(reducer.roster.average_id) == []
-
-
 @pytest.mark.parametrize("codec", ["none", "int8"])
 async def test_a_part_is_not_sent_once_its_sum_is_written_although_nobody_has_been_told_yet(executor: Executor, codec: str) -> None:
     """The executor writes the sum between the choice of the chunk and its encoding; the event loop hears of that later."""

@@ -161,9 +161,10 @@ def test_a_statement_names_run_round_reducer_and_root() -> None:
     assert told_twice((signed,), (replace(signed, root=b"q" * 32),)) is not None
 
 
-async def test_each_member_keeps_a_signed_chunk_of_every_others_part(make_group: MakeGroup) -> None:
+@pytest.mark.parametrize("num_members", [2, 4])
+async def test_each_member_keeps_a_signed_chunk_of_every_others_part(make_group: MakeGroup, num_members: int) -> None:
     """What it keeps of a mate is the mate's own sum before the round, and bears the mate's signature: rule 20 (audit)."""
-    group = make_group(4, CERTIFIED)
+    group = make_group(num_members, CERTIFIED)
     for member in group.members.values():
         around, kept = member.rounds._around, KeptParts(RUN, lambda step, peer=member.peer: f"{peer} {step}".encode())  # type: ignore[misc]
         member.rounds._around = replace(around, signatures=replace(around.signatures, parts=kept))

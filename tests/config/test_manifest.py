@@ -168,6 +168,8 @@ def test_local_steps_go_with_a_sparse_codec_groups_and_tied_weights_of_one_stage
         ({"swarm": AUDITS, "train": {"delayed_updates": True}}, "train.delayed_updates"),
         ({"swarm": AUDITS, "train": {"precision": "float16"}}, 'train.precision "float16"'),
         ({"swarm": AUDITS, "wire": {"weight_gradients": "powersgd:4"}}, "powersgd"),
+        ({"swarm": AUDITS, "wire": {"weight_gradients": "int8"}}, "what a codec leaves out of one part is in the next one"),
+        ({"swarm": AUDITS, "wire": {"weight_gradients": "auto"}}, 'wire.weight_gradients "auto"'),
         ({"swarm": AUDITS, "model": {"boundary": "subspace", "boundary_rank": 8}}, "subspace"),
     ],
 )

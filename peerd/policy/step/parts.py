@@ -1,8 +1,8 @@
 """What a peer signs of its part of an average, and which microbatches the part must be made of: rule 20 (audit). Pure.
 
-A part goes to its reducers in chunks, and in rounds of three or more the author signs each chunk: the round, the place of the chunk and its
-hash. A reducer keeps one chunk of each mate's part, which a secret draws, so no author knows which. What the author signs of its
-microbatches says to which of its ledgers each was added. So a mate that has all of them can compute the part again.
+A part goes to its reducers in chunks, and its author signs each chunk: the round, the place of the chunk and its hash. A reducer keeps
+one chunk of each mate's part, which a secret draws, so no author knows which. What the author signs of its microbatches says to which of
+its ledgers each was added. So a mate that has all of them can compute the part again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RunId
 
 DOMAIN = b"peerd chunk of a round\0"
-FEWEST_SIGNED = 3
-"""In rounds of fewer members no chunk is signed: no mate carries one, and no majority could judge it."""
 
 
 def chunk_text(average_id: AverageId, place: tuple[int, int, int], content: bytes, slice_signature: bytes = b"") -> bytes:
