@@ -23,8 +23,8 @@ from peerd.errors import BadMessageError, PeerdError, RemoteError
 from peerd.policy.step.auditing import AuditWord, Item, chance, due
 from peerd.policy.step.coins import secret_of
 from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, word_text
-from peerd.policy.step.parts import SentPart
-from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.parts import SentPart, passes_of_part
+from peerd.policy.step.receipts import SignedPass, signed_ones
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
 from peerd.stage.executor import Priority
@@ -38,6 +38,8 @@ Work = SignedPass | SentPart
 """A mate's work, as it has signed it: a microbatch, or its whole part of a step."""
 LOOKS_PER_JUDGE = 8
 ASKED_AT_ONCE = 8
+MOST_OF_A_MATE = 2
+"""A peer tells a receipt of each microbatch at most as its caller, and one as the peer that was called."""
 STEPS_KNOWN = 4
 """Steps of which this peer knows who may judge."""
 MOST_EARLY = 16
@@ -102,8 +104,10 @@ class Auditor:
     # What other peers ask
 
     def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
-        """The convictions that the caller lacks, and what is signed of this peer's own calls to a stage in a step."""
-        return self._cases.convictions(known), self._witness.kept.asked_by(self._host.me, stage, step)
+        """The convictions that the caller lacks, and what is signed of this peer's own calls to a stage in a step, and of its answers."""
+        asked = self._witness.kept.asked_by(self._host.me, stage, step)
+        own = [each for each in self._witness.kept.answered_by(self._host.me, stage, step) if each not in asked]
+        return self._cases.convictions(known), [*asked, *own]
 
     def kept_pass(self, signed: bytes) -> KeptTensors:
         return self._replays.kept(signed)
@@ -128,6 +132,7 @@ class Auditor:
 
     async def _audit_step(self, finished: AuditedStep) -> None:
         pairs = await self._receipts_of(finished)
+        shown = [*pairs, *await self._shown_by_mates(finished, pairs)]
         standing, run = self._cases.standing, self._host.run
         num_auditors = len(standing.standing(finished.members)) - 1
         work: list[Work] = [*pairs, *self._witness.parts.of(finished.roster.average_id)]
@@ -138,14 +143,46 @@ class Auditor:
         drawn = due(secret, chances)
         self.tallies.drew(len(items), len(drawn))
         for item in drawn:
-            told = self._told(items[item], finished, self._host.me, pairs)
+            told = self._told(items[item], finished, self._host.me, shown)
             await self._audit(Evidence(items[item], self._host.me, secret), told, finished)
 
     async def _told(self, signed: Work, finished: AuditedStep, keeper: PeerId, pairs: Sequence[SignedPass] | None = None) -> Told:
         """What is needed to compute some work again. `keeper`: who has the chunk of a part; `pairs`: what is signed of the step's calls."""
         if isinstance(signed, SignedPass):
             return await self._replays.told(signed, finished)
-        return await self._replays.told_part(signed, await self._receipts_of(finished) if pairs is None else pairs, finished, keeper)
+        if pairs is None:
+            pairs = await self._receipts_of(finished)
+            pairs += await self._of_mate(signed.author, finished, pairs) or ()
+        return await self._replays.told_part(signed, pairs, finished, keeper)
+
+    async def _shown_by_mates(self, finished: AuditedStep, pairs: Sequence[SignedPass]) -> list[SignedPass]:
+        """The receipts that mates give themselves, as the callers' are not all of their parts. Who gives none is noted."""
+        found, state = list[SignedPass](), self._state
+        for entry in finished.roster.entries:
+            if entry.peer == self._host.me or self._cases.standing.has_lost(entry.peer):
+                continue
+            own = await self._of_mate(entry.peer, finished, pairs)
+            found += own or ()
+            record = self._host.live().find(entry.peer)
+            is_there = record is not None and record.incarnation == entry.incarnation and state.record.step == finished.step + 1
+            if own is None and is_there:
+                self.tallies.withheld(entry.peer, state.record.stage, finished.step)
+                is_left_out = self._cases.withholding.withheld(entry.peer, finished.step)
+                LOG.warning("a mate shows no receipts of its part", mate=entry.peer, step=finished.step, left_out=is_left_out)
+        return found
+
+    async def _of_mate(self, mate: PeerId, finished: AuditedStep, pairs: Sequence[SignedPass]) -> list[SignedPass] | None:
+        """What a mate has to add to these receipts, so that they are all of its part; None if it does not. Signatures count."""
+        if passes_of_part(finished.roster, mate, pairs) is not None:
+            return []
+        stage, most = self._state.record.stage, MOST_OF_A_MATE * self._state.num_microbatches
+        try:
+            _, told = await self._client.get_receipts(mate, stage, finished.step, (), most, self._host.patience_s)
+        except RemoteError:
+            told = []
+        its = [each for each in (*pairs, *told) if each.own.asked.callee == mate]
+        sound = await asyncio.to_thread(signed_ones, its, self._host.run, self._host.has_signed)
+        return None if passes_of_part(finished.roster, mate, sound) is None else [each for each in told if each in sound]
 
     async def _receipts_of(self, finished: AuditedStep) -> list[SignedPass]:
         """What is signed of all calls to this stage in a step, from those that made them."""
@@ -171,13 +208,13 @@ class Auditor:
         known = [item_id for item_id, each in self._cases.known.items() if each.losers]
         try:
             convictions, pairs = await self._client.get_receipts(
-                peer, self._state.record.stage, step, known, self._state.num_microbatches, self._host.patience_s
+                peer, self._state.record.stage, step, known, MOST_OF_A_MATE * self._state.num_microbatches, self._host.patience_s
             )
             for evidence in convictions:
                 await self.hear(evidence)
         except RemoteError:
             return None
-        return [each for each in pairs if each.own.asked.caller == peer]
+        return [each for each in pairs if peer in (each.own.asked.caller, each.own.asked.callee)]
 
     async def _audit(self, evidence: Evidence, telling: Awaitable[Told], finished: AuditedStep) -> None:
         """Compute some work again, and accuse if it is wrong. `evidence`: without words."""

@@ -14,6 +14,7 @@ from peerd.policy.step.auditing import Item, was_due
 from peerd.policy.step.coins import Commitments
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.verdicts import MOST_CASES, Case, CaseVerdict, Ruling, Standing, asked, is_convicting, verdict_on, why_unheard
+from peerd.policy.step.withholding import Withholding
 from peerd.table.record import PeerId, RunId
 
 CASE_TIMES = 4
@@ -61,6 +62,7 @@ class Cases:
     run: RunId
     standing: Standing = field(default_factory=Standing)
     commitments: Commitments = field(default_factory=Commitments)
+    withholding: Withholding = field(default_factory=Withholding)
     known: OrderedDict[bytes, KnownCase] = field(default_factory=OrderedDict)
     """By the id of the item."""
 

@@ -17,7 +17,7 @@ from peerd.models.module import StageModule
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
 from peerd.policy.step.parts import SentPart, even_cuts, passes_of_part, slice_bounds
-from peerd.policy.step.receipts import Receipt, ShownTensors, SignedPass, why_not_judged
+from peerd.policy.step.receipts import Receipt, ShownTensors, SignedPass, signed_ones, why_not_judged
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.jobs import check_labels, check_tokens
@@ -186,9 +186,8 @@ class Replays:
         reason = sent.why_not_judged(finished.roster) or await asyncio.to_thread(sent.why_unsigned, self._host.run, self._host.has_signed)
         if reason:
             raise BadMessageError(reason)
-        run, has_signed = self._host.run, self._host.has_signed
         its = [each for each in pairs if each.own.asked.callee == sent.author]
-        sound = await asyncio.to_thread(lambda: [each for each in its if not each.why_unsigned(run, has_signed)])
+        sound = await asyncio.to_thread(signed_ones, its, self._host.run, self._host.has_signed)
         signed = passes_of_part(finished.roster, sent.author, sound)
         if signed is None:
             raise WrongStateError("not all of its microbatches are signed, or one twice")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from peerd.policy.step.auditing import AuditWord, Item
+from peerd.table.record import PeerId
 
 MOST_REMEMBERED = 256
 """Audits that are remembered one by one, the last ones."""
@@ -21,6 +22,8 @@ class AuditOutcome(StrEnum):
     ACCUSED = "accused"
     MISSED = "missed"
     """It could not be computed again."""
+    WITHHELD = "withheld"
+    """The peer does not show what its part is made of."""
     CONVICTED = "convicted"
     CLEARED = "cleared"
     DISPUTED = "disputed"
@@ -55,6 +58,10 @@ class AuditTallies:
 
     def missed(self, item: Item, reason: str) -> None:
         self._note(AuditNote(item, AuditOutcome.MISSED, reason=reason))
+
+    def withheld(self, peer: PeerId, stage: int, step: int) -> None:
+        """Note that a mate does not show what its part of a step is made of."""
+        self._note(AuditNote(Item(peer, stage, step, None, b""), AuditOutcome.WITHHELD, reason="it shows no receipts of its part"))
 
     def audited(self, item: Item, word: AuditWord) -> None:
         outcome = AuditOutcome.ACCUSED if word.accuses else AuditOutcome.DIFFERS if word.differs else AuditOutcome.RIGHT

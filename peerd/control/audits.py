@@ -10,7 +10,9 @@ class AuditsInfo(TypedDict):
 
     items: int  # microbatches of mates of which it had receipts, and parts of which it had a signed chunk
     drawn: int  # of those its coins drew
-    counts: dict[str, int]  # audits by outcome: right, differs, accused, missed; and cases by ruling: convicted, cleared, disputed
+    counts: dict[
+        str, int
+    ]  # audits by outcome: right, differs, accused, missed, withheld; and cases by ruling: convicted, cleared, disputed
     kept: int  # its own microbatches' calls whose tensors it kept for auditors
     offered: int  # all of those calls
     kept_bytes: int

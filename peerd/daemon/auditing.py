@@ -14,7 +14,7 @@ from peerd.planner.memory import Room
 from peerd.stage.witnessing import PassWitness, most_kept_bytes
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
-from peerd.table.record import PeerId, RunId
+from peerd.table.record import MAX_SIDELINED, PeerId, RunId
 from peerd.table.view import LiveView
 from peerd.wire.audit_client import AuditClient
 
@@ -87,6 +87,12 @@ async def remember_cases(peer: Peer) -> None:
     if num_cases:
         LOG.info("convictions of audits that this home has kept", convictions=num_cases, lost=sorted(peer.cases.losers))
     cast_out(peer.membership, sorted(peer.cases.losers - {peer.membership.me}))
+
+
+def left_out(seat: Seat) -> tuple[PeerId, ...]:
+    """The mates that this peer leaves out of the present step: T6 (sideline), and those that withhold receipts of their parts."""
+    withholding = seat.peer.cases.withholding.left_out(seat.state.record.step)
+    return tuple(sorted({*seat.rounds.absences.sidelining.peers, *withholding}))[:MAX_SIDELINED]
 
 
 def witness_of(seat: Seat, room: Room) -> PassWitness | None:

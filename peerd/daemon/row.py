@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from peerd import __version__
+from peerd.daemon.auditing import left_out
 from peerd.daemon.device import describe
 from peerd.policy.step.coins import heads_of
 from peerd.policy.swarm.rates import carried
@@ -76,7 +77,7 @@ class Row(OwnRow):
             memory_bytes=seat.room.device,
             kept_averages=seat.rounds.kept.num_kept,
             diverged_at=trainer.diverged_at if trainer else None,
-            sidelined=seat.rounds.absences.sidelining.peers,
+            sidelined=left_out(seat),
             unaveraged=seat.unaveraged,
             up=up,
             down=down,

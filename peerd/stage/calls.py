@@ -15,9 +15,10 @@ from typing import Protocol
 
 import structlog
 
+from peerd.background import start
 from peerd.config.codec import NONE, Allowed
 from peerd.config.manifest import Manifest
-from peerd.errors import BadMessageError, BusyError, PeerGoneError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.route.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
@@ -30,7 +31,7 @@ from peerd.stage.leaving import Leaving
 from peerd.stage.results import BackwardResult, Ticket
 from peerd.stage.shortage import Shortage
 from peerd.stage.state import StageState
-from peerd.stage.witnessing import PassWitness
+from peerd.stage.witnessing import PassWitness, ReceivedPass
 from peerd.table.record import PeerId, RawRecord
 from peerd.timeline.spans import Span, SpanKind
 from peerd.transfers import DeviceTime, has_copy_streams
@@ -168,6 +169,7 @@ class StageService:
         )
         is_early = ledger_of(record) < call.step
         self._held[key] = ticket
+        signing: asyncio.Task[CallResult] | None = None
         try:
             with self._tracing.served(call) as traced:
                 began_s = time.monotonic()
@@ -179,11 +181,23 @@ class StageService:
                 if is_early:
                     await self._wait_for_step(ticket, max(MOST_EARLY_S, time.monotonic() - began_s))
                 signs = None if self._witness is None or call.evaluation else self._witness
-                given = await signs.is_asked(caller, call, chunks) if signs is not None else None
-                result = await self._serve(traced, ticket, chunks, progress)
-                return result if signs is None or given is None else await signs.answers(given, result, ticket.signed_below)
+                if signs is None:
+                    return await self._serve(traced, ticket, chunks, progress)
+                given = await signs.is_asked(caller, call, chunks)
+                signing = start(self._serve_signed(signs, given, (traced, ticket, chunks, progress)), expects=(PeerdError,))
+                return await asyncio.shield(signing)
         finally:
-            del self._held[key]
+            if signing is None or signing.done():
+                del self._held[key]
+            else:
+                signing.add_done_callback(lambda _task: self._held.pop(key))
+
+    async def _serve_signed(
+        self, signs: PassWitness, given: ReceivedPass, serving: tuple[Call, Ticket, Sequence[Bytes], Progress]
+    ) -> CallResult:
+        """Serve a call and sign the answer, also if the caller goes meanwhile: it must not decide which of this ledger is signed."""
+        result = await self._serve(*serving)
+        return await signs.answers(given, result, serving[1].signed_below)
 
     def _mark(self, step: int) -> tuple[int, int]:
         """Names the ledger that a microbatch accepted now belongs to; it is never added to another ledger."""

@@ -19,6 +19,7 @@ from peerd.policy.step.receipts import (
     HASH_BYTES,
     MEMORY_SHARE,
     NOTHING,
+    RECEIPTS_KEPT,
     STEPS_KEPT,
     AnsweredPass,
     AskedPass,
@@ -91,14 +92,18 @@ class KeptPasses:
         self.num_offered = self.num_kept = 0
         """Calls since this peer serves its stage, and how many of them were kept."""
         self._kept: dict[bytes, KeptPass] = {}
+        self._receipts: dict[int, dict[bytes, SignedPass]] = {}
+        """By step and hash, also those whose tensors are not kept."""
 
     def put(self, run: RunId, kept: KeptPass) -> None:
         """Keep a call, if it fits. Calls of steps before the last ones go first."""
-        newest = kept.signed.own.asked.step
+        newest, signed = kept.signed.own.asked.step, kept.signed.own.signed(run)
+        self._receipts.setdefault(newest, {})[signed] = kept.signed
+        for old in [old for old in self._receipts if old <= newest - RECEIPTS_KEPT]:
+            del self._receipts[old]
         for key, each in list(self._kept.items()):
             if each.signed.own.asked.step <= newest - STEPS_KEPT:
                 self.num_bytes -= self._kept.pop(key).num_bytes
-        signed = kept.signed.own.signed(run)
         if signed in self._kept:
             return
         self.num_offered += 1
@@ -114,6 +119,12 @@ class KeptPasses:
         """What is signed of the calls that this caller made to a stage in a step, and whose tensors are kept."""
         found = (each.signed for each in self._kept.values())
         return [each for each in found if (each.own.asked.caller, each.own.asked.stage, each.own.asked.step) == (caller, stage, step)]
+
+    def answered_by(self, callee: PeerId, stage: int, step: int) -> list[SignedPass]:
+        """By index, the last receipt of a microbatch that this callee has added to a ledger of a step. The tensors may be gone."""
+        found = (each for each in self._receipts.get(step, {}).values() if each.own.answered.ledger != NOTHING)
+        last = {each.own.asked.index: each for each in found if (each.own.asked.callee, each.own.asked.stage) == (callee, stage)}
+        return list(last.values())
 
 
 class PassWitness:

@@ -57,6 +57,10 @@ class Mate:
     """It multiplies each gradient that it gives back by this."""
     part_factor: float = 1.0
     """It multiplies its part of each average by this."""
+    ledger: bytes | None = None
+    """It says in its receipts that it has added each microbatch to this ledger; None: to the one that it has added it to."""
+    serving: asyncio.Future[CallResult] | None = None
+    """The last call to it."""
     key: Key = field(default_factory=Key)
     cast: list[PeerId] = field(default_factory=list)
 
@@ -79,6 +83,10 @@ class Mate:
     async def _answers(self, given: Any, result: CallResult, below: Any) -> CallResult:
         if self.factor != 1.0 and result.gradient is not None:
             result = replace(result, gradient=encode(self.factor * decode(result.gradient, CPU)))
+        if self.stage_of.hangs_up and self.serving is not None:
+            self.serving.cancel()
+        if self.ledger is not None:
+            result = replace(result, ledger=self.ledger)
         return await self.answers(given, result, below)
 
     @property
@@ -155,6 +163,8 @@ class AuditedStage:
     patience_s: float = 0.3
     folder: Path | None = None
     """Where each peer has a home; None: nowhere."""
+    hangs_up: bool = False
+    """Whether the caller ends each call between its computation and the signature of the answer."""
     is_cut: Callable[[Mate, Mate], bool] = lambda _one, _other: False
 
     def __post_init__(self) -> None:
@@ -234,8 +244,12 @@ class AuditedStage:
             return (*call.inputs.chunks, *call.labels.chunks)
 
         bare = replace(signed, inputs=_empty(inputs), labels=_empty(call.labels))
-        result = await mate.service.backpropagate(self.caller.me, bare, receive, lambda _stage, _peer: None)
-        await self.caller.witness.took(signed, asked, result)
+        serving = asyncio.ensure_future(mate.service.backpropagate(self.caller.me, bare, receive, lambda _stage, _peer: None))
+        mate.serving = serving
+        try:
+            await self.caller.witness.took(signed, asked, await serving)
+        except asyncio.CancelledError:
+            assert self.hangs_up
 
 
 def _empty(value: TensorBytes) -> TensorBytes:

@@ -110,6 +110,7 @@ def test_a_part_is_not_judged_where_a_microbatch_of_it_is_not_signed_or_signed_t
             return convictions, [*(pair for pair in pairs if pair not in lacks), double, made_up]
 
         stage.caller.auditor.receipts = receipts  # type: ignore[method-assign, assignment]
+        stage.mates[1].auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
         await stage.step()
         auditor = stage.mates[2].auditor
         await until(lambda: num_done(stage.mates[2]) == 9)
@@ -122,6 +123,63 @@ def test_a_part_is_not_judged_where_a_microbatch_of_it_is_not_signed_or_signed_t
         assert all(each.cases.losers == frozenset() for each in stage.mates)
 
     lived(act)
+
+
+def test_receipts_that_the_callers_do_not_show_come_from_the_mate_itself() -> None:
+    async def act(stage: AuditedStage) -> None:
+        stage.caller.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
+        for step in (1, 2):
+            await stage.step()
+            await until(lambda step=step: all(num_done(each) == 3 * step for each in stage.mates))  # type: ignore[misc]
+        assert all(counts(each) == {AuditOutcome.RIGHT: 6} for each in stage.mates)
+
+    lived(act)
+
+
+def test_a_caller_that_hangs_up_leaves_no_ledger_without_receipts() -> None:
+    async def act(stage: AuditedStage) -> None:
+        await stage.step()
+        await until(lambda: all(num_done(each) == 3 for each in stage.mates))
+        assert all(counts(each) == {AuditOutcome.RIGHT: 3} for each in stage.mates)
+
+    lived(act, hangs_up=True)
+
+
+@pytest.mark.parametrize("has_its_ledger", [False, True])
+def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_and_not_convicted(has_its_ledger: bool) -> None:
+    """It signs another ledger in its receipts, or does not give them; and then it may put anything into the average."""
+
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        if has_its_ledger:
+            liar.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
+            stage.caller.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
+        else:
+            liar.ledger = b"another."
+        for step in (1, 2):
+            assert all(each.cases.withholding.left_out(step) == () for each in honest)
+            await stage.step()
+            await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
+        for each in honest:
+            assert [step for step in range(20) if each.cases.withholding.left_out(step)] == [*range(11)]
+            assert each.cases.withholding.left_out(2) == (liar.me,)
+            assert each.cases.losers == frozenset()
+        assert AuditOutcome.WITHHELD not in counts(liar)
+
+    lived(act, part_factors=[1000.0])
+
+
+def test_a_false_part_in_a_stage_of_two_is_disputed() -> None:
+    async def act(stage: AuditedStage) -> None:
+        liar, honest = stage.mates
+        await stage.step()
+        await until(lambda: any(known.ruling is Ruling.DISPUTED for known in honest.cases.known.values()))
+        [known] = [known for known in honest.cases.known.values() if known.item.audited == liar.me]
+        assert known.item.index is None
+        assert honest.cases.losers == liar.cases.losers == frozenset()
+        assert honest.cases.standing.rate_of(liar.me, 1) == ALL.newcomer
+
+    lived(act, num_mates=2, part_factors=[-1.0])
 
 
 def test_a_mate_that_falsifies_and_accuses_nobody_costs_no_honest_mate_anything_in_a_stage_of_two() -> None:

@@ -12,6 +12,7 @@ from peerd.policy.step.evidence import Evidence, SignedWord
 from peerd.policy.step.parts import SentPart
 from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
+from peerd.policy.step.withholding import Withholding
 from peerd.table.record import AverageId
 from tests.policy.fuzz_records import World
 
@@ -81,6 +82,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     SignedWord: lambda w: SignedWord(w.some_peer(), _word(w), w.raw(64)),
     Evidence: _evidence,
     Commitments: _commitments,
+    Withholding: lambda _w: Withholding(),
     SentPart: _sent,
 }
 
@@ -97,6 +99,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "below": lambda w: w.maybe(lambda: _receipt(w)),
     ("signed", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
     "author": World.some_peer,
+    ("pairs", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
     "room": lambda w: w.random.randrange(9),
     "_run": lambda _w: "run",
     "shown": lambda w: ShownTensors(*(_hash(w) for _ in range(5))),

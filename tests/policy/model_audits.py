@@ -15,6 +15,7 @@ from peerd.policy.step.auditing import AuditWord, Item, Rates, chance, coin, due
 from peerd.policy.step.coins import Commitments, heads_of, secret_of
 from peerd.policy.step.ledger import indices
 from peerd.policy.step.verdicts import Case, Ruling, Standing, asked, verdict_on, why_unheard
+from peerd.policy.step.withholding import Withholding
 from peerd.table.record import PeerId, Phase
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ JUDGE_S = 1.5
 """The time that a judge has."""
 CASE_S = 6.0
 """After so long a case that nobody has decided is disputed."""
+ANSWER_S = 0.6
+"""How long a mate may take to tell the receipts of its part."""
 AGAIN_S, MOST_AGAIN = 0.3, 10
 """What is heard of a step that this peer is about to finish waits so long, so often."""
 WRONG, RIGHT, OTHER_PARAMETERS = 2.0, 1e-7, 1.4
@@ -56,6 +59,7 @@ class Audits:
         self.standing = Standing(Rates(newcomer=rate, usual=rate, odd=rate, settled=rate))
         self.cases: dict[bytes, Open] = {}
         self.commitments = Commitments()
+        self.withholding = Withholding()
         self.ground: dict[bytes, bytes] = {}
         """Of a liar, secrets of coins that it has looked for, by item."""
         if rate > 0:
@@ -78,11 +82,37 @@ class Audits:
         self.standing.finished(members, held.step)
         if peer.record.phase is Phase.JOINING:
             return
+        self._ask_for_receipts(held)
         each = [(item, self._chance(item, members)) for item in self._items(held)]
         if peer.lies.denounces:
             self._grind(each)
         for item in due(self._secret(peer.name, held.step), each):
             peer.after(peer.world.rng.uniform(*REPLAY_S), lambda item=item: self._audit(item))  # type: ignore[misc]
+
+    def _ask_for_receipts(self, held: Held) -> None:
+        """Ask mates for the receipts of their parts where the callers have not told all of them, as happens to honest ones, too."""
+        peer, asked = self._peer, dict[PeerId, int]()
+
+        def tell(mate: ModelPeer) -> None:
+            def hear(_me: ModelPeer) -> None:
+                asked.pop(mate.name, None)
+
+            if not mate.lies.conceals and asked.get(mate.name) == mate.record.incarnation:
+                peer.world.send(mate, peer.name, hear)
+
+        def end() -> None:
+            for name, incarnation in asked.items():
+                record = peer.live().find(name)
+                if record is not None and record.incarnation == incarnation and peer.record.step == held.step + 1:
+                    peer.world.counts["withheld"] += self.withholding.withheld(name, held.step)
+
+        lost = peer.world.scenario.lost_receipts
+        for entry in held.claim.roster.entries:
+            if entry.peer != peer.name and (peer.world.peers[entry.peer].lies.conceals or (lost and peer.world.rng.random() < lost)):
+                asked[entry.peer] = entry.incarnation
+                peer.world.send(peer, entry.peer, tell)
+        if asked:
+            peer.after(ANSWER_S, end)
 
     def look(self) -> None:
         """A peer that has lost its standing counts for nothing."""
@@ -133,7 +163,8 @@ class Audits:
         """What this peer says of an item; None where it cannot compute it again, or does not want to."""
         peer, lies = self._peer, self._peer.lies
         held = self._held(item)
-        if held is None:
+        conceals = peer.world.peers[item.audited].lies.conceals
+        if held is None or (conceals and item.index is None):
             return None
         if lies.denounces or lies.shields or lies.equivocates:
             return AuditWord(WRONG if lies.denounces else 0.0, TOLERANCE)
@@ -143,7 +174,7 @@ class Audits:
             return AuditWord(OTHER_PARAMETERS, TOLERANCE)
         done = next(entry.done for entry in held.claim.roster.entries if entry.peer == item.audited)
         done_here = indices(done) if item.index is None else [item.index]
-        is_wrong = any((item.audited, item.step, index) in peer.world.falsified for index in done_here)
+        is_wrong = not conceals and any((item.audited, item.step, index) in peer.world.falsified for index in done_here)
         return AuditWord(WRONG if is_wrong else RIGHT, TOLERANCE)
 
     def _held(self, item: Item) -> Held | None:

@@ -86,6 +86,8 @@ class Kind(enum.Enum):
     """For a while a peer says of each work that it computes again that it is right."""
     EQUIVOCATE = "equivocate"
     """For a while a peer says to one half of its mates that work is wrong, and to the other half that it is right."""
+    CONCEAL = "conceal"
+    """For a while the gradients that a peer adds are wrong, and it shows nobody what its part of an average is made of."""
     WITHHOLD = "withhold"
     """For a while a trainer launches nothing of what it owns."""
     GHOSTS = "ghosts"
@@ -103,7 +105,7 @@ TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP,
 _LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}
 LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME})
-LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE})
+LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})
 LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS | LIES_OF_WORK)
 HONEST = tuple(kind for kind in Kind if kind not in LIES and kind is not Kind.BAN)
 """What happens to peers by itself."""
@@ -161,6 +163,8 @@ class Scenario:
     """Averages count once more than half of the voters hold them."""
     audits: float = 0.0
     """The share of each peer's work that all its mates together compute again."""
+    lost_receipts: float = 0.0
+    """The share of parts of which the callers do not tell all receipts."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0

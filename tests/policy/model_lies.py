@@ -80,7 +80,11 @@ class Lies:
 
     @property
     def falsifies(self) -> bool:
-        return self._tells(Kind.FALSIFY)
+        return self._tells(Kind.FALSIFY) or self.conceals
+
+    @property
+    def conceals(self) -> bool:
+        return self._tells(Kind.CONCEAL)
 
     @property
     def denounces(self) -> bool:

@@ -13,7 +13,7 @@ from peerd.policy.step.judging import lost_after_s, void_of, why_unheeded
 from peerd.policy.step.ledger import full, with_sum
 from peerd.policy.step.roster import Roster, union_of
 from peerd.policy.step.sidelining import Sidelining
-from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
+from peerd.table.record import MAX_SIDELINED, AverageId, PeerId, PeerRecord, Phase
 from tests.policy.model_exchange import BROKE_S, FAST, Chunk, Exchange, Row, plan_of
 from tests.policy.model_sections import Sections
 from tests.policy.model_theta import is_made_up
@@ -152,7 +152,9 @@ class Rounds:
         self._tell_sidelined()
 
     def _tell_sidelined(self) -> None:
-        peer, found = self._peer, self.sidelining.peers
+        peer = self._peer
+        withheld = peer.trust.audits.withholding.left_out(peer.record.step)
+        found = tuple(sorted({*self.sidelining.peers, *withheld}))[:MAX_SIDELINED]
         for mate in set(found).difference(peer.record.sidelined):
             peer.world.counts.update(("sidelined", f"{peer.name} sidelines"))
             peer.world.note(f"{peer.name} sidelines {mate}")

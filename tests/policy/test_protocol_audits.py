@@ -81,6 +81,20 @@ def test_in_a_stage_of_two_it_is_disputed_and_the_run_goes_on(kind: Kind) -> Non
     assert outcome.counts["cases disputed"] > 0
 
 
+@pytest.mark.parametrize(("num_stages", "num_peers"), SIZES)
+def test_a_peer_that_does_not_show_what_its_part_is_made_of_is_left_out_soon_and_the_run_goes_on(num_stages: int, num_peers: int) -> None:
+    world = lied_to({LIAR: Kind.CONCEAL}, 0, num_stages, num_peers, audits=num_peers)
+    liar = world.peers[LIAR]
+    honest = [peer for peer in world.peers.values() if peer.name != LIAR and peer.record.stage == liar.record.stage]
+    world.run(until=lambda: world.now >= 1.0)
+    began = max(peer.record.step for peer in honest)
+    world.run(until=lambda: all(LIAR in peer.record.sidelined for peer in honest))
+    assert max(peer.record.step for peer in honest) - began <= 2 + OUT_WITHIN_STEPS
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert outcome.counts["convicted"] == outcome.counts["inexact"] == 0
+
+
 def test_without_audits_a_liar_stays() -> None:
     outcome = lied_to({LIAR: Kind.FALSIFY}, 0, 2, 4, audits=0.0).run()
     assert outcome.problems == ()
@@ -101,7 +115,8 @@ def test_a_peer_that_judged_with_other_parameters_would_convict_honest_ones() ->
 
 def faulty(seed: int, delayed: bool, off: frozenset[str] = frozenset()) -> Outcome:
     scenario = draw(seed, HONEST, delayed=delayed, certifies=True, off=off)
-    return World(replace(scenario, peers_per_stage=3 + seed % 2, audits=4.0)).run()
+    lost = 0.0 if off else 0.1
+    return World(replace(scenario, peers_per_stage=3 + seed % 2, audits=4.0, lost_receipts=lost)).run()
 
 
 @pytest.mark.slow

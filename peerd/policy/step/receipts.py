@@ -10,7 +10,7 @@ No honest peer can be convicted by what another one shows later: what does not h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
@@ -23,6 +23,8 @@ NOTHING = b""
 """In place of a hash: the first stage gives no gradient back, and the last one has no stage after it."""
 STEPS_KEPT = 2
 """Steps of which a peer keeps the tensors of its calls: the one under way, and the one before, which is audited meanwhile."""
+RECEIPTS_KEPT = 4
+"""Steps of which a peer keeps the receipts, which are small: a mate that is late may still ask for them."""
 KEPT_TENSORS = 4
 """A microbatch has so many at one peer: two between it and its caller, and two between it and the next stage."""
 MEMORY_SHARE = 4
@@ -124,6 +126,11 @@ class SignedPass:
         if self.own.answered.below != (NOTHING if self.below is None else self.below.signed(run)):
             return "the receipt of the next stage is another one"
         return self.own.why_unsigned(run, is_of) or (self.below.why_unsigned(run, is_of) if self.below is not None else "")
+
+
+def signed_ones(pairs: Iterable[SignedPass], run: RunId, is_of: SignatureCheck) -> list[SignedPass]:
+    """Those that bind their peers."""
+    return [each for each in pairs if not each.why_unsigned(run, is_of)]
 
 
 @dataclass(frozen=True, slots=True)

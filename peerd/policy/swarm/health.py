@@ -296,7 +296,8 @@ def _sidelined(facts: Facts) -> HealthNote | None:
     if not found:
         return None
     who = "this peer" if facts.mine.peer in found else ", ".join(found)
-    title = f"{who} sidelined: averages have waited in vain for what should come from there, so its work counts for nothing for a while"
+    why = "what averages need from there, or what shows how they were made, does not come"
+    title = f"{who} sidelined: {why}, so its work counts for nothing for a while"
     return HealthNote("sidelined", title, "warning", "its mates try again by themselves; `peerd doctor` there says more of its links")
 
 
