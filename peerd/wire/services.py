@@ -354,10 +354,12 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
         async with self._door.answering(context) as caller:
             request = await self._door.first_of_run(requests)
             wanted = StateRequest(stage=request.stage, snapshot=request.snapshot, step=request.step, tied_only=request.tied_only)
-            snapshot, lending = await self._handler.snapshot(caller, wanted)
-            with lending:
-                yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
-                while (chunk := await lending.next(requests)) is not None:
-                    await self._door.traffic.uplink.turn(len(chunk))
-                    yield state_pb2.StateMessage(chunk=chunk)
-                    self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
+            uplink = self._door.traffic.uplink
+            with uplink.receiving(caller):
+                snapshot, lending = await self._handler.snapshot(caller, wanted)
+                with lending:
+                    yield state_pb2.StateMessage(header=convert.snapshot_to(snapshot))
+                    while (chunk := await lending.next(requests)) is not None:
+                        await uplink.turn(len(chunk), caller, lending.left_s)
+                        yield state_pb2.StateMessage(chunk=chunk)
+                        self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))

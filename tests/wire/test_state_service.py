@@ -32,7 +32,7 @@ from peerd.wire.services import AveragingServicer
 from peerd.wire.state_client import StateClient
 from peerd.wire.swarm_client import SwarmClient
 from tests.link.local_peers import serving
-from tests.wire.callee import BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain
+from tests.wire.callee import BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain, new_identity
 from tests.wire.lent import whole_of
 
 
@@ -68,6 +68,36 @@ async def test_a_state_waits_until_what_training_has_sent_is_gone(callee: Callee
     async with StateClient(callee.links(), RUN).open(callee.caller.peer, StateRequest(stage=1), PATIENCE_S) as opened:
         assert len(await whole_of(opened)) == opened.header.num_bytes
     assert time.monotonic() - began_s > 0.35
+
+
+async def test_of_two_joiners_that_a_full_line_does_not_carry_together_the_later_one_hears_when_to_come_back(
+    callee: Callee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = 4 * state_chunk_bytes(0)
+    for module in ("yielding", "receiving"):
+        monkeypatch.setattr(f"peerd.policy.route.{module}.LEAST_BYTES_PER_S", least)
+    uplink, put_off = callee.door.traffic.uplink, list[float]()
+    callee.door.traffic.line.probes.saw(1e3, 0.1, time.monotonic())
+    both = asyncio.Barrier(2)
+
+    async def state() -> bytes:
+        joiner, is_first = new_identity(), True
+        while True:
+            try:
+                async with StateClient(callee.links(joiner), RUN).open(joiner.peer, StateRequest(stage=1), PATIENCE_S) as opened:
+                    if is_first:
+                        await both.wait()
+                    is_first = False
+                    return await whole_of(opened)
+            except BusyError as error:
+                put_off.append(error.retry_after_s)
+                await asyncio.sleep(error.retry_after_s)
+
+    with uplink.exchanging():
+        await uplink.turn(least)  # the next chunk leaves in a second
+        assert len({*await asyncio.wait_for(asyncio.gather(state(), state()), 20)}) == 1
+    assert put_off
+    assert all(0 < pause_s <= 15.0 for pause_s in put_off)
 
 
 async def test_microbatches_and_their_gradients_count_as_what_training_sends(callee: Callee) -> None:

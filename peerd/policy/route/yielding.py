@@ -43,7 +43,12 @@ class UplinkUse:
     def gives(self, num_bytes: int, rate: float, now_s: float) -> None:
         """A chunk that could wait leaves now."""
         self._leaves(num_bytes, rate, now_s)
-        self._due_s = now_s + num_bytes / max(LEAST_SHARE * rate, LEAST_BYTES_PER_S)
+        self._due_s = now_s + num_bytes / least_rate(rate)
 
     def _leaves(self, num_bytes: int, rate: float, now_s: float) -> None:
         self._idle_s = min(max(self._idle_s, now_s) + num_bytes / rate, now_s + max(num_bytes, IN_FLIGHT_BYTES) / rate)
+
+
+def least_rate(rate: float) -> float:
+    """What all joiners together get of a line of this rate at least, in bytes per second."""
+    return max(LEAST_SHARE * rate, LEAST_BYTES_PER_S)
