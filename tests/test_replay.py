@@ -354,7 +354,7 @@ async def test_where_all_peers_stop_their_moments_start_anew_and_the_outer_momen
             await again.do(again.state.begin_joining)
             await again.do(partial(again.state.load, kept, record.step, record.lineage, [*hand.state.history]))
             await again.do(again.state.serve)
-            assert any(value.any() for name, value in kept.items() if name.endswith(".momentum_buffer"))
+            assert any(value.any() for name, value in kept.items() if name.endswith(".outer_momentum"))
             assert not any(name.startswith("inner/") for name in kept)
             hand.executor.close()
         await swarm.step(mishaps=[drop_a_batch])

@@ -59,7 +59,7 @@ def test_several_copies_learn_together(tmp_path: Path, codec: str, share: float)
     found = train(manifest, tmp_path, 6, num_replicas=3)
     first, last = found.evaluations
     assert last.loss < share * first.loss
-    assert set(found.optimizer_state) == {f"{name}.{part}" for name in found.parameters for part in ("momentum_buffer", "step")}
+    assert set(found.optimizer_state) == {f"{name}.{part}" for name in found.parameters for part in ("outer_momentum", "step")}
 
 
 def test_a_run_with_local_steps_repeated_is_the_same_run(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_state_with_a_synchronous_beginning_is_no_other_runs(optimizer: str, b
     settings = {"optimizer": optimizer, "optimizer_bits": bits}
     local = replace_train(LOCAL, local_steps_after=2, **settings).train
     plain = replace_train(LOCAL, local_batch=0, **settings).train
-    assert (optimizer_parts(local) == optimizer_parts(plain)) == (optimizer == "sgd")
+    assert optimizer_parts(local) != optimizer_parts(plain)
     load = Load(num_parameters=1000, num_in_layers=900)
     assert optimizer_bytes(local, load) == optimizer_bytes(plain, load)
 

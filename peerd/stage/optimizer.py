@@ -28,6 +28,9 @@ from peerd.transfers import queues_copies, to_device
 _LEAST_NORMAL = torch.finfo(torch.float32).tiny
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 MOMENTUM = "momentum_buffer"
+OUTER_MOMENTUM = "outer_momentum"
+"""Of averaged changes. A name of its own: a run with local steps that begins from the state of one without starts with zeros, not with the
+velocity of gradients, and the other way round."""
 MUON_SCALE = 0.2
 """The root mean square of Muon's update for a learning rate of 1: about that of AdamW's, so that both take the same rate and decay."""
 
@@ -114,7 +117,7 @@ class Optimizer:
 
     def _state_at_first(self, name: str) -> dict[str, Tensor]:
         """The state of a parameter by the names that it has in the optimizer of a synchronous beginning."""
-        named = {MOMENTUM + end: part + end for part in self._at_first[name].parts[:1] for end in ("", SCALE)}
+        named = {OUTER_MOMENTUM + end: part + end for part in self._at_first[name].parts[:1] for end in ("", SCALE)}
         return {named.get(part, part): value for part, value in self._state[name].items()}
 
     def _begin_local_steps(self, step: int) -> None:
@@ -253,7 +256,7 @@ def _sgd(group: Sequence[Updated], train: TrainConfig, rate: float, weight_decay
     """Stochastic gradient descent with momentum and no dampening; the weight decay is added to the gradient, as in torch.optim.SGD."""
     for each in group:
         each.state["step"].add_(1)
-        velocity = each.state["momentum_buffer"]
+        velocity = each.state[MOMENTUM]
         velocity.mul_(train.momentum).add_(each.gradient.add(each.value, alpha=weight_decay))
         each.value.add_(velocity, alpha=-rate)
 
@@ -262,7 +265,7 @@ def _nesterov(group: Sequence[Updated], train: TrainConfig, rate: float, _weight
     """The update of averaged changes (DiLoCo, arXiv 2311.08105): SGD with Nesterov momentum, as in torch.optim.SGD, without decay."""
     for each in group:
         each.state["step"].add_(1)
-        velocity = each.state[MOMENTUM].mul_(train.outer_momentum).add_(each.gradient)
+        velocity = each.state[OUTER_MOMENTUM].mul_(train.outer_momentum).add_(each.gradient)
         each.value.add_(each.gradient.add(velocity, alpha=train.outer_momentum), alpha=-rate)
 
 
@@ -292,7 +295,7 @@ PIECEWISE: dict[str, Update] = {"adamw": _adamw_by_operations, "sgd": _sgd}
 PLAIN_SGD = Kind((), _plain_sgd)
 MUON = Kind((MOMENTUM,), _muon)
 """For matrices of layers. The other parameters of such a run have AdamW."""
-OUTER, PLAIN_OUTER = Kind((MOMENTUM,), _nesterov), Kind((), _plain_outer)
+OUTER, PLAIN_OUTER = Kind((OUTER_MOMENTUM,), _nesterov), Kind((), _plain_outer)
 """The optimizers of a step whose changes were made by local steps."""
 OF_A_LAYER = "layers.0.weight", (1, 1)
 """Name and shape of a matrix that stands for all matrices of layers."""
@@ -320,7 +323,7 @@ def state_parts(train: TrainConfig, name: str = "", shape: Sequence[int] = ()) -
     if not train.local_batch:
         return kind_of(train, name, shape).parts
     at_first = kind_of(train.inner, name, shape).parts if train.local_steps_after else ()
-    return (MOMENTUM, *at_first[1:]) if train.outer_momentum or at_first else ()
+    return (OUTER_MOMENTUM, *at_first[1:]) if train.outer_momentum or at_first else ()
 
 
 def _packed(kind: Kind, update_piece: Update, train: TrainConfig) -> Kind:

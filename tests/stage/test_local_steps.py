@@ -136,7 +136,7 @@ def test_eight_bits_of_momentum_are_near_torchs() -> None:
 
 def test_averaging_alone_keeps_no_state() -> None:
     assert optimizer_parts(replace_train(LOCAL, outer_momentum=0.0).train) == {"step"}
-    assert optimizer_parts(LOCAL.train) == {"momentum_buffer", "step"}
+    assert optimizer_parts(LOCAL.train) == {"outer_momentum", "step"}
 
 
 def test_plain_averaging_of_one_peer_is_what_it_has_done() -> None:

@@ -64,6 +64,19 @@ def test_the_state_of_another_optimizer_is_left_out(tmp_path: Path, kind: str, g
     assert {name.rpartition(".")[2] for name in moments} == optimizer_parts(other.train)
 
 
+@pytest.mark.parametrize("is_local", [True, False])
+def test_the_velocity_of_gradients_is_no_outer_momentum_nor_the_other_way_round(tmp_path: Path, is_local: bool) -> None:
+    with_gradients = tiny_manifest(2, optimizer="sgd", momentum=0.9)
+    with_local_steps = tiny_manifest(2, local_batch=2, outer_momentum=0.9)
+    before, after = (with_gradients, with_local_steps) if is_local else (with_local_steps, with_gradients)
+    path = tmp_path / "start.safetensors"
+    write_start(path, 3, *whole_model(before), HISTORY)
+    part = StartState(path).of_stage(StartState(path).agree(beginning_at(path, after)), 1)
+    moments = {name: value for name, value in part.tensors.items() if name.startswith("optimizer/")}
+    assert {name.rpartition(".")[2] for name in moments} == optimizer_parts(after.train)
+    assert not any(value.any() for value in moments.values())
+
+
 def test_without_an_optimizers_state_its_averages_begin_at_zero(tmp_path: Path) -> None:
     manifest = tiny_manifest(2)
     parameters, optimizer = whole_model(manifest)
