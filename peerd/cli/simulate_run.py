@@ -25,6 +25,7 @@ from peerd.planner.cutting import stage_layers
 from peerd.planner.network import TYPICAL_FLOPS
 from peerd.planner.run_costs import run_cost
 from peerd.planner.run_plans import Planning
+from peerd.policy.round.needs import averaging_s
 from peerd.sim.churn import Churn
 from peerd.sim.network import Homes, Pairs, SimulatedLinks
 from peerd.sim.run import simulate_run
@@ -52,13 +53,14 @@ class Wanted:
 def run(run_file: str, network: Path | int, methods: Sequence[str], wanted: Wanted, as_json: bool, out: Path | None) -> None:
     """Simulate each method's placement and print what comes of it. `network`: its file, or how many homes are drawn."""
     described = manifest.load(run_file_path(run_file))
-    noticed_s = described.swarm.announce_period_s
-    churn = Churn(share=wanted.unreliable, rate=wanted.departures, noticed_s=noticed_s) if wanted.unreliable else None
+    period_s = described.swarm.announce_period_s
+    churn = Churn(share=wanted.unreliable, rate=wanted.departures, noticed_s=period_s) if wanted.unreliable else None
     settings = RunSettings(
         num_steps=wanted.num_steps,
         slots=described.slots,
         microbatch_size=described.train.microbatch_size,
         noise=wanted.noise,
+        averaging_s=averaging_s(period_s),
         seed=wanted.seed,
         churn=churn,
     )

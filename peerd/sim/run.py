@@ -73,7 +73,7 @@ class ChurningRun(StepRun):
     def _round_ended(self, stage: int, step: int, number: int) -> None:
         if self._rounds[stage, step] == number:
             self.counts.inexact += self._known.why_inexact(stage, step) is not None
-            self._averaged(stage, step, self._clock.now_s - self._averaging_s[stage])
+            self._averaged(stage, step, self._clock.now_s - self._exchange(stage).took_s)
 
     def _draw_departures(self) -> None:
         """Let peers go during the step that begins. It will take about as long as the last one, or as its slowest stage's peers compute."""
@@ -134,7 +134,7 @@ class ChurningRun(StepRun):
     def _serve_stage(self, stage: int) -> None:
         """Let callers know who serves a stage: at once, or after a while where it is large, as telling costs as much as it has peers."""
         if len(self._stages[stage]) <= DELAYS_DRAWN:
-            self._averaging_s[stage] = self._exchange_s(stage)
+            self._exchanges.pop(stage, None)
             self._passages.serve_stage(stage, self._stages[stage])
         elif stage not in self._unserved:
             self._unserved.add(stage)

@@ -1,9 +1,9 @@
 """Simulates steps of a run on given links: the daemon's own policies launch, route and average in virtual time.
 
 From `policy/`: which stage a joiner takes and which call a full peer refuses (admission), who owns which microbatch and how many are in
-flight (launching, owning), to which peer each goes (wiring), and how slices are cut (round/slices). Left out: the optimizer's time, news
-that comes late (a round begins, and a step ends, one way across the network after the last microbatch), and what averages and microbatches
-take of the same line. Peers may come and go (`sim/churn.py`); then the reliable ones launch.
+flight (launching, owning), to which peer each goes (wiring), and how averages pass (round/, by `sim/averaging.py`). Left out: the
+optimizer's time, news that comes late (a round begins, and a step ends, one way across the network after the last microbatch), and what
+averages and microbatches take of the same line. Peers may come and go (`sim/churn.py`); then the reliable ones launch.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from random import Random
 from statistics import median
 
 from peerd.planner.network import PeerSpec
-from peerd.planner.slow_start import round_waits_s
 from peerd.planner.steady import SLOTS_FACTOR, Members, RunCost
-from peerd.policy.round.slices import exchange_s, shares_by_rate
+from peerd.policy.round.needs import averaging_s
 from peerd.policy.route.launching import OfStep, WayTime, Work, on_the_way, share, window
 from peerd.policy.route.owning import ring_of
 from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.policy.swarm.rates import SampleDemand, carried
+from peerd.sim.averaging import Exchange, exchanged
 from peerd.sim.churn import Churn, ChurnCounts
 from peerd.sim.clock import Clock
 from peerd.sim.ledgers import Held, Ledgers
@@ -51,6 +51,8 @@ class RunSettings:
     """Standard deviation of the logarithm of a pass's time."""
     seed: int = 0
     churn: Churn | None = None
+    averaging_s: float = averaging_s(5.0)
+    """The run's averaging time (policy/round/needs.py)."""
     slow_start: bool = True
     """Whether connections are slow again after a pause, as by default on Linux (net.ipv4.tcp_slow_start_after_idle)."""
 
@@ -154,7 +156,8 @@ class StepRun:
         self._order = tuple(sorted(self._trainers))
         self._way = WayTime()
         self._delay_s = self._widest_delay_s()
-        self._averaging_s = [self._exchange_s(stage) for stage in range(len(members))]
+        self._exchanges: dict[int, Exchange] = {}
+        """The round of each stage, as far as one was due since its members changed."""
         self._held: dict[tuple[int, int], int] = {}
         self._averaged_s: dict[int, list[float]] = {}
         self._rounds_end_s = [0.0] * len(members)
@@ -177,7 +180,7 @@ class StepRun:
         ]
         return RunResult(
             step_s=tuple(after - before for before, after in pairwise(ends_s)),
-            averaging_s=max(self._averaging_s),
+            averaging_s=max(self._exchange(stage).took_s for stage, peers in enumerate(self._stages) if peers),
             sent_bytes=tuple(self._lines.sent_bytes),
             refused=self._passages.num_refused,
             timelines=tuple(timelines),
@@ -214,27 +217,15 @@ class StepRun:
             pairs = [(random.choice(numbers), random.choice(numbers)) for _ in range(DELAYS_DRAWN)]
         return max((self._links.delay_s(a, b) for a, b in pairs if a != b), default=0.0)
 
-    def _exchange_s(self, stage: int) -> float:
-        """A round: what the members' lines need for slices cut by their rates, its round trips, and TCP's slow start after the pause."""
-        numbers = [peer.number for peer in self._stages[stage]]
-        if len(numbers) < 2:
-            return 0.0
-        are_few = len(numbers) <= DELAYS_DRAWN
-        pairs = [(one, other) for one in numbers for other in numbers if one != other] if are_few else []
-        round_trip_s = max((self._links.delay_s(*pair) + self._links.delay_s(*reversed(pair)) for pair in pairs), default=2 * self._delay_s)
-        rates = []
-        for one in numbers:
-            limits = [
-                min(self._links.pair_rate(one, other), self._links.pair_rate(other, one)) for other in numbers if other != one and are_few
-            ]
-            spec = self._links.peers[one]
-            rates.append(min(spec.up, spec.down, (len(numbers) - 1) * min(limits, default=math.inf)))
-        num_bytes, slowest = self._cost.stages[stage].gradient_bytes, min(rates)
-        waits_s = round_waits_s(num_bytes if self._settings.slow_start else 0.0, len(numbers), slowest, round_trip_s)
-        if math.isinf(slowest):
-            return waits_s
-        finite = [min(rate, 1e3 * slowest) for rate in rates]
-        return exchange_s(num_bytes, finite, shares_by_rate(finite)) + waits_s
+    def _exchange(self, stage: int) -> Exchange:
+        """A round of the present peers of a stage."""
+        found = self._exchanges.get(stage)
+        if found is None:
+            members = tuple(peer.number for peer in self._stages[stage])
+            num_bytes, settings = self._cost.stages[stage].gradient_bytes, self._settings
+            found = exchanged(num_bytes, members, self._links, settings.averaging_s, slow_start=settings.slow_start)
+            self._exchanges[stage] = found
+        return found
 
     # Steps
 
@@ -293,22 +284,21 @@ class StepRun:
         stage, step, _ = what
         held = self._held[stage, step] = self._held.get((stage, step), 0) + 1
         if held == self._num_microbatches:
-            self._clock.at(self._begin_round(stage), self._averaged, stage, step, self._rounds_end_s[stage] - self._averaging_s[stage])
+            self._clock.at(self._begin_round(stage), self._averaged, stage, step, self._rounds_end_s[stage] - self._exchange(stage).took_s)
 
     def _begin_round(self, stage: int) -> float:
         """When the round that is due ends. It begins once the news is there, and the stage's last round is over."""
         began_s = max(self._clock.now_s + self._delay_s, self._rounds_end_s[stage])
-        self._rounds_end_s[stage] = began_s + self._averaging_s[stage]
+        self._rounds_end_s[stage] = began_s + self._exchange(stage).took_s
         return self._rounds_end_s[stage]
 
     def _averaged(self, stage: int, step: int, began_s: float) -> None:
         now_s, averages = self._clock.now_s, self._averaged_s[step]
         averages[stage] = now_s
         peers = self._stages[stage]
-        if len(peers) > 1:
-            share_of = 2 * (len(peers) - 1) / len(peers) * self._cost.stages[stage].gradient_bytes
-            for peer in peers:
-                self._lines.sent_bytes[peer.number] += share_of
+        sent = self._exchange(stage).sent_bytes
+        for peer in peers:
+            self._lines.sent_bytes[peer.number] += sent.get(peer.number, 0.0)
         for peer in peers:
             peer.note(SpanKind.ACCUMULATING, self._began_s.get((peer.number, step), began_s), began_s, step)
             peer.note(SpanKind.AVERAGING, began_s, now_s, step)

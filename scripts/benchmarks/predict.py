@@ -83,11 +83,11 @@ class Cell:
         return Links(mbit_per_s=self.mbit, round_trip_ms=self.round_trip_ms, rates=rates, ways=ways)
 
     def topology(self, stages: Sequence[int], odd: int) -> Topology:
-        """The same for the planner; `stages`: that of each peer."""
+        """The same for the planner, as bytes of tensors that lines carry; `stages`: that of each peer."""
         peers = []
         for number, stage in enumerate(stages):
             mbit = self.odd_mbit if number == odd and self.odd_mbit else self.mbit
-            line = mbit * BYTES_PER_MBIT if mbit else math.inf
+            line = mbit * BYTES_PER_MBIT / FRAMING if mbit else math.inf
             rate = 1000 / self.stand_in_ms / (self.odd_slower if number == odd else 1.0)
             peers.append(PeerSpec(name=f"peer-{number}", up=line, down=line, stage=stage, microbatches_per_s=rate))
         count = range(len(stages))

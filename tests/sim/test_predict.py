@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scripts.benchmarks._link import NUM_PEERS
-from scripts.benchmarks.predict import BYTES_PER_MBIT, CELLS, ODD, Cell, Row, missed
+from scripts.benchmarks.predict import BYTES_PER_MBIT, CELLS, FRAMING, ODD, Cell, Row, missed
 
 ADDRESSES = [f"10.99.0.{number + 1}" for number in range(NUM_PEERS)]
 
@@ -19,7 +19,7 @@ def test_daemons_and_the_simulation_get_the_same_links(cell: Cell) -> None:
         assert topology.delay_s[a][b] == pytest.approx(way.delay_ms / 1000)
     for number, address in enumerate(ADDRESSES):
         mbit = links.rates[address].up if address in links.rates else links.mbit_per_s
-        assert topology.peers[number].up == (pytest.approx(mbit * BYTES_PER_MBIT) if mbit else float("inf"))
+        assert topology.peers[number].up == (pytest.approx(mbit * BYTES_PER_MBIT / FRAMING) if mbit else float("inf"))
 
 
 def test_what_is_off_by_more_than_allowed_is_named() -> None:

@@ -69,7 +69,7 @@ def test_a_slow_uplink_binds_and_averages_that_overlap_cost_nothing_while_they_a
     peers = network(*(PeerSpec(name=name, flops=1e13, up=1e6, down=1e7) for name in "abcd"))
     shown = simulated(cost(2, 40, boundary=1e6, gradients=5e6), peers, ((0, 1), (2, 3)), num_steps=6)
     hidden = simulated(cost(2, 40, boundary=1e6, gradients=5e6, hidden=True), peers, ((0, 1), (2, 3)), num_steps=6)
-    assert shown.averaging_s == hidden.averaging_s == pytest.approx(5.0)
+    assert shown.averaging_s == hidden.averaging_s == pytest.approx(5.0, rel=0.015)
     assert min(shown.step_s) >= 20 + 5
     assert sum(hidden.step_s) < sum(shown.step_s)
 
