@@ -1,14 +1,14 @@
 """Copies of what this peer's mates have done in local steps: a run can be computed again although a disk is lost.
 
-After each average a peer asks some mates for their moves since it last asked, and writes them beside its own. A move has a hash of itself
-and of those before it, so a copy is the beginning of its author's log, or is refused. What a peer did after its last round is with nobody
-else.
+After each average, and as soon as a mate's record shows an update of its own, a peer asks some mates for their moves since it last
+asked, and writes them beside its own. A move has a hash of itself and of those before it, so a copy is the beginning of its author's
+log, or is refused. What a peer has done since its record last showed an update is with nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +17,9 @@ import structlog
 
 from peerd.background import Tasks
 from peerd.errors import RemoteError
+from peerd.policy.step.asides import sums
 from peerd.stage.moves import MoveCopy, beginning_of, name_of, whose_to_copy
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, PeerRecord
 from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import ToldMoves
 
@@ -29,6 +30,8 @@ MOST_COPIED = 8
 """Mates whose moves a peer copies: each log has so many copies, however large the stage is."""
 MOST_ASKED = 8
 """Times that a mate is asked after an average."""
+LOOK_S = 1.0
+"""The longest time between two looks at the records of mates; every change of one wakes."""
 LOG = structlog.get_logger()
 Ask = Callable[[PeerId, int, int], Awaitable[ToldMoves]]
 """Asks a mate for its moves, from a number on, if its log is of this incarnation."""
@@ -40,7 +43,18 @@ def copies_of(seat: Seat, averaging: AveragingClient, timeout_s: float) -> MoveC
     if not (settings.moves and train.local_batch):
         return None
     ask = partial(averaging.get_moves, timeout_s=timeout_s)
-    return MoveCopies(Path(settings.moves), seat.state.record.peer, seat.stage, ask)
+    copies = MoveCopies(Path(settings.moves), seat.state.record.peer, seat.stage, ask)
+    membership = seat.peer.membership
+    copies.follow(partial(membership.changed, LOOK_S), lambda: membership.live().of_stage(seat.stage))
+    return copies
+
+
+Shown = tuple[int, int, int]
+
+
+def shown_by(record: PeerRecord) -> Shown:
+    """What a record shows of its peer's own updates: others than before follow from another one."""
+    return record.incarnation, record.step, sums(record).get(record.peer, 0)
 
 
 class MoveCopies:
@@ -52,24 +66,43 @@ class MoveCopies:
         """By peer, the incarnation with which it began its log, and the copy."""
         self._tasks = Tasks()
         self._fetching: asyncio.Task[None] | None = None
+        self._asks = asyncio.Lock()
+        """Moves are asked for by one task at a time: a copy takes each of them once."""
 
     def fetch(self, peers: Collection[PeerId]) -> None:
         """Ask for what is new, unless this peer still does. `peers`: those whose changes are in the last average."""
         if self._fetching is None or self._fetching.done():
-            wanted = [peer for peer in whose_to_copy(self._me, peers, MOST_COPIED) if peer.isascii() and peer.isalnum()]
-            self._fetching = self._tasks.start(self._fetch(wanted))
+            self._fetching = self._tasks.start(self._fetch(self._wanted(peers)))
+
+    def follow(self, changed: Callable[[], Awaitable[object]], mates: Callable[[], Iterable[PeerRecord]]) -> None:
+        """From now on, ask mates whose records show an update of their own. `changed` waits for other records, not for ever."""
+        self._tasks.start(self._follow(changed, mates))
 
     async def close(self) -> None:
         await self._tasks.close()
 
-    async def _fetch(self, peers: Collection[PeerId]) -> None:
-        for peer in peers:
-            try:
-                for _ in range(MOST_ASKED):
-                    if not await self._goes_on(peer):
-                        break
-            except RemoteError as error:
-                LOG.debug("moves not copied", peer=peer, reason=error.message)
+    async def _follow(self, changed: Callable[[], Awaitable[object]], mates: Callable[[], Iterable[PeerRecord]]) -> None:
+        asked = dict[PeerId, Shown]()
+        while True:
+            await changed()
+            records = {record.peer: record for record in mates()}
+            shown = {peer: shown_by(records[peer]) for peer in self._wanted(records)}
+            await self._fetch([peer for peer in shown if shown[peer] != asked.get(peer)])
+            asked = shown
+
+    def _wanted(self, peers: Collection[PeerId]) -> list[PeerId]:
+        """The peers whose moves this one copies."""
+        return [peer for peer in whose_to_copy(self._me, peers, MOST_COPIED) if peer.isascii() and peer.isalnum()]
+
+    async def _fetch(self, peers: Sequence[PeerId]) -> None:
+        async with self._asks:
+            for peer in peers:
+                try:
+                    for _ in range(MOST_ASKED):
+                        if not await self._goes_on(peer):
+                            break
+                except RemoteError as error:
+                    LOG.debug("moves not copied", peer=peer, reason=error.message)
 
     async def _goes_on(self, peer: PeerId) -> bool:
         """Ask a mate once. Returns whether it may have more to tell."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from peerd.daemon.move_copies import MOST_ASKED, MoveCopies
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.stage import moves
 from peerd.stage.moves import MoveCopy, MoveLog, beginning_of, whose_to_copy
-from peerd.table.record import PeerId, PeerRecord
+from peerd.table.record import Aside, PeerId, PeerRecord
 from peerd.wire.messages import ToldMoves
 
 ME, MATE = PeerId("me"), PeerId("mate")
@@ -73,6 +75,33 @@ async def test_a_copy_grows_with_its_authors_log_and_goes_on_after_a_restart(tmp
     assert text_of(tmp_path) == theirs.read_text()
     assert mate.asked[num_asked] == (0, 0)
     assert mate.asked[num_asked + 1] == (1, 8), "what its file holds is not asked for again"
+
+
+async def test_an_update_that_a_mates_record_shows_is_copied_before_an_average(tmp_path: Path) -> None:
+    """Those who use the new parameters meanwhile make the run depend on it: a disk may be lost before the next average."""
+    mate, changes, seen = Mate(log_of(3)), asyncio.Queue[PeerRecord](), list[PeerRecord]()
+    copies = MoveCopies(tmp_path, ME, 1, mate.ask)
+
+    async def changed() -> None:
+        if seen:
+            changes.task_done()
+        seen[:] = [await changes.get()]
+
+    async def shows(**fields: Any) -> int:
+        """How often the mate is asked once its record shows this."""
+        before = len(mate.asked)
+        changes.put_nowait(PeerRecord(peer=MATE, stage=1, incarnation=1, **fields))
+        await changes.join()
+        return len(mate.asked) - before
+
+    copies.follow(changed, lambda: seen)
+    assert await shows() > 0
+    batch = Aside(PeerId("batch-0"), 0b11)
+    assert await shows(done=0b11, asides=(batch,)) == 0, "an open batch is no update"
+    mate.log.drop(["an update"])
+    assert await shows(done=0b11) > 0
+    assert "an update" in text_of(tmp_path)
+    await copies.close()
 
 
 async def test_a_mate_that_starts_again_has_another_log(tmp_path: Path) -> None:
