@@ -49,6 +49,7 @@ from peerd.errors import ExitCode, PeerdError, UsageError, system_error
 from peerd.owner.governor import Governor
 from peerd.peer_names import short_id
 from peerd.policy.owner.governor import Limits
+from peerd.stage.executor import threads_for_blocking
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.identity import lock_home
 from peerd.transfers import is_out_of_memory
@@ -86,6 +87,7 @@ def run_daemon(settings: Settings) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop().set_exception_handler(on_lost_error)
+            runner.get_loop().set_default_executor(threads_for_blocking())
             tell_on_signal(runner.get_loop())
             return runner.run(_live(settings, home))
     finally:

@@ -207,6 +207,11 @@ def give_way() -> None:
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + GIVES_WAY)
 
 
+def threads_for_blocking() -> ThreadPoolExecutor:
+    """Threads for what would block the event loop, such as files and hashes: they give way as computing does."""
+    return ThreadPoolExecutor(thread_name_prefix="blocking", initializer=give_way)
+
+
 def executor_here() -> Executor | None:
     """Return the executor whose thread calls this, if it is one's."""
     return getattr(_HERE, "executor", None)

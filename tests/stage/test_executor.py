@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from peerd.background import INTERNAL_ERRORS
 from peerd.errors import WrongStateError
-from peerd.stage.executor import Executor, Pace, Priority
+from peerd.stage.executor import GIVES_WAY, Executor, Pace, Priority, threads_for_blocking
 
 
 @pytest.fixture
@@ -203,3 +205,16 @@ async def test_a_bug_in_a_job_whose_caller_is_gone_is_counted(executor: Executor
     go.set()
     await executor.run(Priority.CONTROL, lambda: None)
     assert INTERNAL_ERRORS.count == before + counted
+
+
+def niceness_here() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+async def test_what_computes_and_what_blocks_come_after_the_event_loop(executor: Executor) -> None:
+    mine = niceness_here()
+    asyncio.get_running_loop().set_default_executor(threads_for_blocking())
+    assert await asyncio.to_thread(niceness_here) == mine + GIVES_WAY
+    assert await executor.run(Priority.FORWARD, niceness_here) == mine + GIVES_WAY
+    assert niceness_here() == mine
