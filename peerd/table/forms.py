@@ -16,6 +16,7 @@ from peerd.peer_names import check_name
 MAX_MICROBATCHES_PER_STEP = 8192
 MAX_COUNT = 1 << 62
 MAX_LIST = 64
+MAX_RUN_LENGTHS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,35 @@ def _read_norm(value: Any) -> float:
 
 
 def _read_ledger(value: Any) -> int:
-    return int.from_bytes(_ledger_bytes.read(value), "little")
+    return _read_runs(value) if isinstance(value, list) else int.from_bytes(_ledger_bytes.read(value), "little")
+
+
+def _read_runs(lengths: list[Any]) -> int:
+    bitmap = place = 0
+    if len(lengths) > MAX_RUN_LENGTHS or len(lengths) % 2:
+        raise ValueError("not a list of the lengths of runs")
+    for zeros, ones in zip(lengths[::2], lengths[1::2], strict=True):
+        place += _run_length.read(zeros)
+        bitmap |= (1 << _run_length.read(ones)) - 1 << place
+        place += ones
+        if place > MAX_MICROBATCHES_PER_STEP:
+            raise ValueError(f"a bitmap of {place} microbatches")
+    return bitmap
+
+
+def _write_ledger(bitmap: int) -> bytes | list[int]:
+    """As the lengths of its runs, of zeros and ones in turn, where that is shorter: trainers own ranges, and others hold few of many."""
+    lengths, size, rest, whole = list[int](), 3, bitmap, (bitmap.bit_length() + 7) // 8
+    while rest:
+        zeros = (rest & -rest).bit_length() - 1
+        rest >>= zeros
+        ones = (rest + 1 & ~rest).bit_length() - 1
+        rest >>= ones
+        lengths += zeros, ones
+        size += sum(1 if length < 128 else 2 if length < 256 else 3 for length in (zeros, ones))
+        if size >= whole or len(lengths) > MAX_RUN_LENGTHS:
+            return bitmap_to(bitmap)
+    return lengths if size < whole else bitmap_to(bitmap)
 
 
 def bitmap_to(bitmap: int) -> bytes:
@@ -169,7 +198,8 @@ def bitmap_to(bitmap: int) -> bytes:
 
 
 _ledger_bytes = raw(MAX_MICROBATCHES_PER_STEP // 8)
-LEDGER = Form(_read_ledger, bitmap_to)
+_run_length = count(MAX_MICROBATCHES_PER_STEP)
+LEDGER = Form(_read_ledger, _write_ledger)
 """A bitmap of microbatches."""
 FLAG = Form(_read_flag)
 NAME = Form(_read_name)

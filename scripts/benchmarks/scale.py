@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import operator
+import random
 import secrets
 import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import grpc
@@ -26,13 +29,15 @@ from peerd.policy.swarm.spreading import TAG_BYTES
 from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedRecord, sign_record
-from peerd.table.record import Lineage, PeerRecord, Phase, RunId
+from peerd.table.record import AverageId, Lineage, PeerRecord, Phase, RunId
 from peerd.wire import convert
 from scripts.benchmarks._gossip import GossipScenario, GossipSimulation
 from scripts.benchmarks._report import Row, print_json, print_table, progress, run
 from scripts.benchmarks._usage import tiny_plan, wait_until_idle, watch
 
 RUN = RunId("a" * 32)
+MICROBATCHES, OWN_MICROBATCHES, GROUP_SIZE = 4096, 14, 32
+"""Of 300 peers of a stage each computes 14 microbatches of a step of 4,096. Here they lie apart, as where trainers choose who gets them."""
 SAMPLE = 500
 CALLS = 300
 CALL_BYTES = 250
@@ -65,9 +70,16 @@ class Line:
     telling_all_kb_per_s: float
 
 
-def measure_units() -> Units:
+def measure_units(in_groups: bool = False) -> Units:
+    """`in_groups`: each peer holds the sum of its group, and not its own ledger alone."""
     identities = [Identity(Ed25519PrivateKey.from_private_bytes(secrets.token_bytes(32))) for _ in range(SAMPLE)]
-    signed = [sign_record(_typical(identity), identity, RUN) for identity in identities]
+    draw = random.Random(0)
+    ledgers = [sum(1 << index for index in draw.sample(range(MICROBATCHES), OWN_MICROBATCHES)) for _ in range(GROUP_SIZE)]
+    records = [_typical(identity, ledgers[number % GROUP_SIZE]) for number, identity in enumerate(identities)]
+    if in_groups:
+        done = functools.reduce(operator.or_, ledgers)
+        records = [replace(record, done=done, own_done=record.done, group=AverageId(bytes(16)), sections=1) for record in records]
+    signed = [sign_record(record, identity, RUN) for record, identity in zip(records, identities, strict=True)]
     membership = Membership(identities[0], RUN, ttl_s=15.0)
     began_s = time.process_time()
     membership.absorb([each.raw for each in signed[1:]])
@@ -75,8 +87,8 @@ def measure_units() -> Units:
     return Units(record_bytes=len(signed[0].body) + len(signed[0].signature), record_s=record_s, call_s=asyncio.run(_time_calls(signed)))
 
 
-def _typical(identity: Identity) -> PeerRecord:
-    """A peer with a public and a private address and a ledger of 1024 microbatches."""
+def _typical(identity: Identity, done: int) -> PeerRecord:
+    """A peer with a public and a private address and this ledger."""
     address = f"/tcp/31330/p2p/{identity.peer}"
     return PeerRecord(
         peer=identity.peer,
@@ -86,7 +98,7 @@ def _typical(identity: Identity) -> PeerRecord:
         stage=7,
         step=1200,
         phase=Phase.ACCUMULATING,
-        done=1 << 1023,
+        done=done,
         lineage=Lineage(0, bytes(16)),
         trains=True,
         throughput=12.5,
@@ -189,6 +201,9 @@ def main() -> int:
     )
     parser.add_argument("--stages", type=int, default=32, metavar="N", help="stages of those (default 32)")
     parser.add_argument("--step", type=float, default=0.0, metavar="S", help="they finish a step in so many seconds (default 0: idle)")
+    parser.add_argument(
+        "--groups", action="store_true", help=f"their records tell the sums of groups of {GROUP_SIZE} (default: own ledgers)"
+    )
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="simulated seconds (default 30)")
     parser.add_argument("--daemons", type=int, default=0, metavar="N", help="so many real daemons in four stages, too (default 0: none)")
     parser.add_argument("--turns", type=int, default=5, metavar="N", help="turns in which those are watched (default 5)")
@@ -197,7 +212,7 @@ def main() -> int:
     if min(given.stages, given.turns, *given.peers) < 1 or min(given.seconds, given.turn) <= 0 or (given.daemons and given.daemons < 4):
         parser.error("sizes and times must be positive, and --daemons at least 4")
     lines, real = [], []
-    units = measure_units()
+    units = measure_units(given.groups)
     for num_peers in given.peers:
         progress(f"simulating {num_peers} peers")
         scenario = GossipScenario(num_peers=num_peers, num_stages=given.stages, step_s=given.step)
