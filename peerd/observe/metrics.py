@@ -100,6 +100,8 @@ METRICS = (
     MetricSpec("peerd_moves_total", "counter", "Times rebalancing took this daemon to another stage"),
     MetricSpec("peerd_p2pd_restarts_total", "counter", "Times the networking process was rebuilt"),
     MetricSpec("peerd_join_seconds", "gauge", "From having chosen the stage to serving it, download included; 0 until it serves"),
+    MetricSpec("peerd_open_files", "gauge", "Files and sockets that the daemon's process has open"),
+    MetricSpec("peerd_open_files_limit", "gauge", "The most that the system lets it have"),
     MetricSpec("peerd_memory_resident_bytes", "gauge", "Memory of the daemon's process"),
     MetricSpec("peerd_memory_device_bytes", "gauge", "Memory of the GPU held by the daemon; 0 on a CPU"),
     MetricSpec("peerd_device_memory_bytes", "gauge", "Memory of the device: the GPU's, or the machine's where that computes"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +65,21 @@ def test_every_fault_has_a_remedy_and_nothing_else_has(
     for finding in findings:
         assert bool(finding.remedy) == (finding.verdict is not OK)
         assert finding.title
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_peers", "verdict"),
+    [(1024, 96, OK), (1024, 97, PROBLEM), (4096, 300, OK), (3063, 300, PROBLEM), (1023, 1, WARNING), (1 << 16, 6547, OK)],
+)
+def test_open_files_are_enough_for_so_many_peers_as_is_said(limit: int, num_peers: int, verdict: str) -> None:
+    found = checkup.of_open_files(limit, num_peers)
+    assert found.verdict == verdict
+    enough = int((re.search(r"enough for (\d+) other peers", found.title) or ["", "0"])[1])
+    if verdict is PROBLEM:
+        assert f"this peer needs {checkup.files_needed(num_peers)} open files for {num_peers} other peers" in found.title
+    else:
+        assert num_peers <= enough
+        assert checkup.files_needed(enough) <= limit < checkup.files_needed(enough + 1)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from peerd import __version__
 from peerd.audit.tallies import AuditOutcome
 from peerd.daemon.answers import Answers
 from peerd.daemon.device import describe, memory_of, utilisation
+from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.observer import Observer
 from peerd.link.segments import Segments
@@ -71,6 +72,8 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_moves_total": peer.moves,
         "peerd_p2pd_restarts_total": peer.p2pd_restarts,
         "peerd_join_seconds": peer.seat.join_took_s,
+        "peerd_open_files": num_open,
+        "peerd_open_files_limit": limit,
         "peerd_memory_resident_bytes": lambda: psutil.Process().memory_info().rss,
         "peerd_memory_device_bytes": lambda: memory_of(device).held,
         "peerd_device_memory_bytes": lambda: memory_of(device).total,

@@ -149,11 +149,11 @@ def of_open_files(limit: int, num_peers: int = 1) -> Finding:
     """`limit`: the most that the system lets this process have."""
     if limit < files_needed(num_peers):
         return problem("open-files", *too_few_files(limit, num_peers))
+    most = (limit - FILES_OF_A_DAEMON) // FILES_FOR_A_PEER
+    title = f"{limit} open files allowed, enough for {most} other peers"
     if limit < MIN_OPEN_FILES:
-        most = (limit - FILES_OF_A_DAEMON) // FILES_FOR_A_PEER
-        title = f"{limit} open files allowed, enough for {most} other peers"
         return warning("open-files", title, f"raise the limit: ulimit -n {MIN_OPEN_FILES}")
-    return ok("open-files", f"{limit} open files allowed")
+    return ok("open-files", title)
 
 
 def of_clocks(offsets: Sequence[ClockOffset]) -> Finding:
