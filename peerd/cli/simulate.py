@@ -158,8 +158,8 @@ def run(run_file: str, network_file: Path | None, num_peers: int | None, methods
 def liars(as_json: bool, **fields: Any) -> None:
     """Show how much liars in a stage falsify before audits find them.
 
-    Peers compute some work of their mates again, by the rules that a daemon is to use. A liar is out once most of its stage have
-    convicted it. No daemon audits yet.
+    Peers compute some work of their mates again, by the rules of a daemon with swarm.trust "audits". A liar is out once most of its
+    stage have convicted it.
 
     \b
     Examples:

@@ -18,6 +18,7 @@ from peerd.policy.step.auditing import AuditWord, Rates
 from peerd.policy.step.evidence import SignedWord, word_text
 from peerd.policy.step.receipts import Receipt, SignedPass
 from peerd.policy.step.verdicts import Ruling
+from peerd.wire.messages import TensorBytes
 from tests.audit.audited_stage import AuditedStage, Mate
 
 ALL = Rates(newcomer=9.0, usual=9.0, odd=9.0, settled=9.0)
@@ -167,6 +168,25 @@ def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_a
         assert AuditOutcome.WITHHELD not in counts(liar)
 
     lived(act, part_factors=[1000.0])
+
+
+def test_a_reducer_that_forges_what_it_has_kept_of_a_part_convicts_nobody() -> None:
+    async def act(stage: AuditedStage) -> None:
+        framer, *honest = stage.mates
+        true_find = framer.witness.parts.find
+
+        def find(signed: bytes) -> TensorBytes:
+            value = true_find(signed)
+            return value.with_chunks((bytes(value.num_bytes),))
+
+        framer.witness.parts.find = find  # type: ignore[method-assign]
+        await stage.step()
+        await until(lambda: any(known.ruling is Ruling.DISPUTED for known in honest[0].cases.known.values()))
+        assert {known.case.accuser for each in honest for known in each.cases.known.values()} == {framer.me}
+        assert all(each.cases.losers == frozenset() for each in stage.mates)
+        assert honest[0].cases.standing.is_paused(framer.me, 1)
+
+    lived(act)
 
 
 def test_a_false_part_in_a_stage_of_two_is_disputed() -> None:
