@@ -23,7 +23,7 @@ from peerd.errors import BadMessageError, PeerdError, RemoteError
 from peerd.policy.step.auditing import AuditWord, Item, chance, due
 from peerd.policy.step.coins import secret_of
 from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, word_text
-from peerd.policy.step.parts import SentPart, passes_of_part
+from peerd.policy.step.parts import SentPart, basis_of, passes_of_part
 from peerd.policy.step.receipts import SignedPass, signed_ones
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
@@ -132,10 +132,13 @@ class Auditor:
 
     async def _audit_step(self, finished: AuditedStep) -> None:
         pairs = await self._receipts_of(finished)
-        shown = [*pairs, *await self._shown_by_mates(finished, pairs)]
         standing, run = self._cases.standing, self._host.run
+        shown = [*pairs, *await self._shown_by_mates(finished, pairs)]
+        shown = await asyncio.to_thread(signed_ones, shown, run, self._host.has_signed)
         num_auditors = len(standing.standing(finished.members)) - 1
-        work: list[Work] = [*pairs, *self._witness.parts.of(finished.roster.average_id)]
+        parts = self._witness.parts.of(finished.roster.average_id)
+        by_receipts = [replace(part, basis=basis_of(passes_of_part(finished.roster, part.author, shown), run)) for part in parts]
+        work: list[Work] = [*pairs, *by_receipts]
         whole, place = {signed.item(run): signed for signed in work}, (self._state.record.stage, finished.step)
         items = {item: signed for item, signed in whole.items() if standing.may_audit(item, self._host.me, *place, finished.members)}
         secret = secret_of(self._host.coins_seed, finished.step)

@@ -16,7 +16,7 @@ from peerd.errors import BadMessageError, PeerdError, WrongStateError
 from peerd.models.module import StageModule
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
-from peerd.policy.step.parts import SentPart, even_cuts, passes_of_part, slice_bounds
+from peerd.policy.step.parts import SentPart, basis_of, even_cuts, passes_of_part, slice_bounds
 from peerd.policy.step.receipts import Receipt, ShownTensors, SignedPass, signed_ones, why_not_judged
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
@@ -191,6 +191,8 @@ class Replays:
         signed = passes_of_part(finished.roster, sent.author, sound)
         if signed is None:
             raise WrongStateError("not all of its microbatches are signed, or one twice")
+        if basis_of(signed, self._host.run) != sent.basis:
+            raise WrongStateError("this peer was shown other receipts of its microbatches")
         chunk = await self._chunk(sent, keeper)
         passes = [await self.told(each, finished) for each in signed]
         length, room = self._state.round_length(finished.roster), self._state.room_behind(finished.roster)

@@ -228,6 +228,7 @@ class SentPart(_message.Message):
     NUMBER_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    BASIS_FIELD_NUMBER: _builtins.int
     author: _builtins.str
     stage: _builtins.int
     step: _builtins.int
@@ -240,6 +241,8 @@ class SentPart(_message.Message):
     content: _builtins.bytes
     """the hash of its bytes"""
     signature: _builtins.bytes
+    basis: _builtins.bytes
+    """the hash of the receipts of its microbatches"""
     def __init__(
         self,
         *,
@@ -252,10 +255,11 @@ class SentPart(_message.Message):
         number: _builtins.int = ...,
         content: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
+        basis: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "average_id", b"average_id", "content", b"content", "number", b"number", "place", b"place", "signature", b"signature", "slice", b"slice", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "average_id", b"average_id", "basis", b"basis", "content", b"content", "number", b"number", "place", b"place", "signature", b"signature", "slice", b"slice", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

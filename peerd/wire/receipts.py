@@ -118,17 +118,19 @@ def _part_to(sent: SentPart) -> audit_pb2.SentPart:
         number=number,
         content=sent.content,
         signature=sent.signature,
+        basis=sent.basis,
     )
 
 
 def _part_from(message: audit_pb2.SentPart) -> SentPart:
-    if len(message.average_id) != ID_BYTES or len(message.content) != HASH_BYTES or message.stage >= MAX_STAGES:
+    hashes = len(message.content), len(message.basis)
+    if len(message.average_id) != ID_BYTES or hashes not in ((HASH_BYTES, 0), (HASH_BYTES, HASH_BYTES)) or message.stage >= MAX_STAGES:
         raise BadMessageError("a part with a hash or a stage out of range")
     if len(message.author) > MAX_PEER_CHARS or len(message.signature) > MAX_SIGNATURE_BYTES:
         raise BadMessageError("a part with a name or a signature that is too long")
     place = message.slice, message.place, message.number
     author, average_id = PeerId(message.author), AverageId(message.average_id)
-    return SentPart(author, message.stage, message.step, average_id, place, message.content, message.signature)
+    return SentPart(author, message.stage, message.step, average_id, place, message.content, message.signature, message.basis)
 
 
 def evidence_from(message: audit_pb2.AuditCase) -> Evidence:

@@ -13,9 +13,10 @@ import pytest
 from peerd.audit.cases import Cases
 from peerd.audit.store import CaseStore
 from peerd.audit.tallies import AuditOutcome
-from peerd.errors import BadMessageError
+from peerd.errors import BadMessageError, WrongStateError
 from peerd.policy.step.auditing import AuditWord, Rates
 from peerd.policy.step.evidence import SignedWord, word_text
+from peerd.policy.step.parts import basis_of, passes_of_part
 from peerd.policy.step.receipts import Receipt, SignedPass
 from peerd.policy.step.verdicts import Ruling
 from peerd.wire.messages import TensorBytes
@@ -168,6 +169,24 @@ def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_a
         assert AuditOutcome.WITHHELD not in counts(liar)
 
     lived(act, part_factors=[1000.0])
+
+
+def test_a_peer_that_was_shown_other_receipts_than_the_accuser_does_not_judge_the_part() -> None:
+    """Two accomplices of neighbouring stages may show some mates one receipt of a microbatch, and others another one."""
+
+    async def act(stage: AuditedStage) -> None:
+        await stage.step()
+        await until(lambda: all(num_done(each) == 9 for each in stage.mates))
+        judge, other = stage.mates[0].auditor, stage.mates[1].me
+        finished = judge._finished[0]
+        [part] = [each for each in judge._witness.parts.of(finished.roster.average_id) if each.author == other]
+        pairs = await judge._receipts_of(finished)
+        basis = basis_of(passes_of_part(finished.roster, other, pairs), judge._host.run)
+        assert len((await judge._replays.told_part(replace(part, basis=basis), pairs, finished, judge._host.me)).passes) == 2
+        with pytest.raises(WrongStateError, match="other receipts"):
+            await judge._replays.told_part(replace(part, basis=b"b" * 32), pairs, finished, judge._host.me)
+
+    lived(act)
 
 
 def test_a_reducer_that_forges_what_it_has_kept_of_a_part_convicts_nobody() -> None:

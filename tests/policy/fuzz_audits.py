@@ -53,7 +53,7 @@ def _signed(world: World) -> SignedPass:
 def _sent(world: World) -> SentPart:
     place = world.count(1 << 31), world.count(1 << 31), world.count(1 << 31)
     average_id = AverageId(world.raw(16))
-    return SentPart(world.some_peer(), world.some_stage(), world.some_step(), average_id, place, world.raw(32), world.raw(64))
+    return SentPart(world.some_peer(), world.some_stage(), world.some_step(), average_id, place, world.raw(32), world.raw(64), _hash(world))
 
 
 def _words(world: World) -> tuple[SignedWord, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from peerd.policy.step.parts import SentPart, chunk_text, even_cuts, kept_chunk, passes_of_part, slice_bounds
+from peerd.policy.step.parts import SentPart, basis_of, chunk_text, even_cuts, kept_chunk, passes_of_part, slice_bounds
 from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass, ledger_name
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.table.record import PeerId, RunId
@@ -63,6 +63,15 @@ def test_a_part_is_the_sum_of_the_microbatches_that_are_signed_as_added_to_its_l
     assert passes_of_part(ROSTER, B, [*others, *whole, signed(5), whole[0]]) == [signed(2), signed(3)]
     assert passes_of_part(ROSTER, C, whole) == []
     assert passes_of_part(ROSTER, PeerId("x"), whole) is None
+
+
+def test_a_part_is_another_item_where_other_receipts_are_shown_of_it() -> None:
+    whole, other = [signed(2), signed(3)], [signed(2, inputs=b"other"), signed(3)]
+    assert basis_of(None, RUN) == b""
+    bases = [basis_of(passes, RUN) for passes in (whole, other, whole[:1])]
+    assert len({len(each) for each in bases}) == 1
+    assert len({sent(basis=each).item(RUN).id for each in bases}) == 3
+    assert {sent(basis=each).signed(RUN) for each in bases} == {sent().signed(RUN)}
 
 
 def test_nobody_says_what_a_part_must_be_if_a_microbatch_is_missing_or_signed_twice() -> None:

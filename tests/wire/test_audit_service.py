@@ -79,7 +79,7 @@ def test_receipts_and_cases_come_back_equal() -> None:
 
 
 def part() -> SentPart:
-    return SentPart(SECOND, 1, 3, AverageId(b"a" * 16), (2, 1, 7), b"c" * 32, b"s" * 64)
+    return SentPart(SECOND, 1, 3, AverageId(b"a" * 16), (2, 1, 7), b"c" * 32, b"s" * 64, b"b" * 32)
 
 
 def test_a_case_about_a_part_comes_back_equal() -> None:

@@ -39,14 +39,16 @@ class SentPart:
     content: bytes
     """The hash of its bytes."""
     signature: bytes
+    basis: bytes = b""
+    """The hash of the receipts of its microbatches, by which somebody looks at the part (`basis_of`). The author has not signed it."""
 
     def signed(self, run: RunId) -> bytes:
-        """The hash of what was signed, 32 bytes: an item is named by it, and who keeps the chunk finds it by it."""
+        """The hash of what was signed, 32 bytes: who keeps the chunk finds it by it."""
         return digest("part", run, chunk_text(self.average_id, self.place, self.content), size=HASH_BYTES)
 
     def item(self, run: RunId) -> Item:
-        """The author's whole part of the step, of which this chunk is looked at."""
-        return Item(self.author, self.stage, self.step, None, self.signed(run))
+        """The author's whole part of the step, of which this chunk is looked at, as a sum of the microbatches of the basis."""
+        return Item(self.author, self.stage, self.step, None, digest("item of part", self.signed(run), self.basis, size=HASH_BYTES))
 
     def why_unsigned(self, _run: RunId, is_of: SignatureCheck) -> str:
         """Why this binds the author to nothing; empty if it has signed it."""
@@ -85,6 +87,15 @@ def even_cuts(start: int, end: int, num_chunks: int) -> list[int]:
 def kept_chunk(secret: bytes, average_id: AverageId, author: PeerId, num_chunks: int) -> int:
     """The number of the chunk of an author's part that this reducer keeps. `secret`: of its coins for the step."""
     return int.from_bytes(digest("kept chunk", secret, average_id, author, size=8)) % max(1, num_chunks)
+
+
+def basis_of(passes: Iterable[SignedPass] | None, run: RunId) -> bytes:
+    """The hash of the receipts of which a part is to be the sum, 32 bytes; empty where they are not known.
+
+    Two accomplices can sign two receipts of one microbatch, and show one to each half of the mates. So only those say something of a part
+    that have the same receipts: no honest peer's word contradicts another's.
+    """
+    return digest("basis", *(each.own.signed(run) for each in passes), size=HASH_BYTES) if passes is not None else b""
 
 
 def passes_of_part(roster: Roster, author: PeerId, signed: Iterable[SignedPass]) -> list[SignedPass] | None:
