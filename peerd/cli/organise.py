@@ -45,6 +45,12 @@ _SAME_SETTINGS = (
 
 @click.command()
 @click.argument("run_file", metavar="RUN.toml")
+@click.option(
+    "--placement",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What `peerd plan --write` wrote: which peer is to serve which stage.",
+)
 @daemon_options(
     data="The text, where it lies elsewhere: a file, a folder or an address.",
     host="127.0.0.1",
@@ -52,21 +58,28 @@ _SAME_SETTINGS = (
     detach="Return once others can join; the daemon goes on in the background.",
 )
 @click.pass_context
-def start(context: click.Context, /, run_file: str, detach: bool, as_json: bool, **flags: Any) -> int:
+def start(context: click.Context, /, run_file: str, placement: Path | None, detach: bool, as_json: bool, **flags: Any) -> int:
     """Start a run's first peer and print the line that others paste to join.
 
     RUN.toml is what `peerd new DIR` wrote (DIR alone will do); organiser.key must lie beside it. Runs in the foreground
     unless --detach: Ctrl-C leaves the swarm gracefully, a second Ctrl-C leaves at once.
 
+    --placement notes in RUN.toml the stage that each peer of a plan takes when it joins, where it fits its memory.
+
     \b
     Examples:
       peerd start my-run
       peerd start my-run --host 0.0.0.0 --port 31337 --detach
+      peerd start my-run --placement placement.json
     """
     from peerd.config import manifest
     from peerd.config.organiser import KEY_FILE, load_key
 
     path = run_file_path(run_file)
+    if placement is not None:
+        from peerd.cli.placing import note_placement
+
+        note_placement(path, placement.expanduser())
     run = manifest.load(path)
     load_key(path.parent / KEY_FILE)
     if flags["stage"] is not None and flags["stage"] >= run.train.num_stages:

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ from peerd.errors import ManifestError, disk_error
 
 MAX_MANIFEST_BYTES = 64 * 1024
 MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
+MAX_WISHES = 512
+_WISH = re.compile(r"[A-Za-z0-9]{1,64}=(0|[1-9][0-9]{0,3})", re.ASCII)
 Kind = TypeVar("Kind", bound=AnyModel)
 
 
@@ -116,13 +119,25 @@ class SwarmConfig:
     """
     access: Literal["open", "invited"] = "open"
     """ "invited": only peers that the organiser has invited (`peerd invite`) take part. Bans (`peerd ban`) hold in both kinds of run."""
+    placement: tuple[str, ...] = ()
+    """Wishes: "PEER=STAGE", the stage that a peer takes first, where it fits. `peerd start --placement` writes them."""
 
     def __post_init__(self) -> None:
         check_bounds("swarm.", self)
+        if len(self.placement) > MAX_WISHES or not all(_WISH.fullmatch(wish) for wish in self.placement):
+            raise ValueError(f'swarm.placement must be at most {MAX_WISHES} wishes such as "12D3KooW...=1"')
+        if len(self.wishes) < len(self.placement):
+            raise ValueError("swarm.placement names a peer twice")
         if self.group_size == 1:
             raise ValueError("swarm.group_size is 1: a group has at least 2 peers; 0 is for no groups")
         if self.group_size and self.certifies:
             raise ValueError(f'swarm.trust "{self.trust}" needs swarm.group_size 0: the sums of groups are not certified')
+
+    @property
+    def wishes(self) -> dict[str, int]:
+        """By peer, the stage that the organiser wishes it in."""
+        parts = [wish.partition("=") for wish in self.placement]
+        return {peer: int(stage) for peer, _, stage in parts}
 
     @property
     def certifies(self) -> bool:
@@ -162,6 +177,8 @@ class Manifest:
         if self.train.evaluate_every_steps and not self.model.makes_samples and not self.data.evaluation_fraction:
             raise ValueError("train.evaluate_every_steps needs tokens to evaluate on: set data.evaluation_fraction, for example to 0.02")
         cut.check_cut(self.model, self.train)
+        if any(stage >= self.train.num_stages for stage in self.swarm.wishes.values()):
+            raise ValueError(f"swarm.placement: the run's stages are 0 to {self.train.num_stages - 1}")
         exact = self.wire.weight_gradients == "none"
         if self.ties_stages and self.train.average_parameters == "always":
             raise ValueError(

@@ -154,6 +154,7 @@ def _joiner(peer: Peer, lacking: Sequence[str]) -> Joiner:
     return Joiner(
         lacking=lacking,
         is_reliable=peer.stays_hours > 0,
+        wished=manifest.swarm.wishes.get(peer.membership.me),
         up=up,
         down=down,
         coordinate=peer.gossip.position.coordinate,

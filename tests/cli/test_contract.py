@@ -61,7 +61,7 @@ VERBS = {
         *("--home", "--json"),
     },
     "join": {*_DAEMON_FLAGS, "--invitation"},
-    "start": _DAEMON_FLAGS,
+    "start": {*_DAEMON_FLAGS, "--placement"},
     "status": {"--long", "--home", "--json"},
     "peers": {"--home", "--json"},
     "top": {"--home"},

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from peerd.cli.placing import note_placement
+from peerd.config import manifest
 from peerd.config.paths import Home
 from tests.cli.conftest import Command
 from tests.cli.replies import peers_reply
@@ -140,6 +144,52 @@ def test_a_run_has_a_row_for_each_method_and_the_best_is_written(peerd: Command,
     best = next(row for row in reply["rows"] if row["method"] == reply["best"])
     assert [stage["peers"] for stage in written["stages"]] == [stage["peers"] for stage in best["stages"]]
     assert (written["schema"], written["method"]) == (1, reply["best"])
+
+
+PEERS = [f"12D3KooW{letter * 44}" for letter in "ABCD"]
+
+
+@pytest.fixture
+def placement(peerd: Command, run_file: Path, tmp_path: Path) -> Path:
+    """A plan for four peers that are known."""
+    devices, out = tmp_path / "peers.csv", tmp_path / "placement.json"
+    devices.write_text("name,tflops\n" + "".join(f"{peer},{number + 1}\n" for number, peer in enumerate(PEERS)))
+    assert peerd("plan", run_file, "--network", devices, "--method", "search", "--write", out).code == 0
+    return out
+
+
+@pytest.mark.parametrize("before", ["as new", "another", "no line", "no section"])
+def test_a_placement_is_noted_in_the_runs_file(run_file: Path, placement: Path, before: str) -> None:
+    path = run_file / "run.toml"
+    changed = {"as new": "placement = []", "another": f'placement = ["{PEERS[0]}=0"]', "no line": "", "no section": ""}[before]
+    text = path.read_text().replace("placement = []", changed)
+    path.write_text(text.partition("[swarm]")[0] if before == "no section" else text)
+    usual = manifest.load(path)
+    note_placement(path, placement)
+    noted = manifest.load(path)
+    stages = [stage["peers"] for stage in json.loads(placement.read_text())["stages"]]
+    assert noted.swarm.wishes == {peer: number for number, peers in enumerate(stages) for peer in peers}
+    assert len(noted.swarm.wishes) >= 2
+    assert replace(noted, swarm=replace(noted.swarm, placement=())) == replace(usual, swarm=replace(usual.swarm, placement=()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        (lambda found: found["stages"][0].update(layers=[0, 1]), "train.cut = [1, 2]"),
+        (lambda found: found["stages"][0].update(peers=["home-1"]), "'home-1' is no peer's id"),
+        (lambda found: found.pop("stages"), "no such placement"),
+        (lambda found: found.update(stages=7), "no such placement"),
+    ],
+)
+def test_a_placement_that_does_not_go_with_the_run_is_refused(
+    peerd: Command, run_file: Path, placement: Path, changes: Callable[[dict[str, Any]], None], word: str
+) -> None:
+    found, before = json.loads(placement.read_text()), (run_file / "run.toml").read_text()
+    changes(found)
+    placement.write_text(json.dumps(found))
+    assert_one_clear_line(peerd("start", run_file, "--placement", placement), 2, word)
+    assert (run_file / "run.toml").read_text() == before
 
 
 def test_a_plan_prints_speeds_what_binds_and_what_is_sent(peerd: Command, run_file: Path, devices: Path) -> None:

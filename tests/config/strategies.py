@@ -69,6 +69,12 @@ def blocks_models(draw: st.DrawFn) -> BlocksConfig:
     return BlocksConfig(entry=draw(names), input_shape=draw(shapes), shapes=draw(several), num_labels=draw(st.integers(1, 1000)))
 
 
+def wishes(num_stages: int) -> st.SearchStrategy[tuple[str, ...]]:
+    """For two peers at most, the stage that each is wished in."""
+    found = st.dictionaries(st.sampled_from(["a", "B3"]), st.integers(0, num_stages - 1))
+    return found.map(lambda stages: tuple(f"{peer}={stage}" for peer, stage in stages.items()))
+
+
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     model = draw(models() | hugging_face_models() | blocks_models())
@@ -127,5 +133,6 @@ def manifests(draw: st.DrawFn) -> Manifest:
             announce_period_s=draw(st.floats(0.2, 300)),
             group_size=draw(st.just(0) | st.integers(2, 1024)),
             rebalance=draw(st.sampled_from(["queues", "improved", "none"])),
+            placement=draw(wishes(num_stages)),
         ),
     )

@@ -53,6 +53,14 @@ def test_no_stage_is_chosen_that_is_stronger_than_the_weakest_by_more_than_measu
     assert strengths[stage] <= NEAR_EQUAL * min(strengths.values())
 
 
+def test_a_peer_takes_the_stage_that_the_organiser_wishes_it_in_where_it_fits() -> None:
+    strong, weak = member("a", throughput=4.0), member("b", stage=1, throughput=1.0)
+    choice = choose_stage(view_of(ME, strong, weak), replace(TWO, wished=0))
+    assert (choice.stage, choice.reason) == (0, "the organiser wishes this peer in stage 0")
+    assert choose_stage(view_of(ME, strong, weak), replace(TWO, wished=0, lacking=["memory", ""])).stage == 1
+    assert choose_stage(view_of(ME, strong, weak), replace(TWO, wished=2)).stage == 1, "there is no such stage"
+
+
 def test_the_weakest_stage_is_helped_and_a_peer_that_still_downloads_counts() -> None:
     strong, weak = member("a", throughput=4.0), member("b", stage=1, throughput=1.0)
     joining = [member(f"j{n}", stage=1, phase=Phase.JOINING) for n in range(2)]

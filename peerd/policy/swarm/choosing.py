@@ -33,6 +33,8 @@ class Joiner:
     lacking: Sequence[str]
     """By stage, what this machine has too little of for it, in words, or an empty string."""
     is_reliable: bool = False
+    wished: int | None = None
+    """The stage that the organiser wishes it in."""
     up: float = 0.0
     down: float = 0.0
     coordinate: Coordinate | None = None
@@ -55,11 +57,16 @@ class StageChoice:
 
 
 def choose_stage(live: LiveView, joiner: Joiner) -> StageChoice:
-    """The stage that a joiner takes of those that fit its memory: an empty one; else one that lacks what it brings; else a weak one."""
+    """The stage that a joiner takes of those that fit its memory.
+
+    It takes the one that the organiser wishes it in; without such a wish an empty one, else one that lacks what it brings, else a weak one.
+    """
     lacking = joiner.lacking
     fitting = [stage for stage, lacks in enumerate(lacking) if not lacks]
     if not fitting:
         return StageChoice(None, f"stage 0 needs {lacking[0]}, and the others do not fit either")
+    if joiner.wished in fitting:
+        return StageChoice(joiner.wished, f"the organiser wishes this peer in stage {joiner.wished}")
     weakest, total = weakest_stage(live, fitting)
     if total == 0:
         return StageChoice(weakest, f"stage {weakest} has nobody")
