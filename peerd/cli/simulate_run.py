@@ -25,7 +25,6 @@ from peerd.planner.cutting import stage_layers
 from peerd.planner.network import TYPICAL_FLOPS
 from peerd.planner.run_costs import run_cost
 from peerd.planner.run_plans import Planning
-from peerd.policy.round.needs import averaging_s
 from peerd.sim.churn import Churn
 from peerd.sim.network import Homes, Pairs, SimulatedLinks
 from peerd.sim.run import simulate_run
@@ -60,7 +59,7 @@ def run(run_file: str, network: Path | int, methods: Sequence[str], wanted: Want
         slots=described.slots,
         microbatch_size=described.train.microbatch_size,
         noise=wanted.noise,
-        averaging_s=averaging_s(period_s),
+        announce_period_s=period_s,
         seed=wanted.seed,
         churn=churn,
     )

@@ -33,7 +33,7 @@ MOST_UNLIKE = 1e3
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class PlayedRound:
     """A round of a stage."""
 
     took_s: float
@@ -51,10 +51,10 @@ class Unjudged(Debts):
         return []
 
 
-def exchanged(num_bytes: float, members: Sequence[int], links: SimulatedLinks, averaging_s: float, *, slow_start: bool) -> Exchange:
+def exchanged(num_bytes: float, members: Sequence[int], links: SimulatedLinks, averaging_s: float, *, slow_start: bool) -> PlayedRound:
     """A round in which each member has an accumulator of so many bytes. `members`: by their numbers in the network."""
     if len(members) < 2:
-        return Exchange(0.0, {})
+        return PlayedRound(0.0, {})
     lines = lines_of(members, links)
     paces = [min(line.up, line.down) for line in lines]
     round_trip_s = _widest_s(members, links)
@@ -65,11 +65,11 @@ def exchanged(num_bytes: float, members: Sequence[int], links: SimulatedLinks, a
     sent = {member: bytes_each_way(num_bytes, len(members), share) for member, share in zip(members, shares, strict=True)}
     least_s = exchange_s(num_bytes, paces, shares)
     if num_bytes < len(members) or least_s == 0 or len(members) > MOST_PLAYED:
-        return Exchange(least_s + waits_s, sent)
+        return PlayedRound(least_s + waits_s, sent)
     plan = _planned([int(share * num_bytes) for share in shares], least_s, averaging_s)
     delays = [[links.delay_s(one, other) if one != other else 0.0 for other in members] for one in members]
     played = simulate(plan, RoundLinks(lines=lines, delay_s=delays), judge=Unjudged)
-    return Exchange(played.ended_s + waits_s - PLAYED_ROUND_TRIPS * round_trip_s, sent)
+    return PlayedRound(played.ended_s + waits_s - PLAYED_ROUND_TRIPS * round_trip_s, sent)
 
 
 def lines_of(members: Sequence[int], links: SimulatedLinks) -> list[HomeLink]:

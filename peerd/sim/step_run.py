@@ -24,7 +24,7 @@ from peerd.policy.route.launching import OfStep, WayTime, Work, on_the_way, shar
 from peerd.policy.route.owning import ring_of
 from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.policy.swarm.rates import SampleDemand, carried
-from peerd.sim.averaging import Exchange, exchanged
+from peerd.sim.averaging import PlayedRound, exchanged
 from peerd.sim.churn import Churn, ChurnCounts
 from peerd.sim.clock import Clock
 from peerd.sim.ledgers import Held, Ledgers
@@ -51,8 +51,7 @@ class RunSettings:
     """Standard deviation of the logarithm of a pass's time."""
     seed: int = 0
     churn: Churn | None = None
-    averaging_s: float = averaging_s(5.0)
-    """The run's averaging time (policy/round/needs.py)."""
+    announce_period_s: float = 5.0
     slow_start: bool = True
     """Whether connections are slow again after a pause, as by default on Linux (net.ipv4.tcp_slow_start_after_idle)."""
 
@@ -156,7 +155,7 @@ class StepRun:
         self._order = tuple(sorted(self._trainers))
         self._way = WayTime()
         self._delay_s = self._widest_delay_s()
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[int, PlayedRound] = {}
         """The round of each stage, as far as one was due since its members changed."""
         self._held: dict[tuple[int, int], int] = {}
         self._averaged_s: dict[int, list[float]] = {}
@@ -217,13 +216,13 @@ class StepRun:
             pairs = [(random.choice(numbers), random.choice(numbers)) for _ in range(DELAYS_DRAWN)]
         return max((self._links.delay_s(a, b) for a, b in pairs if a != b), default=0.0)
 
-    def _exchange(self, stage: int) -> Exchange:
+    def _exchange(self, stage: int) -> PlayedRound:
         """A round of the present peers of a stage."""
         found = self._exchanges.get(stage)
         if found is None:
             members = tuple(peer.number for peer in self._stages[stage])
             num_bytes, settings = self._cost.stages[stage].gradient_bytes, self._settings
-            found = exchanged(num_bytes, members, self._links, settings.averaging_s, slow_start=settings.slow_start)
+            found = exchanged(num_bytes, members, self._links, averaging_s(settings.announce_period_s), slow_start=settings.slow_start)
             self._exchanges[stage] = found
         return found
 

@@ -9,7 +9,7 @@ import pytest
 from peerd.planner.network import PeerSpec
 from peerd.policy.round.needs import averaging_s
 from peerd.policy.round.slices import least_exchange_s
-from peerd.sim.averaging import MOST_PLAYED, Exchange, exchanged
+from peerd.sim.averaging import MOST_PLAYED, PlayedRound, exchanged
 from peerd.sim.network import Homes, Pairs
 from tests.sim.test_step_run import network
 
@@ -17,7 +17,7 @@ MBIT = 125e3
 AVERAGING_S = averaging_s(5.0)
 
 
-def home_round(ups: list[float], num_bytes: float, delay_s: float = 0.03) -> Exchange:
+def home_round(ups: list[float], num_bytes: float, delay_s: float = 0.03) -> PlayedRound:
     peers = [PeerSpec(name=f"home-{number}", up=up * MBIT, down=100 * MBIT) for number, up in enumerate(ups)]
     return exchanged(num_bytes, range(len(ups)), Pairs(network(*peers, delay_s=delay_s)), AVERAGING_S, slow_start=True)
 
@@ -51,7 +51,7 @@ def test_a_pair_with_a_limit_binds_its_members() -> None:
 
 @pytest.mark.parametrize("num_members", [0, 1])
 def test_whoever_is_alone_exchanges_nothing(num_members: int) -> None:
-    assert exchanged(1e9, range(num_members), Homes(2, 1e12, 0), AVERAGING_S, slow_start=True) == Exchange(0.0, {})
+    assert exchanged(1e9, range(num_members), Homes(2, 1e12, 0), AVERAGING_S, slow_start=True) == PlayedRound(0.0, {})
 
 
 def test_a_stage_of_thousands_takes_the_time_of_its_bytes_and_costs_no_time() -> None:
