@@ -35,73 +35,84 @@ DIAL_BACK_SILENCE_S = 60.0
 MAX_CONTACTS = 4
 
 
-def examine(order: Order) -> list[Finding]:
-    """Everything, this machine first."""
+class Checkup:
+    """The findings in the order in which they are made. `tell` hears of each part when it begins, and of each finding at once."""
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None] = lambda _line: None) -> None:
+        self.findings: list[Finding] = []
+        self._tell = tell
+
+    def begins(self, part: str) -> None:
+        self._tell({"begins": part})
+
+    def add(self, *findings: Finding) -> None:
+        for finding in findings:
+            self._tell({"found": asdict(finding)})
+            self.findings.append(finding)
+
+    def attempt(self, code: str, check: Iterator[Finding]) -> None:
+        """Add what a check finds. A check that fails is a finding, too."""
+        self.begins(code)
+        try:
+            for finding in check:
+                self.add(finding)
+        except Exception as error:  # a broken installation breaks in many ways, and telling of it is what the doctor is for
+            self.add(_unchecked(code, error))
+
+
+def examine(order: Order, tell: Callable[[Mapping[str, Any]], None] = lambda _line: None) -> list[Finding]:
+    """Check everything, this machine first. `tell` hears of each part when it begins, and of each finding at once."""
     if order.self_test:
-        return self_test(order.device)
+        return self_test(order.device, tell)
+    report = Checkup(tell)
     home = Home(Path(order.home))
     status, findings = here.running_daemon(home)
     runs = status is not None
     limits, set_by_owner = here.owners_limits(home, status)
-    findings += [
-        *attempt("platform", here.platform_line()),
-        *attempt("versions", here.versions()),
-        *attempt("device", here.device(order.device)),
-        *attempt("disk", here.disk(home)),
-        *attempt("open-files", here.open_files()),
-        *attempt("home", here.home_files(home)),
-        *([] if runs else attempt("checkpoints", here.checkpoints(home))),
-        *set_by_owner,
-        *attempt("limits", here.gpu_tells(limits, order.device)),
-        *([] if runs else attempt("port", here.port(order.host, order.port, home))),
-        *([] if runs else attempt("direct", here.direct_port(order.host, order.direct_port))),
-        *attempt("leftovers", here.leftovers(home, runs=runs)),
-    ]
+    report.add(*findings)
+    _examine_here(order, home, report, runs, limits, set_by_owner)
     under_way = "address"
     try:
         contacts, remembered = _contacts(order, home, runs)
-        taken = {finding.code for finding in findings if finding.verdict != "ok"}
+        taken = {finding.code for finding in report.findings if finding.verdict != "ok"}
         # The rest can be told on any port.
         order = replace(order, port=0 if runs or "port" in taken else order.port, direct_port=0 if "direct" in taken else order.direct_port)
         under_way = "p2pd"
-        return findings + asyncio.run(_examine_network(order, limits, contacts, status, remembered))
+        asyncio.run(_examine_network(order, limits, contacts, status, remembered, report))
     except PeerdError as error:
-        return [*findings, *_memory(order, limits, []), problem(under_way, error.message, error.remedy or "install peerd anew")]
+        report.add(*_memory(order, limits, []), problem(under_way, error.message, error.remedy or "install peerd anew"))
     except Exception as error:  # such as a library that is not there, or that does not load
-        return [*findings, _unchecked("network", error)]
+        report.add(_unchecked("network", error))
+    return report.findings
+
+
+def _examine_here(order: Order, home: Home, report: Checkup, runs: bool, limits: Limits, set_by_owner: Sequence[Finding]) -> None:
+    """What can be checked without the network. `runs`: a daemon of this home does, which has the ports and the checkpoints."""
+    report.attempt("platform", here.platform_line())
+    report.attempt("versions", here.versions())
+    report.attempt("device", here.device(order.device))
+    report.attempt("disk", here.disk(home))
+    report.attempt("open-files", here.open_files())
+    report.attempt("home", here.home_files(home))
+    if not runs:
+        report.attempt("checkpoints", here.checkpoints(home))
+    report.add(*set_by_owner)
+    report.attempt("limits", here.gpu_tells(limits, order.device))
+    if not runs:
+        report.attempt("port", here.port(order.host, order.port, home))
+        report.attempt("direct", here.direct_port(order.host, order.direct_port))
+    report.attempt("leftovers", here.leftovers(home, runs=runs))
 
 
 def self_test(device: str, tell: Callable[[Mapping[str, Any]], None] = lambda _line: None) -> list[Finding]:
     """Test the device alone. `tell` hears of each part when it begins, and of each finding at once: a device may end this process."""
     from peerd.checkup.device.self_test import examine as examine_device
 
-    def begins(part: str) -> None:
-        tell({"begins": part})
-
-    findings = []
-    for code, check in (
-        ("platform", here.platform_line()),
-        ("versions", here.versions()),
-        ("device", examine_device(device, begins)),
-    ):
-        begins(code)
-        for finding in attempted(code, check):
-            tell({"found": asdict(finding)})
-            findings.append(finding)
-    return findings
-
-
-def attempt(code: str, check: Iterator[Finding]) -> list[Finding]:
-    """What a check finds; that it could not be made is a finding, too."""
-    return [*attempted(code, check)]
-
-
-def attempted(code: str, check: Iterator[Finding]) -> Iterator[Finding]:
-    """The same one by one."""
-    try:
-        yield from check
-    except Exception as error:  # a broken installation breaks in many ways, and telling of it is what the doctor is for
-        yield _unchecked(code, error)
+    report = Checkup(tell)
+    report.attempt("platform", here.platform_line())
+    report.attempt("versions", here.versions())
+    report.attempt("device", examine_device(device, report.begins))
+    return report.findings
 
 
 def _unchecked(code: str, error: Exception) -> Finding:
@@ -133,32 +144,40 @@ def _contacts(order: Order, home: Home, runs: bool) -> tuple[list[Any], bool]:
 
 
 async def _examine_network(
-    order: Order, limits: Limits, contacts: list[Any], status: Mapping[str, Any] | None, remembered: bool
-) -> list[Finding]:
+    order: Order, limits: Limits, contacts: list[Any], status: Mapping[str, Any] | None, remembered: bool, report: Checkup
+) -> None:
     from peerd.checkup import there as there
     from peerd.daemon.network import visitor
 
     asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)  # hivemind's tasks end with errors that nobody reads
+    report.begins("p2pd")
     async with visitor(contacts, order.host, order.port, map_port=True) as (network, identity, book):
-        findings = [ok("p2pd", "p2pd starts")]
+        report.add(ok("p2pd", "p2pd starts"))
         if not contacts:
-            return [
-                *findings,
-                *_memory(order, limits, []),
-                warning("reach", "nobody asked: no peer is known", "peerd doctor ADDRESS checks the rest"),
-            ]
+            report.add(
+                *_memory(order, limits, []), warning("reach", "nobody asked: no peer is known", "peerd doctor ADDRESS checks the rest")
+            )
+            return
+        report.begins("reach")
         contact, reached = await there.reach(network, identity, contacts)
         if contact is None:
             told = [_milder(each) if remembered else each for each in reached]
-            return [*findings, *_memory(order, limits, []), *told]
+            report.add(*_memory(order, limits, []), *told)
+            return
         book.update({record.peer: record.addresses for record in contact.membership.live().records if record.addresses})
         needed = await asyncio.to_thread(contact.stage_memory_bytes, here.is_apart(order.device))
-        findings += [*_memory(order, limits, needed), *reached, await there.clocks(network, contact), *_files_for(len(contact.peers))]
+        report.add(*_memory(order, limits, needed), *reached)
+        report.begins("clock")
+        report.add(await there.clocks(network, contact), *_files_for(len(contact.peers)))
+        report.begins("dial-back")
         if status is not None:
-            findings += await asyncio.to_thread(_told_by_daemon, Home(Path(order.home)), status)
+            report.add(*await asyncio.to_thread(_told_by_daemon, Home(Path(order.home)), status))
         else:
-            findings += [finding async for finding in there.ways_in(network, identity, contact, order, limits)]
-        return findings + [finding async for finding in there.examine(network, contact, limits)]
+            async for finding in there.ways_in(network, identity, contact, order, limits):
+                report.add(finding)
+        report.begins("upload")
+        async for finding in there.examine(network, contact, limits):
+            report.add(finding)
 
 
 def _milder(finding: Finding) -> Finding:
@@ -205,5 +224,5 @@ def run(request: Order) -> dict[str, Any]:
     def tell(line: Mapping[str, Any]) -> None:
         print(json.dumps(line), flush=True)
 
-    findings = self_test(request.device, tell) if request.self_test else examine(request)
+    findings = examine(request, tell)
     return {"worst": worst(findings), "checks": [asdict(finding) for finding in findings]}

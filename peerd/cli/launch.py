@@ -61,8 +61,11 @@ def run_in_foreground(settings: Settings, *, as_json: bool) -> NoReturn:
     os.execv(command[0], command)  # noqa: S606 - the daemon is this very interpreter
 
 
-def run_detached(settings: Settings, home: Home) -> Ready:
-    """Start the daemon in its own session and return once it can be reached. It logs to the home's log file."""
+def run_detached(settings: Settings, home: Home, hear: Callable[[str], None] = lambda _text: None) -> Ready:
+    """Start the daemon in its own session and return once it can be reached. It logs to the home's log file.
+
+    `hear` is told what the daemon does until then.
+    """
     log_start = _prepare_log(home)
     with home.log.open("ab") as log:
         process = subprocess.Popen(
@@ -71,10 +74,10 @@ def run_detached(settings: Settings, home: Home) -> Ready:
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "PEERD_READY": "json"},
+            env={**os.environ, "PEERD_READY": "steps"},
         )
     try:
-        return wait_until_ready(process, READY_SILENCE_S, signs_of(process, lambda: home.log.stat().st_size))
+        return wait_until_ready(process, READY_SILENCE_S, signs_of(process, lambda: home.log.stat().st_size), hear)
     except DaemonFailedError as failed:
         with home.log.open("rb") as log:
             log.seek(log_start if log_start <= log.seek(0, os.SEEK_END) else 0)  # the log may have been rotated
@@ -141,10 +144,15 @@ def signs_of(process: subprocess.Popen[bytes], log_bytes: Callable[[], int]) -> 
     return look
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], silence_s: float, signs: Callable[[], object] = lambda: None) -> Ready:
+def wait_until_ready(
+    process: subprocess.Popen[bytes],
+    silence_s: float,
+    signs: Callable[[], object] = lambda: None,
+    hear: Callable[[str], None] = lambda _text: None,
+) -> Ready:
     """Read the ready line. Raises DaemonFailedError if the daemon ended instead, TimedOutError if nothing changed for `silence_s`.
 
-    `signs` returns what changes while the daemon works.
+    `signs` returns what changes while the daemon works. `hear` is given what the daemon says that it does before that line.
     """
     if process.stdout is None:
         raise ValueError("the process was started without a pipe for its standard output")
@@ -152,7 +160,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], silence_s: float, signs: 
     received = b""
     with selectors.DefaultSelector() as selector, process.stdout as stdout:
         selector.register(stdout, selectors.EVENT_READ)
-        while b"\n" not in received:
+        while True:
             if not selector.select(min(LOOK_S, silence_s)):
                 if (now := signs()) != seen:
                     seen, changed = now, time.monotonic()
@@ -163,16 +171,23 @@ def wait_until_ready(process: subprocess.Popen[bytes], silence_s: float, signs: 
             chunk = os.read(stdout.fileno(), _MAX_READY_BYTES)
             if not chunk or len(received) > _MAX_READY_BYTES:
                 raise DaemonFailedError(stop_process(process))
-            received += chunk
-    return _parse_ready(received.partition(b"\n")[0])
+            *lines, received = (received + chunk).split(b"\n")
+            for line in map(_parse_line, lines):
+                if isinstance(line, Ready):
+                    return line
+                hear(line)
+            changed = time.monotonic()
 
 
-def _parse_ready(line: bytes) -> Ready:
+def _parse_line(line: bytes) -> Ready | str:
+    """The ready line, or what the daemon says that it does."""
     try:
         fields = json.loads(line)
+        if "doing" in fields:
+            return str(fields["doing"])
         return Ready(pid=int(fields["pid"]), **{name: str(fields[name]) for name in ("join", "peer", "run", "organiser")})
     except (ValueError, KeyError, TypeError):
-        raise PeerdError("the daemon's first line cannot be understood", "client and daemon may differ in version") from None
+        raise PeerdError("a line of the daemon cannot be understood", "client and daemon may differ in version") from None
 
 
 def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S) -> int:
@@ -187,16 +202,24 @@ def stop_process(process: subprocess.Popen[bytes], grace_s: float = STOP_GRACE_S
         return process.wait()
 
 
-def run_child(module: str, request: object, *, what: str, silence_s: float = math.inf, told: list[bytes] | None = None) -> dict[str, Any]:
+def run_child(
+    module: str,
+    request: object,
+    *,
+    what: str,
+    silence_s: float = math.inf,
+    hear: Callable[[bytes], None] | None = None,
+    must_tell: bool = False,
+) -> dict[str, Any]:
     """Run a module of peerd and return the JSON object that is its last line on stdout. Its stderr goes to this process's stderr.
 
-    Raises ChildFailedError with the child's exit code, where the child has already printed the reason, and TimedOutError if it computes
-    nothing for `silence_s`. `told` is given each line of stdout as it comes; then a child that prints nothing for `silence_s` has hung,
-    whatever it computes: waiting for a GPU takes processor time.
+    `hear` is given each line of stdout as it comes. Raises ChildFailedError with the child's exit code, where the child has already
+    printed the reason, and TimedOutError if it neither prints nor computes anything for `silence_s`, s. With `must_tell` a child that
+    prints nothing for so long has hung, whatever it computes: waiting for a GPU takes processor time.
     """
     process = subprocess.Popen(module_command("peerd.child", module, json.dumps(request)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
-        output = _output_of(process, what, silence_s) if told is None else _lines_of(process, what, silence_s, told)
+        last = _last_line_of(process, what, silence_s, hear or (lambda _line: None), must_tell)
     finally:
         if process.poll() is None:
             stop_process(process)
@@ -205,44 +228,38 @@ def run_child(module: str, request: object, *, what: str, silence_s: float = mat
     if process.returncode:
         raise ChildFailedError(process.returncode)
     try:
-        reply = json.loads(output.decode().strip().splitlines()[-1])
-    except (ValueError, IndexError):
+        reply = json.loads(last)
+    except ValueError:
         reply = None
     if not isinstance(reply, dict):
         raise PeerdError(f"{what} gave no readable result")
     return reply
 
 
-def _lines_of(process: subprocess.Popen[bytes], what: str, silence_s: float, told: list[bytes]) -> bytes:
-    """Read what a process writes until it ends, each line into `told` at once. Returns the last line, or what there is of it.
-
-    Raises TimedOutError if it writes nothing for `silence_s`, s.
-    """
-    rest, output = b"", cast(IO[bytes], process.stdout)
+def _last_line_of(process: subprocess.Popen[bytes], what: str, silence_s: float, hear: Callable[[bytes], None], must_tell: bool) -> bytes:
+    """Read what a process writes until it ends; `hear` each line. Returns the last line. TimedOutError: see `run_child`."""
+    looks = silence_s < math.inf and not must_tell
+    signs = signs_of(process, lambda: 0) if looks else lambda: None
+    seen, changed = signs(), time.monotonic()
+    rest, last, output = b"", b"", cast(IO[bytes], process.stdout)
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
-        while selector.select(silence_s if silence_s < math.inf else None):
-            piece = os.read(output.fileno(), _MAX_READY_BYTES)
-            if not piece:
-                process.wait()
-                return rest or (told[-1] if told else b"")
-            *lines, rest = (rest + piece).split(b"\n")
-            told += lines
-    raise TimedOutError(f"{what} has told nothing for {silence_s:g} s", "try again")
-
-
-def _output_of(process: subprocess.Popen[bytes], what: str, silence_s: float) -> bytes:
-    """What a process writes until it ends. Raises TimedOutError if it computes nothing for `silence_s`, s."""
-    signs = signs_of(process, lambda: 0) if silence_s < math.inf else lambda: None
-    seen, changed = signs(), time.monotonic()
-    while True:
-        try:
-            return process.communicate(timeout=LOOK_S)[0]
-        except subprocess.TimeoutExpired:
-            if (now := signs()) != seen:
+        while True:
+            if selector.select(min(LOOK_S, silence_s) if silence_s < math.inf else None):
+                piece = os.read(output.fileno(), _MAX_READY_BYTES)
+                if not piece:
+                    process.wait()
+                    return rest or last
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    last = line
+                    hear(line)
+                seen, changed = signs(), time.monotonic()
+            elif (now := signs()) != seen:
                 seen, changed = now, time.monotonic()
             elif time.monotonic() - changed >= silence_s:
-                raise TimedOutError(f"{what} has shown no sign of work for {silence_s:g} s", "try again") from None
+                shown = "has told nothing" if must_tell else "has shown no sign of work"
+                raise TimedOutError(f"{what} {shown} for {silence_s:g} s", "try again")
 
 
 class ChildFailedError(PeerdError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,7 +31,7 @@ from peerd.cli.options import (
 from peerd.errors import ExitCode, ManifestError, NoDaemonError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from peerd.cli.launch import Ready
     from peerd.config.device_homes import DeviceHomes
@@ -190,13 +192,29 @@ def launch(context: click.Context, settings: Settings, *, detach: bool, as_json:
         return _launch_each(homes, each, detach=detach, as_json=as_json)
     if not detach:
         run_in_foreground(each[0], as_json=as_json)
-    ready = run_detached(each[0], homes.root)
+    with telling_doing(as_json) as hear:
+        ready = run_detached(each[0], homes.root, hear)
     if is_printed({"schema": SCHEMA, **dataclasses.asdict(ready)}, as_json):
         return ExitCode.OK
     click.echo(f"peerd join {ready.join}")
     click.echo(f"the daemon goes on in the background (process {ready.pid}); its log: {homes.root.log}", err=True)
     _tell_more(homes)
     return ExitCode.OK
+
+
+@contextlib.contextmanager
+def telling_doing(as_json: bool) -> Iterator[Callable[[str], None]]:
+    """Show what a daemon does until it can be reached: beside a spinner on a terminal, else a line each. Nothing for scripts."""
+    if as_json:
+        yield lambda _text: None
+        return
+    if not sys.stderr.isatty():
+        yield lambda text: click.echo(f"peerd: {text}", err=True)
+        return
+    from peerd.cli.render import console, plain
+
+    with console(to_stderr=True).status("starting") as status:
+        yield lambda text: status.update(plain(text))
 
 
 def _launch_each(homes: DeviceHomes, each: Sequence[Settings], *, detach: bool, as_json: bool) -> int:

@@ -20,6 +20,7 @@ from peerd.daemon.address import Address, parse_address
 from peerd.daemon.admission import access_for
 from peerd.daemon.auditing import remember_cases
 from peerd.daemon.clocks import compare_clocks
+from peerd.daemon.doing import tell_doing
 from peerd.daemon.line_probe import probe_line
 from peerd.daemon.link_needs import needs
 from peerd.daemon.network import Network, allow_direct, choose_run, open_network, visit_peer
@@ -76,12 +77,14 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     admission = partial(access_for, settings, home, identity.peer)
     settings = replace(settings, host=settings.host or _host(settings, contacts, book), port=settings.port or _free_port(settings, local))
     met = _met_before(local, contacts)
+    tell_doing("starting the networking process")
     bootstrap = () if met else tuple(each.multiaddr for each in contacts)  # without an answer p2pd would not start
     network = await open_network(settings, home, bootstrap, addresses_of, governor.throttles)
     stack.push_async_callback(network.close)
     if settings.direct:
         allow_direct(network, identity, settings, addresses_of, governor.throttles)
     if place is None:
+        tell_doing("asking the peer at the address for the run")
         contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row, admission)
         if local.pin(signed.run, signed.organiser_key):
             LOG.info("organiser pinned", run=signed.run, organiser=signed.organiser_key.hex())
@@ -89,6 +92,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         remembered = local.data if local.run == signed.run else ""
         corpus, source = await _with_progress(lambda report: text_for(manifest, settings, remembered, report))
         place = Place(signed=signed, data_source=source, corpus=corpus, start=None)
+        tell_doing(f"run {manifest.name}: measuring the upload with 2 MB")
         await _measure_upload(network, membership, contact)
         await _look_again(network, membership, contact)
         await _foretell(network, place, membership, governor)
@@ -96,11 +100,13 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         must_answer = bool(direct(reached))
     else:
         signed = place.signed
+        tell_doing(f"run {signed.manifest.name}: looking for its peers")
         membership = membership_for(identity, signed, book, row, admission(signed))
         reached, must_answer = await _look_around(network, membership, book), False
         membership.access.check_own()
     check_limit(len(membership.live().records))
     await refuse_twin(network.links, membership, network.addresses, home)
+    tell_doing("entering the directory of peers")
     directory = await Directory.join(network.p2pd.p2p, signed, direct(reached), must_answer=must_answer)
     stack.push_async_callback(directory.close)
     directory.store_manifest_soon(signed)

@@ -30,6 +30,7 @@ from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.audit_replies import AuditVerb
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.device import choose_device, left_out
+from peerd.daemon.doing import tell_doing
 from peerd.daemon.enter import come_back, enter
 from peerd.daemon.log import configure
 from peerd.daemon.lost_errors import on_lost_error
@@ -146,6 +147,7 @@ async def _take_part(peer: Peer, service: ControlService, stage: int) -> bool:
     outcome: Left | Moved | Paused = Left()
     try:
         async with asyncio.TaskGroup() as group:
+            tell_doing("choosing a stage and making room for it" if not peer.has_served else "choosing a stage")
             outcome = Paused()  # what it is if a peer that resumes finds no room
             seat = await take_seat(peer, stage, service.watcher) if not peer.has_served else await _next_seat(peer, stage, service.watcher)
             await service.open(seat)

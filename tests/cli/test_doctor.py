@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from peerd.cli import launch
-from peerd.cli.doctor import checkup_table
+from peerd.cli.doctor import checkup_table, conclusion
 from tests.cli.conftest import Command
 
 FINE = {"code": "device", "verdict": "ok", "title": "CPU (cpu) computes", "remedy": ""}
@@ -28,9 +29,12 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The findings of the next checkup; it records the request."""
     story: dict[str, Any] = {}
 
-    def run_child(module: str, order: dict[str, Any], **_bounds: object) -> dict[str, Any]:
+    def run_child(module: str, order: dict[str, Any], *, hear: Callable[[bytes], None], **_bounds: object) -> dict[str, Any]:
         assert module == "peerd.checkup.doctor"
         story["order"] = json.loads(json.dumps(order))
+        for check in story["reply"]["checks"]:
+            hear(json.dumps({"begins": check["code"]}).encode())
+            hear(json.dumps({"found": check}).encode())
         return dict(story["reply"])
 
     monkeypatch.setattr(launch, "run_child", run_child)
@@ -41,11 +45,47 @@ def test_a_warning_is_no_failure_and_a_problem_is(peerd: Command, found: dict[st
     found["reply"] = reply(FINE, SLOW, worst="warning")
     done = peerd("doctor")
     assert (done.code, done.err) == (0, "")
-    assert done.out == "ok: device: CPU (cpu) computes\nwarning: upload: 1.2 Mbit/s upload; stop other transfers\n"
+    assert done.out == (
+        "ok: device: CPU (cpu) computes\nwarning: upload: 1.2 Mbit/s upload; stop other transfers\n"
+        "this machine is ready (1 warning); `peerd doctor ADDRESS` checks the connection to a run as well\n"
+    )
     found["reply"] = reply(FINE, BROKEN, worst="problem")
     done = peerd("doctor")
     assert done.code == 1
     assert "\x1b" not in done.out
+    assert done.out.endswith("not ready: 1 problem above\n")
+
+
+@pytest.mark.parametrize(
+    ("checks", "addresses", "self_test", "told"),
+    [
+        ([FINE], ["/ip4/1.2.3.4/tcp/1/p2p/12D3#9f"], False, "ready: peerd join '/ip4/1.2.3.4/tcp/1/p2p/12D3#9f'"),
+        ([FINE, SLOW, SLOW], ["a", "b"], False, "ready (2 warnings): peerd join a b"),
+        ([FINE, BROKEN, SLOW], ["a"], False, "not ready: 1 problem above (1 warning)"),
+        ([FINE], [], True, "the device passed"),
+        ([FINE | {"code": "daemon"}], [], False, "a daemon of this home runs, and there is no problem"),
+    ],
+)
+def test_the_last_line_says_whether_the_machine_is_ready(
+    checks: list[dict[str, str]], addresses: list[str], self_test: bool, told: str
+) -> None:
+    assert conclusion(checks, addresses, self_test) == told
+
+
+def test_each_finding_is_printed_when_it_is_made(
+    peerd: Command, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def run_child(_module: str, _order: object, *, hear: Callable[[bytes], None], **_bounds: object) -> dict[str, Any]:
+        for check in (FINE, SLOW):
+            hear(json.dumps({"found": check}).encode())
+            seen.append(capfd.readouterr().out)
+        return reply(FINE, SLOW, worst="warning")
+
+    monkeypatch.setattr(launch, "run_child", run_child)
+    assert peerd("doctor").code == 0
+    assert seen == ["ok: device: CPU (cpu) computes\n", "warning: upload: 1.2 Mbit/s upload; stop other transfers\n"]
 
 
 def test_scripts_get_the_whole_checkup(peerd: Command, found: dict[str, Any]) -> None:
@@ -70,7 +110,7 @@ def test_what_shall_be_checked_is_handed_on(peerd: Command, found: dict[str, Any
 @pytest.mark.parametrize("width", [80, 40])
 def test_the_table_fits_the_terminal(width: int) -> None:
     out = io.StringIO()
-    Console(file=out, width=width).print(checkup_table(reply(FINE, SLOW, BROKEN, worst="problem")))
+    Console(file=out, width=width).print(checkup_table([FINE, SLOW, BROKEN]))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "\x1b" not in out.getvalue()

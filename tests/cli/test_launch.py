@@ -43,7 +43,7 @@ def ended_afterwards(pid: int) -> Iterator[None]:
 def test_detached_prints_the_line_to_join_and_the_daemon_goes_on(peerd: Command, paper: Callable[[str], None], run_folder: Path) -> None:
     paper("")
     done = peerd("start", run_folder, "--detach", "--json")
-    assert done.code == 0, done.err
+    assert (done.code, done.err) == (0, "")
     ready = json.loads(done.out)
     with ended_afterwards(ready["pid"]):
         assert ready["schema"] == 1
@@ -61,6 +61,7 @@ def test_detached_for_people_is_one_line_to_paste(peerd: Command, paper: Callabl
         assert done.out.startswith("peerd join /ip4/")
         assert done.out.count("\n") == 1
         assert str(short_home / "daemon.log") in done.err
+        assert done.err.startswith("peerd: measuring the upload with 2 MB\n"), "what it does until then is told"
 
 
 def test_a_detached_daemon_that_fails_gives_its_error_and_code(peerd: Command, paper: Callable[[str], None], run_folder: Path) -> None:

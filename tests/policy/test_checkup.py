@@ -189,6 +189,12 @@ def test_being_reached_is_what_those_say_who_say_anything() -> None:
     assert of_answers((here, False), (here, False)).verdict is PROBLEM
     assert of_answers((here, True), (there, True)).verdict is WARNING
     assert "1 of 2 peers reached port 4001 at 203.0.113.7" in of_answers((here, True), (here, False)).title
+    assert of_answers((here, True)).title.endswith("at 203.0.113.7 from outside")
+
+
+def test_peers_on_the_same_machine_do_not_say_what_is_seen_from_outside() -> None:
+    for reached in (True, False):
+        assert of_answers(("127.0.0.1", reached)).title.endswith("port 4001 at 127.0.0.1 on this machine")
 
 
 @given(st.lists(st.sampled_from(list(Verdict)), max_size=5))

@@ -178,7 +178,7 @@ class Dialled:
 
 
 def of_dial_backs(answers: Sequence[Dialled], port: int) -> Finding:
-    """Whether this machine can be reached from outside, as several peers found."""
+    """Whether this machine can be reached from outside, as several peers found. Peers on this machine itself say nothing of that."""
     said = [answer for answer in answers if answer.reached is not None]
     reached = sum(bool(answer.reached) for answer in said)
     seen = sorted({answer.observed for answer in said if answer.observed})
@@ -187,15 +187,16 @@ def of_dial_backs(answers: Sequence[Dialled], port: int) -> Finding:
     if not said:
         return warning("dial-back", "no peer could say whether this machine can be reached", "try again in a minute, or at another peer")
     counted = f"{reached} of {len(said)} peers"
+    whence = "on this machine" if seen and all(address.startswith("127.") for address in seen) else "from outside"
     if reached == 0:
-        return problem("dial-back", f"{counted} reached {where} from outside", remedy)
+        return problem("dial-back", f"{counted} reached {where} {whence}", remedy)
     if reached < len(said):
-        return warning("dial-back", f"{counted} reached {where} from outside", remedy)
+        return warning("dial-back", f"{counted} reached {where} {whence}", remedy)
     if len(seen) > 1:
         return warning(
             "dial-back", f"{counted} reached {where}", "peers see this machine at several addresses: some may not reach it later"
         )
-    return ok("dial-back", f"{counted} reached {where} from outside")
+    return ok("dial-back", f"{counted} reached {where} {whence}")
 
 
 def of_direct(answers: Sequence[Dialled], port: int) -> Finding:
