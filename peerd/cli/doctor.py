@@ -69,11 +69,12 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
       peerd doctor --device cuda:0
       peerd doctor /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW... --port 31337
     """
+    from peerd.cli.join_link import addresses_behind
     from peerd.cli.launch import ChildFailedError, run_child
     from peerd.cli.organise import ipv4
     from peerd.errors import TimedOutError
 
-    order = {"home": str(chosen_home(context).folder), "addresses": addresses, **checked, "host": ipv4(checked["host"])}
+    order = {"home": str(chosen_home(context).folder), "addresses": addresses_behind(addresses), **checked, "host": ipv4(checked["host"])}
     order |= {"device": checked["device"] or "auto", "self_test": checked["device"] is not None}
     told: list[dict[str, Any]] = []
     with _telling(as_json) as tell:

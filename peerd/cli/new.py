@@ -47,6 +47,7 @@ _GENERAL_NAMES = {
 """Names of the model's sizes in transformers, where every architecture accepts them."""
 _POSITIVE = click.IntRange(1, 1_000_000)
 _BOUNDARIES = ("none", "bottleneck", "maxout", "subspace", "token-residual")
+_ABOUT_FIELDS = ("purpose", "licence", "contact")
 _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 
 
@@ -83,6 +84,9 @@ _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 @click.option(
     "--optimizer-bits", type=click.Choice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
 )
+@click.option("--purpose", metavar="TEXT", default="", help="What is trained, and what for: shown to those who may join.")
+@click.option("--licence", metavar="NAME", default="", help="Licence of the trained model.")
+@click.option("--contact", metavar="TEXT", default="", help="An e-mail address or page at which you are reached.")
 @click.option("--from", "sources", multiple=True, metavar="FOLDER", help="Go on from an earlier run's state; see below.")
 @click.option("--before", type=click.IntRange(0), metavar="STEP", help="With --from: only what was reached before this step.")
 @click.option("--device-memory", type=MEMORY, metavar="SIZE", help="Cut so that each stage fits a device with so much, e.g. 8GB.")
@@ -251,6 +255,7 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
             seed=given.get("seed", earlier.seed),
             data=dataclasses.replace(data, evaluation_fraction=fraction),
             start=manifests.StartConfig(state=START_FILE, step=reply["step"]),
+            about=dataclasses.replace(earlier.about, **{name: given[name] for name in _ABOUT_FIELDS if name in given}),
             train=dataclasses.replace(earlier.train, **recut(earlier, {name: given[name] for name in _TRAIN_FIELDS if name in given})),
         )
     except ValueError as error:
@@ -268,7 +273,7 @@ def recut(earlier: Manifest, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
-    from peerd.config.manifest import Manifest, TrainConfig
+    from peerd.config.manifest import AboutConfig, Manifest, TrainConfig
 
     name = fields["name"] if fields["name"] is not None else _name_from(folder)
     if fields["model"] == "decoder" and (fields["config_file"] or fields["settings"]):
@@ -283,6 +288,7 @@ def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
             model=_decoder_of(fields, vocab_size_of(data.tokenizer)),
             data=dataclasses.replace(data, evaluation_fraction=fields["evaluation_fraction"]),
             train=TrainConfig(**train),
+            about=AboutConfig(**{field: fields[field] for field in _ABOUT_FIELDS}),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None

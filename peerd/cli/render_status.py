@@ -53,6 +53,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
     traffic = f"{amount(counters['bytes_sent'])}B sent, {amount(counters['bytes_received'])}B received"
     rows = [
         ("run", f"{plain(run['name'])} ({plain(run['id'])})"),
+        *((name, plain(text, 600)) for name, text in run.get("about", {}).items()),
         *([("name", name_of(peer))] if name_of(peer) else []),
         ("peer", f"{plain(peer['id'])}, up {duration(reply['uptime_s'])}, process {reply['pid']}"),
         ("stage", f"{peer['stage']} (of 0 to {run['num_stages'] - 1}) on {plain(peer['device'], 20)}"),

@@ -49,6 +49,7 @@ def invitation_told(told: str) -> str:
 @click.pass_context
 def join(context: click.Context, /, addresses: tuple[str, ...], invitation: str, detach: bool, as_json: bool, **flags: Any) -> int:
     """Join a run: ADDRESS is the line its organiser gave you, or that of any peer; of several the first that answers counts.
+    A link to the run's page will do: https://HOST or peerd://HOST.
 
     The daemon checks the organiser's signature, measures this machine, takes the stage that needs help most and
     trains with the others until you leave. Runs in the foreground unless --detach: Ctrl-C leaves gracefully, a second
@@ -67,9 +68,12 @@ def join(context: click.Context, /, addresses: tuple[str, ...], invitation: str,
     Examples:
       peerd join
       peerd join /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...#9f2c...
+      peerd join https://train.example.org
       peerd join ADDRESS --device all
     """
-    join = " ".join(addresses).strip()
+    from peerd.cli.join_link import addresses_behind
+
+    join = " ".join(addresses_behind([each.strip() for each in addresses])).strip()
     if not join:
         check_was_in_a_run(chosen_home(context))
     settings = replace(settings_of(context, flags, join=join), invitation=invitation_told(invitation))

@@ -18,6 +18,7 @@ from shlex import quote
 from typing import Annotated, Any, Literal, TypeVar
 
 from peerd.config import cut
+from peerd.config.about import AboutConfig as AboutConfig
 from peerd.config.bounds import Between, NumSteps, check_bounds
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.data_config import DataConfig as DataConfig
@@ -165,6 +166,7 @@ class Manifest:
     compute: ComputeConfig = field(default_factory=ComputeConfig)
     wire: WireConfig = field(default_factory=WireConfig)
     swarm: SwarmConfig = field(default_factory=SwarmConfig)
+    about: AboutConfig = field(default_factory=AboutConfig)
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.name) <= 64 and all(c.isalnum() or c in "-_." for c in self.name)):
@@ -296,8 +298,11 @@ class Manifest:
         return cut.layer_counts(self.model, self.train)
 
     def canonical_bytes(self) -> bytes:
-        """The bytes to sign: JSON with sorted keys."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":")).encode()
+        """The bytes to sign: JSON with sorted keys. An empty [about] is left out: older daemons do not know it."""
+        document = dataclasses.asdict(self)
+        if not self.about.told:
+            del document["about"]
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def run_id(organiser_key: bytes, name: str) -> str:

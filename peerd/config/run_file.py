@@ -27,6 +27,7 @@ _CODECS = ", ".join(f'"{name}"' for name in EXAMPLES)
 _DERIVED = {("start", "step"), ("start", "blake3"), *(("data", name) for name in ("source_blake3", *AGREED))}
 
 _SECTIONS = {
+    "about": "What people read before they join. Peers with an older peerd cannot join a run that fills it in.",
     "model": "What is trained.",
     "data": "The text to train on. A list of blocks makes its own samples.",
     "start": "What the run begins from.",

@@ -10,7 +10,7 @@ history   since (int), events (bool), after    HistoryReply: steps and evaluatio
 contributions  -                               ContributionsReply: the work of each peer, by stage
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; the daemon drains first unless `now`, with progress lines
-pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}; when it has handed on what it held, with progress lines
+pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}, once held work is handed on; progress lines until then
 resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard open (bool)                          {"schema", "address"}: the address with the token; `open` adds "open", an address that
@@ -58,6 +58,7 @@ class RunInfo(TypedDict):
     group_size: NotRequired[int]  # peers of a stage that average in one round; 0: all; absent from older daemons
     local_batch: NotRequired[int]  # microbatches behind each of a peer's own updates within a step; 0: steps are not local
     local_steps_after: NotRequired[int]  # the first step that is local
+    about: NotRequired[dict[str, str]]  # [about] of the manifest, without empty texts
 
 
 class PathInfo(TypedDict, total=False):

@@ -111,6 +111,7 @@ class TableReport:
             "group_size": manifest.swarm.group_size,
             "local_batch": manifest.train.local_batch,
             "local_steps_after": manifest.train.local_steps_after,
+            "about": manifest.about.told,
         }
 
     def peers(self, tokens_per_second: float) -> Mapping[str, Any]:

@@ -87,7 +87,7 @@ VERBS = {
         *("--name", "--stages", "--layers", "--d-model", "--heads", "--d-ff", "--sequence-length", "--microbatch-size", "--microbatches"),
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),
         *("--tie-word-embeddings", "--boundary", "--boundary-rank", "--before", "--optimizer", "--optimizer-bits"),
-        *("--model", "--config", "--set"),
+        *("--model", "--config", "--set", "--purpose", "--licence", "--contact"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
     "plan": {"--network", "--swarm", "--dtfm", "--method", "--seed", "--sweep", "--write", "--home", "--json"},

@@ -33,12 +33,22 @@ class PaperSource:
         self.health: list[dict[str, str]] = []
         self.name = "paper"
         self.local_batch = 0
+        self.about: dict[str, str] = {}
+        """What the organiser says of the run."""
+        self.join = f"/ip4/203.0.113.7/tcp/31337/p2p/{ME}#{'a' * 32}"
 
     async def past(self, reach_s: float) -> Mapping[str, Any]:
         self.reaches_s.append(reach_s)
         run = {"id": "a" * 32, "name": self.name, "num_stages": self.num_stages, "microbatches_per_step": 16, "steps": 100}
         return {
-            "run": {**run, "tokens_per_step": 8192, "boundary_bytes": 262144, "local_batch": self.local_batch, "local_steps_after": 0},
+            "run": {
+                **run,
+                "tokens_per_step": 8192,
+                "boundary_bytes": 262144,
+                "local_batch": self.local_batch,
+                "local_steps_after": 0,
+                "about": self.about,
+            },
             "me": ME,
             "steps": [[step, 5.5 - step / 20, 1.8e9 + step] for step in range(20)],
             "evaluations": [[step, 5.6 - step / 20] for step in range(0, 20, 5)],
@@ -60,6 +70,7 @@ class PaperSource:
         exact = ("duplicate_microbatches", "lost_microbatches", "inexact_steps")
         names = ("accumulated_microbatches", "own_updates", "bytes_sent", "bytes_received", *exact)
         own = {
+            "join": self.join,
             "peer": {"stage": 0, "phase": "accumulating", "leaving": False, "queue": 2, "throughput": 12.5, "tokens": 40960, "step": 20},
             "counters": dict.fromkeys(names, 0),
             "decision": "working: 6 of 16 microbatches done",
@@ -83,6 +94,9 @@ class PaperSource:
         row = {"peer": ME, "steps": 9, "microbatches": 80, "tokens": 40960, "reporter": ME}
         stage = {"stage": 0, "first_step": 0, "last_step": 9, "steps": 10, "peers": [row]}
         return {"schema": 1, "me": ME, "run": "paper", "num_stages": self.num_stages, "stages": [stage]}
+
+    def join_address(self) -> str:
+        return self.join
 
     async def leave(self) -> None:
         self.acts.append("leave")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from peerd.cli.join_link import addresses_behind
 from peerd.observe.web import pages
 from tests.observe.paper_source import ME, TOKEN, PaperSource, served
 
@@ -213,3 +214,13 @@ async def test_a_viewer_that_looks_on_does_not_keep_the_server_from_ending() -> 
             assert b"200" in await reader.readline()
         await reader.read()
         writer.close()
+
+
+async def test_a_short_link_leads_to_the_address_at_which_others_join() -> None:
+    source = PaperSource()
+    async with served(source, EVERYWHERE, public=True) as port:
+        answer = await ask(port, "/join")
+        assert (answer.status, answer.body.decode()) == (200, source.join + "\n")
+        assert answer.headers["content-type"].startswith("text/plain")
+        found = await asyncio.to_thread(addresses_behind, [f"http://127.0.0.1:{port}"])
+    assert found == (source.join,)

@@ -28,7 +28,7 @@ from peerd.config.settings import Settings
 from peerd.control.protocol import SCHEMA, PeerInfo
 from peerd.control.server import Say
 from peerd.control.states import state_of
-from peerd.daemon.answers import Answers
+from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.observer import Observer
 from peerd.errors import PeerdError, PortTakenError, UsageError
@@ -45,7 +45,7 @@ SHOWN_EVENTS = 100
 CHURN_SPANS = 200
 """Into so many parts of the time that is shown are comings and goings counted."""
 RECENT_STEPS = 50
-OWN_FIELDS = ("counters", "decision", "joining", "rebalancing", "moves", "health", "uptime_s")
+OWN_FIELDS = ("join", "counters", "decision", "joining", "rebalancing", "moves", "health", "uptime_s")
 RECENT_S = 10.0
 CONTRIBUTIONS_KEPT_S = 15.0
 BACKLOG = 64
@@ -209,7 +209,12 @@ class Dashboard:
             "tokens_per_second": table["tokens_per_second"],
             "num_peers": sum(stage["num_peers"] for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
-            "own": {name: own[name] for name in OWN_FIELDS} | {"peer": {**mine, "addresses": []}, "paused": bool(own["owner"]["paused"])},
+            "own": {
+                **{name: own[name] for name in OWN_FIELDS},
+                "peer": {**mine, "addresses": []},
+                "paused": bool(own["owner"]["paused"]),
+                "invited": self._peer.place.manifest.swarm.access == "invited",
+            },
             "steps": [_step(entry) for entry in steps],
             "samples": [_sample(sample) for sample in samples],
             "events": [asdict(event) for event in events],
@@ -226,6 +231,9 @@ class Dashboard:
                 told = await self._past.contributions({}, lambda _text: None)
                 self._asked = (time.monotonic(), told)
             return told
+
+    def join_address(self) -> str:
+        return join_line(self._peer)
 
     async def leave(self) -> None:
         self._answers.ask_to_leave()

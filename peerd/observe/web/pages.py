@@ -133,6 +133,10 @@ class Pages:
         at_once = {"x-accel-buffering": "no"}  # keeps a proxy from buffering the events
         return StreamingResponse(self._stream.watch(address, reach_s), headers=at_once, media_type="text/event-stream")
 
+    async def join(self, _request: Request) -> Response:
+        """The address with which others join, as a line of text: what `peerd join https://HOST` reads."""
+        return PlainTextResponse(self._source.join_address() + "\n")
+
     async def contributions(self, _request: Request) -> Response:
         return JSONResponse(await self._source.contributions())
 
@@ -163,6 +167,7 @@ def build(source: DashboardSource, stream: Stream, access: Access) -> ASGIApp:
         Route("/assets/{name}", pages.asset),
         Route("/api/session", pages.session),
         Route("/api/live", pages.live),
+        Route("/join", pages.join),
         Route("/api/contributions", pages.contributions),
         Route("/api/leave", pages.leave, methods=["POST"]),
         Route("/api/pause", pages.pause, methods=["POST"]),

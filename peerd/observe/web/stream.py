@@ -31,6 +31,10 @@ class DashboardSource(Protocol):
 
     async def contributions(self) -> Mapping[str, Any]: ...
 
+    def join_address(self) -> str:
+        """The address at which others join, with the run's id."""
+        ...
+
     async def leave(self) -> None: ...
 
     async def pause(self, yes: bool) -> None:

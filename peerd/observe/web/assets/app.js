@@ -1,9 +1,10 @@
 // The page: reads the daemon's stream and passes its messages to the parts. It keeps the history for the charts.
 
-import { Chart, smoothed } from "/assets/chart.js";
+import { Chart, decimals, smoothed } from "/assets/chart.js";
 import { amount, bytes, clock, dayAndTime, duration, minutes, say, whole } from "/assets/format.js";
 import { SwarmMap, peerOf } from "/assets/map.js";
 import { NearMap } from "/assets/near.js";
+import { Beginning, letCopy, showAbout, showJoin, showTeams } from "/assets/about.js";
 import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
 
 const $ = (id) => document.getElementById(id);
@@ -18,9 +19,10 @@ let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiti
 const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
 const near = new NearMap($("near"), $("near-note"), (id) => { map.choose(id); showNear(); });
 const events = new Events($("events"));
+const beginning = new Beginning();
 const when = (seconds) => { const span = spanOf(past.samples); return (span > DAY_S ? dayAndTime : span > SHORT_S ? minutes : clock)(seconds); };
 const charts = {
-  loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss) => loss.toFixed(2) }),
+  loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss, step) => loss.toFixed(step ? decimals(step) : 3), wholeX: true }),
   rate: new Chart($("rate-chart"), { title: "Tokens per second", x: when, y: amount, fromZero: true, area: true }),
   queue: new Chart($("queue-chart"), { title: "Microbatches held", x: when, y: amount, fromZero: true }),
   peers: new Chart($("peers-chart"), { title: "Peers", x: when, y: amount, fromZero: true, area: true, lanes: LANES }),
@@ -40,6 +42,8 @@ function takePast(told) {
   events.clear();
   events.add(told.events, told.me);
   say($("run"), told.run.name);
+  showAbout($("about"), told.run);
+  beginning.clear();
   document.title = `${told.run.name} - peerd`;
   $("progress").hidden = !told.run.steps;
   charted = "";
@@ -69,6 +73,7 @@ function takeNow(now) {
   showNear();
   showOwn($("own"), $("own-said"), now.own, share, past.run.local_batch);
   showActs(now.own.paused);
+  showJoin($("about"), past.run, now.own.join ?? "", now.own.invited);
   showHealth($("health"), $("notes"), now.own.health);
   showCharts();
   document.documentElement.dataset.updateMs = (performance.now() - began).toFixed(1);
@@ -115,7 +120,9 @@ function showFigures(now, stages) {
   if (isLocal) say($("loss-note"), `averaged parameters, ${evaluation ? `step ${whole(evaluation[0])}` : "not evaluated yet"}${ofStep === null ? "" : `; ${ofStep.toFixed(3)} within the last step`}`);
   else if (loss === null) say($("loss-note"), "known after the first step");
   else say($("loss-note"), before ? `${loss > before[1] ? "up" : "down"} ${Math.abs(loss - before[1]).toFixed(3)} in 10 steps` : "");
-  say($("rate"), now.tokens_per_second ? amount(now.tokens_per_second) : "\u2013");
+  const first = beginning.rate(now, run); // no step has ended yet
+  say($("rate"), now.tokens_per_second || first ? amount(now.tokens_per_second || first) : "\u2013");
+  say($("rate-note"), first ? "tokens/s so far" : "tokens/s");
   say($("peers"), whole(peers));
   const suspects = sum(stages.map((stage) => stage.peers.filter((peer) => peer.phase === "suspect").length));
   say($("peers-note"), `in ${stages.length} ${stages.length === 1 ? "stage" : "stages"}${suspects ? `, ${suspects} suspect` : ""}`);
@@ -157,13 +164,18 @@ async function fetchSession() {
   try {
     const session = await (await fetch("/api/session")).json();
     $("leave").hidden = $("pause").hidden = !session.may_act;
+    document.body.dataset.public = session.public;
   } catch { /* the stream reports a lost connection */ }
 }
 
 async function fetchShares() {
   try {
     const answer = await fetch("/api/contributions");
-    if (answer.ok) share = showShares($("shares"), $("coverage"), await answer.json());
+    if (answer.ok) {
+      const told = await answer.json();
+      share = showShares($("shares"), $("coverage"), told);
+      showTeams($("teams"), $("teams-title"), told);
+    }
   } catch { /* as above */ }
 }
 
@@ -208,6 +220,7 @@ $("range").addEventListener("change", () => {
 $("as-table").addEventListener("toggle", () => latest && takeNow({ ...latest, events: [] }));
 $("as-near").addEventListener("toggle", showNear);
 $("pause").addEventListener("click", pauseOrGoOn);
+letCopy($("about"));
 $("leave").addEventListener("click", () => $("sure").showModal());
 $("sure").addEventListener("close", async () => {
   if ($("sure").returnValue !== "leave") return;

@@ -6,7 +6,7 @@ const LEFT = 52, RIGHT = 6, TOP = 18, BOTTOM = 20, LANE = 15, MIDDLE_FROM = 300,
 const NEAR = 0.01; // share of the width: marks this close to the crosshair are shown
 
 export class Chart {
-  // options: x and y format numbers; fromZero starts the y axis at 0; area fills below the first series; lanes are the names of lanes.
+  // options: x and y format numbers (y is told the distance of ticks); wholeX puts ticks of x at whole numbers only; fromZero starts the y axis at 0; area fills below the first series; lanes are the names of lanes.
   constructor(host, options) {
     this.host = host;
     this.options = options;
@@ -58,11 +58,18 @@ export class Chart {
     const { width, height } = this.box, { x, y } = this.options, parts = [];
     for (const tick of ticks) {
       parts.push(draw("line", { class: "rule", x1: LEFT, x2: width, y1: this.Y(tick), y2: this.Y(tick) }));
-      parts.push(draw("text", { x: LEFT - 7, y: this.Y(tick) + 4, "text-anchor": "end" }, y(tick)));
+      parts.push(draw("text", { x: LEFT - 7, y: this.Y(tick) + 4, "text-anchor": "end" }, y(tick, ticks[1] - ticks[0])));
     }
     this.lanes.forEach((name, lane) => parts.push(draw("text", { x: LEFT - 7, y: this.laneAt(lane) + 4, "text-anchor": "end" }, name)));
-    parts.push(draw("text", { x: LEFT, y: height - 3 }, x(x0)), draw("text", { x: width, y: height - 3, "text-anchor": "end" }, x(x1)));
-    if (width > MIDDLE_FROM && x1 - x0 > 1) parts.push(draw("text", { x: (LEFT + width - RIGHT) / 2, y: height - 3, "text-anchor": "middle" }, x((x0 + x1) / 2)));
+    if (this.options.wholeX) {
+      for (const tick of wholeTicks(x0, x1, width > MIDDLE_FROM ? 4 : 2)) {
+        const at = this.X(tick), anchor = at < LEFT + 20 ? "start" : at > width - 30 ? "end" : "middle";
+        parts.push(draw("text", { x: anchor === "end" ? width : at, y: height - 3, "text-anchor": anchor }, x(tick)));
+      }
+    } else {
+      parts.push(draw("text", { x: LEFT, y: height - 3 }, x(x0)), draw("text", { x: width, y: height - 3, "text-anchor": "end" }, x(x1)));
+      if (width > MIDDLE_FROM && x1 - x0 > 1) parts.push(draw("text", { x: (LEFT + width - RIGHT) / 2, y: height - 3, "text-anchor": "middle" }, x((x0 + x1) / 2)));
+    }
     this.ground.replaceChildren(...parts);
   }
 
@@ -174,6 +181,18 @@ export function scale(low, high) {
   for (let tick = begin; tick <= high + step * 0.999; tick += step) ticks.push(tick);
   return [begin, ticks.at(-1), ticks];
 }
+
+// Round whole numbers between two numbers, with at most `most` gaps between them.
+export function wholeTicks(low, high, most) {
+  const rough = Math.max(1, (high - low) / most), power = 10 ** Math.floor(Math.log10(rough));
+  const step = Math.max(1, [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough));
+  const ticks = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(tick);
+  return ticks;
+}
+
+// Decimals that tell ticks at this distance apart; two at least.
+export const decimals = (step) => Math.max(2, Math.min(8, Math.ceil(-Math.log10(step) + (String(step).includes("25") ? 1 : 0) - 1e-9)));
 
 function nearest(points, wanted) {
   let best = null;
