@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+import pytest
 
-from peerd.cli.main import cli
+from peerd.cli.main import cli, run
 from peerd.cli.verbs import SECTIONS
 from peerd.config.paths import Home
 from peerd.errors import ExitCode
@@ -154,6 +155,15 @@ def verbs_of(group: click.Group, before: str = "") -> Iterator[tuple[str, click.
         yield before + name, command
         if isinstance(command, click.Group):
             yield from verbs_of(command, f"{before}{name} ")
+
+
+def test_the_shell_completes_verbs_and_flags(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for words, number, expected in (("peerd jo", "1", "join"), ("peerd join --nick", "2", "--nickname")):
+        for name, value in (("_PEERD_COMPLETE", "bash_complete"), ("COMP_WORDS", words), ("COMP_CWORD", number)):
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            run([])
+        assert (ended.value.code, capfd.readouterr().out) == (0, f"plain,{expected}\n")
 
 
 def test_verbs_and_flags_are_those_that_scripts_rely_on() -> None:
