@@ -145,10 +145,10 @@ def new(
     loads = loads_of(manifest)
     if device_memory:
         manifest = fitted_to(manifest, loads, device_memory, "num_stages" in given)
-    _write(target, manifest, estimates(manifest, loads), as_json)
+    _write(target, manifest, estimates(manifest, loads), not fields["name"], as_json)
 
 
-def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_json: bool) -> None:
+def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], named_by_folder: bool, as_json: bool) -> None:
     from peerd.cli.render_estimate import NOMINAL_FLOPS, estimate_fields, estimate_lines
     from peerd.config.atomic import replace_file
     from peerd.config.manifest import run_id
@@ -164,6 +164,8 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], as_jso
     needs = planned_needs(manifest, stages, NOMINAL_FLOPS)
     if is_printed({**reply, "stages": [estimate_fields(*each) for each in zip(stages, needs, strict=True)]}, as_json):
         return
+    if manifest.name != folder.name and named_by_folder:
+        click.echo(f"name:   {manifest.name} (the folder's name without what a run's name cannot have; --name chooses another)")
     click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
     if manifest.start.state:
         click.echo(f"begins: at step {manifest.start.step}, in {manifest.train.num_stages} stages")

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from peerd.planner.link_needs import StageNeed
     from peerd.planner.workload import StageEstimate
 
+HOME_MBIT = 20
+"""Upload of a usual home line, Mbit/s: estimates say what it carries."""
 NOMINAL_FLOPS = 1e12
-"""Device speed for which tokens/s and upload are printed; both are proportional to it."""
+"""Device speed for which tokens/s are printed; they are proportional to it."""
 USUAL_GPUS_GIB = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80, 96, 141, 192)
 """Usual memory sizes of GPUs, which are sold as GB."""
 GIB = 1 << 30
@@ -34,7 +36,7 @@ def estimate_lines(stages: list[StageEstimate], needs: list[StageNeed], slots: i
         (first, begins), *rest = alike
         last, ends = rest[-1] if rest else (first, begins)
         rows.append((_span(first, last), _span(begins.layers.start, ends.layers.stop - 1), *_cells(begins)))
-    head = ("stage", "layers", "parameters", "memory", "GPU", "tokens/s", "upload", "averaging")
+    head = ("stage", "layers", "parameters", "memory", "GPU", "computes", f"{HOME_MBIT} Mbit/s up", "averaging")
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     num_tied = max(stage.load.num_tied for stage in stages)
     tied = f"parameters: {num_tied / 1e6:,.2f} M of them are the tied embeddings, which the first and the last stage each hold"
@@ -46,8 +48,10 @@ def estimate_lines(stages: list[StageEstimate], needs: list[StageNeed], slots: i
         f"machine: up to {_most_gb(stage.host_bytes for stage in stages)} of its memory beside that",
         f"processor: up to {_most_gb(stage.together_bytes for stage in stages)} in all where there is no GPU",
         f"GPU: the smallest usual one that has so much, and {TORCH_GIB} GB for torch itself",
-        "tokens/s, upload: of a device that sustains 1 TFLOP/s",
-        "averaging: uploaded once a step where many peers serve the stage",
+        "computes: tokens/s of a device that sustains 1 TFLOP/s",
+        f"{HOME_MBIT} Mbit/s up: tokens/s that such a home line carries, at most, in the codecs of [wire]",
+        "speed: the smaller of these two; the peers of a stage add up",
+        "averaging: uploaded once a step by each peer, at most (where many peers serve the stage)",
         f"line: at least {_rates(needs)} up and down where two such devices serve each stage; a slower peer is left out of averages",
     ]
 
@@ -77,7 +81,7 @@ def _cells(stage: StageEstimate) -> tuple[str, ...]:
         f"{stage.memory_bytes / 1e9:,.2f} GB",
         smallest_gpu(stage.memory_bytes),
         f"{tokens_per_s:,.0f}",
-        f"{8e-6 * tokens_per_s * stage.upload_bytes_per_token:,.0f} Mbit/s",
+        f"{HOME_MBIT * 1e6 / 8 / stage.upload_bytes_per_token:,.0f}" if stage.upload_bytes_per_token else "-",
         f"{stage.averaging_bytes / 1e6:,.1f} MB",
     )
 

@@ -19,6 +19,23 @@ from peerd.data.tokenizer import FileTokenizer, train_bpe
 from peerd.errors import UsageError
 
 
+def test_a_name_that_differs_from_the_folders_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", str(tmp_path / "my run!"), "--d-model", "64"]) == 0
+    assert "name:   myrun (" in capfd.readouterr().out
+    for arguments in ((str(tmp_path / "plain"),), (str(tmp_path / "a b"), "--name", "chosen")):
+        assert run(["new", *arguments, "--d-model", "64"]) == 0
+        assert "name:" not in capfd.readouterr().out
+
+
+def test_the_estimate_says_what_a_home_line_carries(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", str(tmp_path / "r"), "--d-model", "64"]) == 0
+    told = capfd.readouterr().out
+    head, first, _ = told.splitlines()[1:4]
+    assert "20 Mbit/s up" in head
+    assert first.split()[-3] == f"{20e6 / 8 / (4 * 64):,.0f}", "float32 activations of width 64"
+    assert "1 TFLOP/s" in told
+
+
 def test_new_writes_the_run_its_flags_describe_and_prints_its_id(tmp_path: Path) -> None:
     folder = tmp_path / "my run!"
     assert run(["new", str(folder), "--stages", "3", "--d-model", "64", "--steps", "7", "--accumulate", "float64"]) == 0
@@ -145,7 +162,7 @@ def test_the_token_file_can_be_made_ahead_and_is_described(tmp_path: Path) -> No
 def test_new_says_what_each_stage_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["new", str(tmp_path / "a"), "--stages", "4", "--layers", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["stage", "layers", "parameters", "memory", "GPU", "tokens/s", "upload", "averaging"]
+    assert lines[1].split() == ["stage", "layers", "parameters", "memory", "GPU", "computes", "20", "Mbit/s", "up", "averaging"]
     assert [line.split()[:2] for line in lines[2:5]] == [["0", "0-1"], ["1-2", "2-5"], ["3", "6-7"]]
     assert max(map(len, lines[1:8])) <= 85
     assert all(" GB  4 GB  " in line for line in lines[2:5]), "the smallest GPU takes so small a stage"
