@@ -46,7 +46,7 @@ def wrong_in(text: str) -> list[str]:
     wrong = [f"{anchor} ({name})" for anchor, name in citations(text) if anchor not in KNOWN or name not in ("", KNOWN[anchor])]
     wrong += re.findall(OUTSIDE, text)
     wrong += [each for each in re.findall(r"\b([A-Z]{3,})(?:'s)? (?:section|appendix|rule|hole)s? [\dA-Z]", text) if each not in PAPERS]
-    pages = {"README.md", ".github/SECURITY.md"} | {prefix + page.name for page in DOCS.glob("*.md") for prefix in ("", "docs/", "peerd/docs/")}
+    pages = {"README.md"} | {prefix + page.name for page in DOCS.glob("*.md") for prefix in ("", "docs/", "peerd/docs/")}
     return wrong + [each for each in re.findall(r"(?:(?:peerd/)?docs/|(?<![\w/]))[\w-]+\.md\b", text) if each not in pages]
 
 
