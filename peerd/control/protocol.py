@@ -17,8 +17,7 @@ dashboard open (bool)                          {"schema", "address"}: the addres
                                                works once and for one minute
 export    folder (absolute path), format       {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
           ("peerd"), timeout_s (no limit)
-access    list (hex of a signed list), or      {"schema", "peer", "run", "organiser" (folder of its key), "list", AccessInfo's fields}
-          nothing: it only tells
+access    list (hex of a signed one) or none   {"schema", "peer", "run", "organiser" (folder of its key), "list", AccessInfo's fields}
 audit     -                                    AuditReply (audits.py): who was audited, by whom, and what came of it
 reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
                                                for each peer asked; `direct` is DirectInfo with its own "answers"

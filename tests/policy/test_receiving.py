@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from peerd.link.links import Arrival
-from peerd.policy.route.receiving import LONGEST_PAUSE_S, Receivers, Waiting
+from peerd.policy.route.receiving import LONGEST_PAUSE_S, Receivers, WaitingChunk
 from peerd.policy.route.yielding import LEAST_BYTES_PER_S, UplinkUse, least_rate
 
 CHUNK, ASKED = 1 << 18, 2
@@ -19,10 +19,10 @@ PATIENCE_S = 15.0
 class InTurn(Receivers):
     """All receivers share what there is, chunk by chunk. The check notices."""
 
-    def put_off_in_s(self, chunk: Waiting, rate: float, now_s: float) -> float | None:
+    def put_off_in_s(self, chunk: WaitingChunk, rate: float, now_s: float) -> float | None:
         return None
 
-    def next(self, rate: float) -> Waiting | None:
+    def next(self, rate: float) -> WaitingChunk | None:
         return next(iter(self._waiting), None)
 
 
@@ -38,7 +38,7 @@ class Joiner:
     ended_s: float | None = None
     stream: int = 0
     """Counts its streams: what was to come of an earlier one does not."""
-    chunk: Waiting | None = None
+    chunk: WaitingChunk | None = None
     arrival: Arrival = field(init=False)
 
     def begin(self) -> None:

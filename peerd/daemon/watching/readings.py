@@ -8,6 +8,7 @@ import psutil
 
 from peerd import __version__
 from peerd.audit.tallies import AuditOutcome
+from peerd.control.protocol import Counters
 from peerd.daemon.answers import Answers
 from peerd.daemon.device import describe, memory_of, utilisation
 from peerd.daemon.open_files import limit, num_open
@@ -55,12 +56,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_tensor_bytes_total": _of_tensors(peer),
         "peerd_boundary_bytes_total": counters["boundary_bytes"],
         "peerd_boundary_crossings_total": counters["boundary_crossings"],
-        "peerd_microbatches_accumulated_total": counters["accumulated_microbatches"],
-        "peerd_microbatch_calls_total": counters["microbatch_calls"],
-        "peerd_microbatches_replayed_total": counters["replayed_microbatches"],
-        "peerd_microbatches_suppressed_total": counters["suppressed_microbatches"],
-        "peerd_microbatches_duplicate_total": counters["duplicate_microbatches"],
-        "peerd_microbatches_lost_total": counters["lost_microbatches"],
+        **_of_microbatches(counters),
         "peerd_inexact_steps_total": counters["inexact_steps"],
         "peerd_ledger_resets_total": counters["ledger_resets"],
         "peerd_reloads_total": counters["reloads"],
@@ -84,6 +80,17 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_event_loop_lag_seconds": observer.lag.worst_s(LAG_OVER_S, now_s) if observer else 0.0,
         "peerd_event_loop_lag_quantile_seconds": observer.lag.quantiles(now_s) if observer else {},
         "peerd_health_items": _by_severity(answers),
+    }
+
+
+def _of_microbatches(counters: Counters) -> dict[str, Reading]:
+    return {
+        "peerd_microbatches_accumulated_total": counters["accumulated_microbatches"],
+        "peerd_microbatch_calls_total": counters["microbatch_calls"],
+        "peerd_microbatches_replayed_total": counters["replayed_microbatches"],
+        "peerd_microbatches_suppressed_total": counters["suppressed_microbatches"],
+        "peerd_microbatches_duplicate_total": counters["duplicate_microbatches"],
+        "peerd_microbatches_lost_total": counters["lost_microbatches"],
     }
 
 

@@ -17,7 +17,7 @@ LEAST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 15.0
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingChunk:
     """A chunk that waits for its turn. Without a receiver it goes as if that had a seat."""
 
     num_bytes: int
@@ -40,7 +40,7 @@ class Receivers:
 
     _places: dict[Hashable, _Place] = field(default_factory=dict)
     """In the order in which they came."""
-    _waiting: list[Waiting] = field(default_factory=list)
+    _waiting: list[WaitingChunk] = field(default_factory=list)
     """In the order in which they asked."""
     _is_short: bool = False
     """Somebody was sent away, and since then no chunk has left without a wait."""
@@ -54,24 +54,24 @@ class Receivers:
         self._places[receiver].streams -= 1
         self._forget(now_s)
 
-    def asks(self, num_bytes: int, now_s: float, receiver: Hashable | None = None, left_s: float | None = None) -> Waiting:
+    def asks(self, num_bytes: int, now_s: float, receiver: Hashable | None = None, left_s: float | None = None) -> WaitingChunk:
         """A chunk waits from now on, of a receiver that has begun. `left_s`: what it needs for all that it has yet to get."""
         if receiver is not None:
             self._places[receiver].left_s = left_s
-        self._waiting.append(Waiting(num_bytes, now_s, receiver))
+        self._waiting.append(WaitingChunk(num_bytes, now_s, receiver))
         return self._waiting[-1]
 
-    def leaves(self, chunk: Waiting, *, at_once: bool) -> None:
+    def leaves(self, chunk: WaitingChunk, *, at_once: bool) -> None:
         """A chunk waits no more, because its turn came or its stream ended. `at_once`: it did not have to wait."""
         self._waiting.remove(chunk)
         self._is_short = self._is_short and not at_once
 
-    def next(self, rate: float) -> Waiting | None:
+    def next(self, rate: float) -> WaitingChunk | None:
         """The chunk whose turn it is once the line is free; None if none waits."""
         seated = self._seated(rate)
         return next((each for each in self._waiting if each.receiver is None or each.receiver in seated), next(iter(self._waiting), None))
 
-    def put_off_in_s(self, chunk: Waiting, rate: float, now_s: float) -> float | None:
+    def put_off_in_s(self, chunk: WaitingChunk, rate: float, now_s: float) -> float | None:
         """The time until the receiver of a chunk is to be sent away; None: it has a seat and is not."""
         if chunk.receiver is None or chunk.receiver in self._seated(rate):
             return None
