@@ -20,7 +20,8 @@ ALL = "all"
 COUNT_SILENCE_S = 120.0
 """Importing torch for the first time takes long where the disk is slow."""
 _NAMES = "name auto, all, cpu, cuda, cuda:N or mps, or several with commas between"
-_ONE_OF_SEVERAL = re.compile(r"cpu|mps|cuda:[0-9]{1,3}")
+_ONE_OF_SEVERAL = re.compile(r"cpu(:[0-9]{1,2})?|mps|cuda:[0-9]{1,3}")
+"""`cpu:0,cpu:1` are two daemons on the processor, such as for the two stages of a run."""
 
 
 def check_devices(text: str) -> None:
@@ -31,7 +32,9 @@ def check_devices(text: str) -> None:
         if wrong is not None:
             raise UsageError(f"--device {text}: {wrong or 'an empty name'} cannot be one of several", "name cpu, cuda:N or mps, each once")
         if len(set(names)) < len(names):
-            raise UsageError(f"--device {text}: a device stands there twice", "name each once: one daemon computes on it")
+            raise UsageError(
+                f"--device {text}: a device stands there twice", "name each once; two daemons on the processor are cpu:0,cpu:1"
+            )
     elif text not in ("auto", ALL, "cuda") and not _ONE_OF_SEVERAL.fullmatch(text):
         raise UsageError(f"--device {text}: unknown", _NAMES)
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 START_FILE = "start.safetensors"
 MASKED_SHARE = 0.15
+MOST_SHOWN_PEERS = 4
+"""More peers on one machine are not suggested."""
 
 _TRAIN_FIELDS = (
     *("num_stages", "microbatches_per_step", "microbatch_size", "sequence_length", "steps", "learning_rate", "accumulate"),
@@ -173,6 +175,11 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], named_
         click.echo(line)
     click.echo(f"run id: {run}")
     click.echo(f"next:   peerd start {quote(str(run_file))}")
+    if (num_stages := manifest.train.num_stages) > 1:
+        peers = ",".join(f"cpu:{number}" for number in range(min(num_stages, MOST_SHOWN_PEERS)))
+        click.echo(
+            f"        a step needs a peer at each of the {num_stages} stages; {len(peers.split(','))} on this machine: --device {peers}"
+        )
 
 
 def _with_model(folder: Path, manifest: Manifest, fields: dict[str, Any], given: set[str]) -> Manifest:

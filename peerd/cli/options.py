@@ -107,7 +107,10 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         click.option("--stage", type=click.IntRange(0, 4095), help="Stage to serve.  [default: the one that needs help most]"),
         click.option("--stay", "stay_hours", type=STAY_HOURS, default=0.0, metavar="HOURS", help="How long this machine means to stay."),
         click.option(
-            "--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N or mps; all, or cuda:0,cuda:1: a daemon for each."
+            "--device",
+            default="auto",
+            show_default=True,
+            help="auto, cpu, cuda, cuda:N or mps; all, cuda:0,cuda:1 or cpu:0,cpu:1: a daemon for each.",
         ),
         click.option("--nickname", metavar="NAME", help="What others see beside this peer's id.  [default: the last; '' for none]"),
         click.option("--team", metavar="NAME", help="The name of a team, shown beside it and added up.  [default: the last]"),

@@ -64,13 +64,15 @@ def start(context: click.Context, /, run_file: str, placement: Path | None, deta
     """Start a run's first peer and print the line that others paste to join.
 
     RUN.toml is what `peerd new DIR` wrote (DIR alone will do); organiser.key must lie beside it. Runs in the foreground
-    unless --detach: Ctrl-C leaves the swarm gracefully, a second Ctrl-C leaves at once.
+    unless --detach: Ctrl-C leaves the swarm gracefully, a second Ctrl-C leaves at once. A peer serves one stage, and a step needs
+    a peer at each: --device cpu:0,cpu:1 starts two peers on this machine, and --device all one for each GPU.
 
     --placement notes in RUN.toml the stage that each peer of a plan takes when it joins, where it fits its memory.
 
     \b
     Examples:
       peerd start my-run
+      peerd start my-run --device cpu:0,cpu:1
       peerd start my-run --host 0.0.0.0 --port 31337 --detach
       peerd start my-run --placement placement.json
     """

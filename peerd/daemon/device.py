@@ -34,7 +34,7 @@ def choose_device(wanted: str) -> torch.device:
     except RuntimeError:
         raise UsageError(f"--device {wanted} is not a device", "use auto, cpu, cuda, cuda:N or mps") from None
     if device.type == "cpu":
-        return device
+        return torch.device("cpu")  # its number only tells daemons on one processor apart
     if not _is_here(device):
         raise UsageError(f"--device {wanted} is not available on this machine", "use --device auto")
     if has_own_memory(device) and str(device) == device.type:

@@ -55,6 +55,13 @@ def status_of(peerd: Command) -> dict[str, Any]:
     return reply
 
 
+def test_a_processor_may_have_several_daemons_by_number() -> None:
+    devices.check_devices("cpu:0,cpu:1")
+    assert devices.devices_of("cpu:0,cpu:1") == ("cpu:0", "cpu:1")
+    with pytest.raises(PeerdError, match="cpu:0,cpu:1"):
+        devices.check_devices("cpu,cpu")
+
+
 def test_one_command_starts_a_daemon_for_each_device_and_one_ends_them(
     peerd: Command, paper: Callable[[str], None], both: tuple[Home, ...]
 ) -> None:

@@ -32,6 +32,10 @@ def test_where_the_cpu_computes_the_devices_memory_is_the_machines() -> None:
     assert memory.held == 0
 
 
+def test_the_number_of_a_processor_only_tells_daemons_apart() -> None:
+    assert choose_device("cpu:1") == choose_device("cpu") == torch.device("cpu")
+
+
 def test_a_cpu_tells_how_busy_it_is() -> None:
     told = utilisation(CPU)
     assert told is not None
