@@ -9,28 +9,9 @@ import pytest
 from peerd.policy.route.admission import able_to_compute
 from peerd.policy.step.acts import DropSums, FetchSection
 from peerd.policy.step.asides import sums_to_drop
-from peerd.policy.step.groups import (
-    STEPS_TOGETHER,
-    Levels,
-    SectionMakers,
-    alone_in_rounds,
-    by_sum,
-    groups_of,
-    mates_to_tell,
-    sections_held,
-)
+from peerd.policy.step.groups import STEPS_TOGETHER, Levels, SectionMakers, alone_in_rounds, by_sum, groups_of, mates_to_tell, sections_held
 from peerd.policy.step.ledger import at_next_step, full, holders, makers, may_accumulate, this_dropped, with_sum
-from peerd.policy.step.roster import (
-    Credit,
-    Roster,
-    compose,
-    turns,
-    union_of,
-    whole_of,
-    why_inexact,
-    why_never,
-    why_refuse,
-)
+from peerd.policy.step.roster import Credit, Roster, compose, turns, union_of, whole_of, why_inexact, why_never, why_refuse
 from peerd.policy.step.sections import section_to_fetch
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
