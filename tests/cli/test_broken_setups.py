@@ -63,7 +63,7 @@ def in_this_process(module: str, order: dict[str, Any], **_bounds: object) -> di
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         assert child.main([module, json.dumps(order)]) == 0
-    return dict(json.loads(said.getvalue()))
+    return dict(json.loads(said.getvalue().splitlines()[-1]))
 
 
 @pytest.fixture

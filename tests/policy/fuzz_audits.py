@@ -97,6 +97,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("words", "Iterable[SignedWord]"): _words,
     ("own", "Receipt"): _receipt,
     "below": lambda w: w.maybe(lambda: _receipt(w)),
+    ("passes", "Iterable[SignedPass] | None"): lambda w: w.maybe(lambda: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))]),
     ("signed", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
     "author": World.some_peer,
     ("pairs", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
