@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-import numpy as np
 from blake3 import blake3
 
 from peerd.averaging.compression import Compression
@@ -14,6 +13,7 @@ from peerd.errors import BadMessageError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.route.chunk_shares import ChunkShares
 from peerd.policy.step.certificates import average_id_of
+from peerd.stage.blocks import memory
 from peerd.stage.state import StageState
 from peerd.wire.messages import Average
 
@@ -46,7 +46,7 @@ class PartialAverage:
 
     def begin(self, header: Average) -> None:
         self.header = header
-        self.whole = memoryview(np.empty(header.num_bytes, np.uint8).data)
+        self.whole = memory(header.num_bytes)
         self.shares = ChunkShares(len(header.chunk_hashes))
 
     def claim_of(self, header: Average) -> Hashable:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.models.module import StageModule
+from peerd.stage.blocks import vector
 from peerd.stage.malloc import make_room
 from peerd.transfers import fetch_into, to_host
 
@@ -106,7 +107,7 @@ class Accumulator:
         """
         start, end = bounds
         make_room((end - start + spare) * self.flat.itemsize)
-        found = torch.empty(self.flat.numel() + spare, dtype=self.flat.dtype)
+        found = vector(self.flat.numel() + spare, self.flat.dtype)
         fetch_into(found[start:end], self.flat.detach()[start:end])
         return found
 

@@ -14,11 +14,11 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import structlog
 from torch import Tensor
 
 from peerd.link.links import Bytes
+from peerd.stage.blocks import memory
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.state_file import CutStored, FileTensors, OpenFile
 from peerd.wire.chunks import CutFile
@@ -91,7 +91,7 @@ class Landing:
             if self._file is None and self._memory is None:
                 self._file = self._spools.file(self.num_bytes)
                 if self._file is None:  # pages that nothing was written to take no memory, and nobody waits until they are zero
-                    self._memory = memoryview(np.empty(self.num_bytes, np.uint8).data)
+                    self._memory = memory(self.num_bytes)
         if self._memory is not None:
             self._memory[start : start + len(data)] = data
         elif self._file is not None:

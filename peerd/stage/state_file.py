@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-import torch
 from blake3 import blake3
 from torch import Tensor
 
 from peerd.link.links import Bytes
+from peerd.stage.blocks import vector
 from peerd.wire.chunks import CutFile
 from peerd.wire.tensors import header_end, memory_of, places_in_file
 
@@ -87,7 +88,7 @@ class FileTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         shape, dtype, at = self._places[name]
-        found = torch.empty(shape, dtype=dtype)
+        found = vector(math.prod(shape), dtype).view(shape)
         self._file.read_into(self._start + at, memory_of(found))
         return found
 

@@ -59,3 +59,81 @@ def test_threads_share_two_arenas() -> None:
 
 def test_pages_that_nobody_uses_go_back_to_the_system() -> None:
     assert int(run(FREE_ALL_BUT_THE_LAST)) > 80_000_000
+
+
+BESIDE = """
+import ctypes, mmap, threading, time
+import torch
+from peerd.stage.blocks import vector
+from peerd.stage.malloc import give_back_free_memory, keep_freed_memory
+libc = ctypes.CDLL(None)
+libc.mallopt(-8, 1)  # one arena, as where the event loop shares that of the torch thread
+keep_freed_memory()
+libc.mallopt(-1, 1 << 30)  # nothing goes back by itself
+held, ready, go, began = {{}}, threading.Event(), threading.Event(), threading.Event()
+def other():
+    {setup}
+    ready.set()
+    go.wait()
+    began.set()
+    {work}
+thread = threading.Thread(target=other)
+thread.start()
+ready.wait()
+go.set()
+began.wait()
+times = 0
+while thread.is_alive():
+    {tick}
+    times += 1
+    time.sleep(0.0001)
+print(times)
+"""
+MAPPING = "mmap.mmap(-1, 1 << 20).close()"
+HEAP = "bytearray(200_000)"
+NUM_VALUES = 100_000_000
+
+
+def times_beside(setup: str, work: str, tick: str) -> int:
+    """How often the main thread does something small while another thread works."""
+    return int(run(BESIDE.format(setup=setup, work=work, tick=tick)))
+
+
+def test_other_threads_get_memory_while_that_of_a_large_vector_goes_back() -> None:
+    """Python's own objects lie in mappings of a megabyte, and the event loop must not wait until all of an average is unmapped.
+
+    With `torch.empty` in place of `vector` the main thread gets one or two.
+    """
+    assert times_beside(f"held[0] = vector({NUM_VALUES}, torch.float32).fill_(1.0)", "held.clear()", MAPPING) > 20
+
+
+def test_other_threads_get_memory_while_that_of_freed_blocks_goes_back() -> None:
+    """With `malloc_trim` alone the main thread gets two or three."""
+    freed = f"blocks = [torch.ones(7 << 20) for _ in range({NUM_VALUES} >> 22)]; held[0] = torch.ones(1 << 20); blocks.clear()"
+    assert times_beside(freed, "give_back_free_memory()", HEAP) > 20
+
+
+LET_GO_ON_THE_MAIN_THREAD = """
+import threading, psutil, torch
+from peerd.stage import blocks
+threads = []
+empty = blocks.empty_pages
+def noted(*arguments):
+    threads.append(threading.current_thread())
+    empty(*arguments)
+blocks.empty_pages = noted
+vector = blocks.vector(50_000_000, torch.float32).fill_(2.0)
+part = vector[10_000_000:20_000_000]
+before = psutil.Process().memory_info().rss
+del vector
+assert part.sum() == 20_000_000 and not threads
+del part
+while not threads: pass
+threads[0].join()
+assert threads[0] is not threading.main_thread()
+print(before - psutil.Process().memory_info().rss)
+"""
+
+
+def test_a_vector_lasts_as_long_as_a_part_of_it_is_in_use_and_does_not_go_back_on_the_event_loops_thread() -> None:
+    assert int(run(LET_GO_ON_THE_MAIN_THREAD)) > 190_000_000
