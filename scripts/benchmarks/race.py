@@ -11,7 +11,11 @@ time, deaths, and that averages and microbatches share a line. `auto` has the co
 to top-k; the averages of that row are in int8. The target is the loss that the dense row has after a share of its updates (--target).
 "time" is until a row gets there, by linear interpolation between evaluations, and a dash if it does not. "loss" is what a row ends with.
 
-Results of trainings are appended to the file that --state names, and are not computed again: stop it, and go on with the same command.
+Each row has its own learning rate: seed 0 trains with all of --rate (--muon-rate), with local steps also with all of --outer, and the one
+that ends with the lowest loss is the row's in the table and with the other seeds.
+
+Results of trainings are appended to the file that --state names, and are not computed again: stop it, and go on with the same command. The
+training under way lies beside it (".part"), as it was at its last evaluation.
 """
 
 from __future__ import annotations
@@ -23,118 +27,71 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, TrainConfig
 from peerd.config.paths import cache_folder
 from peerd.data.sources import STDLIB
 from peerd.data.tokens import prepare_tokens
-from peerd.models.stages import StageModule, build_stage
-from peerd.reference import backpropagate, evaluate, train_reference
-from peerd.stage.optimizer import Optimizer
-from peerd.stage.update import apply_sums
+from peerd.planner.contenders import CONTENDERS, LOCAL_UPDATES, Contender
 from peerd.train.corpus import Corpus
-from scripts.benchmarks._race import LINKS, LOCAL_UPDATES, NUM_REPLICAS, ROWS, HomeSize, Link, Row, update_s
+from scripts.benchmarks._race import LINKS, HomeSize, Link, update_s
+from scripts.benchmarks._race_training import MARKS, Cell, Losses, Size, Tuning, train
 from scripts.benchmarks._report import SCHEMA, progress, run
-from scripts.benchmarks.convergence import Group, Method
 
-MARKS = 16
-"""Evaluations of each training, at equal distances."""
+Known = dict[Cell, Losses]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """The training. All its fields are part of a result's key."""
+class Race:
+    """What is trained and shown."""
 
-    d_model: int
-    layers: int
-    stages: int
-    sequences: int
-    sequence_length: int
-    updates: int
-    rate: float
-    muon_rate: float
-    tokenizer: str
+    size: Size
+    rows: tuple[str, ...]
+    links: tuple[Link, ...]
+    seeds: int
+    rates: tuple[float, ...]
+    muon_rates: tuple[float, ...]
+    outer: tuple[tuple[float, float], ...]
+    """Rates and momenta of the averages of local steps."""
+    target: float
+    home: HomeSize = field(default_factory=HomeSize)
 
-    def manifest(self, row: Row, seed: int) -> Manifest:
-        """Two microbatches an update, one of each peer."""
-        steps = self.updates // row.updates_per_step
-        train = TrainConfig(
-            num_stages=self.stages,
-            microbatches_per_step=NUM_REPLICAS * row.updates_per_step,
-            microbatch_size=self.sequences,
-            sequence_length=self.sequence_length,
-            optimizer=row.optimizer,
-            learning_rate=self.muon_rate if row.optimizer == "muon" else self.rate,
-            warmup_steps=0 if row.is_local else min(20, self.updates // 5),
-            steps=steps,
-            evaluate_every_steps=max(1, steps // MARKS),
-            evaluation_microbatches=16,
-            local_batch=1 if row.is_local else 0,
-        )
-        vocabulary = 256 if self.tokenizer == "bytes" else int(self.tokenizer.partition(":")[2])
-        model = row.model(self.d_model, num_layers=self.layers, num_heads=4, vocab_size=vocabulary)
-        data = DataConfig(source=STDLIB, tokenizer=self.tokenizer, evaluation_fraction=0.05)
-        return Manifest(seed=seed, model=model, data=data, train=train, compute=ComputeConfig(threads=1), wire=row.wire)
+    def tunings(self, row: Contender) -> list[Tuning]:
+        """What seed 0 tries."""
+        rates = self.muon_rates if row.optimizer == "muon" else self.rates
+        return [Tuning(rate, *outer) for rate in rates for outer in (self.outer if row.is_local else [(0.0, 0.0)])]
 
+    def trained_rows(self) -> list[Contender]:
+        """Rows that are one training on all links are one."""
+        return list(dict.fromkeys(self.home.on(CONTENDERS[name], link) for name in self.rows for link in self.links))
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One training. `row` has no `auto`: its codecs are those of a link."""
+    def best(self, row: Contender, known: Known) -> Tuning | None:
+        """Of those that seed 0 has tried, the one that ends with the lowest loss. None: nothing was tried."""
+        tried = [tuning for tuning in self.tunings(row) if Cell(row, 0, tuning) in known]
+        return min(tried, key=lambda tuning: known[Cell(row, 0, tuning)][-1][1], default=None)
 
-    row: Row
-    seed: int
+    def next_cell(self, known: Known) -> Cell | None:
+        """What is trained next: all rows once before any twice, and all tunings of seed 0 before other seeds. None: all is there."""
+        rows = self.trained_rows()
+        wanted = [
+            Cell(row, 0, self.tunings(row)[turn])
+            for turn in range(max(len(self.tunings(row)) for row in rows))
+            for row in rows
+            if turn < len(self.tunings(row))
+        ]
+        if all(cell in known for cell in wanted):
+            best = {row: tuning for row in rows if (tuning := self.best(row, known)) is not None}
+            wanted = [Cell(row, seed, tuning) for seed in range(1, self.seeds) for row, tuning in best.items()]
+        return next((cell for cell in wanted if cell not in known), None)
 
-
-Losses = list[tuple[int, float]]
-"""Evaluation losses, with the updates before each."""
-
-
-def train(size: Size, cell: Cell) -> Losses:
-    manifest = size.manifest(cell.row, cell.seed)
-    corpus = Corpus(prepare_tokens(STDLIB, cache_folder(), manifest.data), manifest)
-    if cell.row.is_local or cell.row.averages == "none":
-        found = train_reference(manifest, corpus, manifest.train.steps, num_replicas=NUM_REPLICAS if cell.row.is_local else 1).evaluations
-        return [(each.step * cell.row.updates_per_step, each.loss) for each in found]
-    torch.set_num_threads(1)
-    return list(_with_lossy_averages(manifest, corpus))
-
-
-def _with_lossy_averages(manifest: Manifest, corpus: Corpus) -> Iterator[tuple[int, float]]:
-    """A synchronous run in which two peers of each stage average as a round does it."""
-    steps, every = manifest.train.steps, manifest.train.evaluate_every_steps
-    stages = [build_stage(manifest, stage, "cpu") for stage in range(manifest.train.num_stages)]
-    optimizers = [Optimizer(manifest, dict(stage.named_parameters())) for stage in stages]
-    method = Method(weights=manifest.wire.weight_gradients)
-    groups = [Group([parameter.shape for parameter in stage.parameters()], method) for stage in stages]
-    for step in range(steps + 1):
-        if step % every == 0 or step == steps:
-            yield step, evaluate(manifest, corpus, stages, step).loss
-        if step == steps:
-            return
-        by_peer = [_gradients(stages, manifest, corpus, step, peer) for peer in range(NUM_REPLICAS)]
-        for number, (stage, optimizer, group) in enumerate(zip(stages, optimizers, groups, strict=True)):
-            mean = group.average(step, [of_peer[number] for of_peer in by_peer]) / NUM_REPLICAS
-            pieces = torch.split(mean[:-1], [parameter.numel() for parameter in stage.parameters()])
-            named = {name: piece.view_as(value) for (name, value), piece in zip(stage.named_parameters(), pieces, strict=True)}
-            apply_sums(manifest.train, optimizer, step, named, 1, None)
-
-
-def _gradients(stages: Sequence[StageModule], manifest: Manifest, corpus: Corpus, step: int, peer: int) -> list[Tensor]:
-    """One vector for each stage, with the loss at its end."""
-    loss = backpropagate(stages, *corpus.microbatch(step, peer), manifest.wire, manifest.train)
-    found = []
-    for stage in stages:
-        parts = [torch.zeros_like(value) if value.grad is None else value.grad for value in stage.parameters()]
-        found.append(torch.cat([*(part.flatten() for part in parts), torch.tensor([loss])]))
-        stage.zero_grad()
-    return found
+    def runs(self, row: Contender, known: Known) -> dict[int, Losses]:
+        """The losses of a row with its best tuning, by seed."""
+        tuning = self.best(row, known)
+        cells = {seed: Cell(row, seed, tuning) for seed in range(self.seeds)} if tuning is not None else {}
+        return {seed: known[cell] for seed, cell in cells.items() if cell in known}
 
 
 def reaches_at(losses: Losses, target: float) -> float:
@@ -154,6 +111,9 @@ class Line:
     link: str
     row: str
     codec: str
+    tuning: str
+    """Learning rate; of local steps also rate and momentum of the averages."""
+    seeds: int
     update_s: float
     loss: float | None
     """At the end, mean of the seeds."""
@@ -165,25 +125,25 @@ class Line:
     sooner_than_int8: float | None
 
 
-def lines_on(link: Link, home: HomeSize, rows: Sequence[str], known: dict[Cell, Losses], seeds: int, share: float) -> list[Line]:
-    targets = {}
-    for seed in range(seeds):
-        dense = known.get(Cell(ROWS["dense float32"], seed))
-        if dense:
-            targets[seed] = min(loss for updates, loss in dense if updates <= share * dense[-1][0])
+def lines_on(race: Race, link: Link, known: Known) -> list[Line]:
+    dense = race.runs(race.home.on(CONTENDERS["dense float32"], link), known)
+    targets = {seed: min(loss for updates, loss in losses if updates <= race.target * losses[-1][0]) for seed, losses in dense.items()}
     lines = []
-    for name in rows:
-        row = home.on(ROWS[name], link)
-        runs = {seed: known[Cell(row, seed)] for seed in targets if Cell(row, seed) in known}
+    for name in race.rows:
+        row = race.home.on(CONTENDERS[name], link)
+        tuning = race.best(row, known)
+        runs = {seed: losses for seed, losses in race.runs(row, known).items() if seed in targets}
         ends = [losses[-1][1] for losses in runs.values()]
         reached = [reaches_at(losses, targets[seed]) for seed, losses in runs.items()]
         updates = statistics.fmean(reached) if reached and all(map(math.isfinite, reached)) else None
-        each_s = update_s(home, ROWS[name], link)
+        each_s = update_s(race.home, CONTENDERS[name], link)
         lines.append(
             Line(
                 link=link.name,
                 row=name,
                 codec=row.codec,
+                tuning=tuning.name if tuning is not None else "",
+                seeds=len(runs),
                 update_s=each_s,
                 loss=statistics.fmean(ends) if ends else None,
                 spread=max(ends) - min(ends) if ends else None,
@@ -201,114 +161,147 @@ def show(lines: Sequence[Line]) -> None:
         return "-" if value is None else format(value, form)
 
     print(f"\n{lines[0].link}")
-    print(f"{'row':<16} {'codec':<9} {'s an update':>11} {'loss':>7} {'spread':>7} {'updates':>8} {'time, h':>8} {'to int8':>8}")
+    print(
+        f"{'row':<21} {'codec':<9} {'rate':<14} {'seeds':>5} {'s an update':>11} {'loss':>7} {'spread':>7} {'updates':>8} {'time, h':>8}"
+        f" {'to int8':>8}"
+    )
     for line in lines:
         hours = None if line.time_s is None else line.time_s / 3600
         print(
-            f"{line.row:<16} {line.codec:<9} {line.update_s:>11.2f} {told(line.loss, '.4f'):>7} {told(line.spread, '.4f'):>7}"
-            f" {told(line.updates, '.0f'):>8} {told(hours, '.2f'):>8} {told(line.sooner_than_int8, '.2f'):>8}"
+            f"{line.row:<21} {line.codec:<9} {line.tuning:<14} {line.seeds:>5} {line.update_s:>11.2f} {told(line.loss, '.4f'):>7}"
+            f" {told(line.spread, '.4f'):>7} {told(line.updates, '.0f'):>8} {told(hours, '.2f'):>8} {told(line.sooner_than_int8, '.2f'):>8}"
         )
 
 
-def draw(home: HomeSize, rows: Sequence[str], known: dict[Cell, Losses], path: Path) -> None:
+def draw(race: Race, known: Known, path: Path) -> None:
     """Draw each row's losses, as means of its seeds, over the hours that its updates take. The file's suffix chooses the format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.0 * len(LINKS), 5.0), layout="constrained")
-    for link, panel in zip(LINKS, figure.subplots(1, len(LINKS), sharey=True), strict=True):
-        for number, name in enumerate(rows):
-            row = home.on(ROWS[name], link)
-            runs = [losses for cell, losses in sorted(known.items(), key=lambda item: item[0].seed) if cell.row == row]
-            hours = [updates * update_s(home, ROWS[name], link) / 3600 for updates, _ in runs[0]] if runs else []
+    figure = Figure(figsize=(6.0 * len(race.links), 5.0), layout="constrained")
+    panels = figure.subplots(1, len(race.links), sharey=True, squeeze=False).flat
+    for link, panel in zip(race.links, panels, strict=True):
+        for number, name in enumerate(race.rows):
+            runs = list(race.runs(race.home.on(CONTENDERS[name], link), known).values())
+            hours = [updates * update_s(race.home, CONTENDERS[name], link) / 3600 for updates, _ in runs[0]] if runs else []
             means = [statistics.fmean(loss for _, loss in at) for at in zip(*runs, strict=True)]
             panel.plot(hours, means, label=name, color=f"C{number % 10}", linestyle="-" if number < 10 else "--")
         panel.set_xscale("log")
         panel.set_title(link.name)
         panel.set_xlabel("hours")
-    panel.set_ylabel("evaluation loss, nats per token")
-    panel.legend(fontsize=8)
+    panels[0].set_ylabel("evaluation loss, nats per token")
+    panels[0].legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 
-def known_in(path: Path | None, size: Size) -> dict[Cell, Losses]:
+def known_in(path: Path | None, size: Size) -> Known:
     """The results of this size that a file holds."""
     told = [json.loads(line) for line in path.read_text().splitlines()] if path is not None and path.exists() else []
     mine = [each for each in told if each["size"] == dataclasses.asdict(size)]
-    return {Cell(Row(**each["row"]), each["seed"]): [(step, loss) for step, loss in each["losses"]] for each in mine}
+    return {
+        Cell(Contender(**each["row"]), each["seed"], Tuning(**each["tuning"])): [(updates, loss) for updates, loss in each["losses"]]
+        for each in mine
+    }
 
 
-def wanted_cells(home: HomeSize, rows: Sequence[str], seeds: int) -> list[Cell]:
-    """Seed by seed, so that a race that was stopped has all rows once before any twice. Rows that are one training on all links are one."""
-    cells = [Cell(home.on(ROWS[name], link), seed) for seed in range(seeds) for name in rows for link in LINKS]
-    return list(dict.fromkeys(cells))
-
-
-def train_all(given: argparse.Namespace, size: Size, cells: Sequence[Cell], known: dict[Cell, Losses]) -> None:
-    """Train what is not known, until the time that --budget allows is over."""
-    ends_s = time.monotonic() + given.budget
-    for number, cell in enumerate(cells, 1):
-        if cell in known:
-            continue
-        if time.monotonic() > ends_s:
-            progress(f"the time is over: {len(cells) - number + 1} trainings are left; the same command goes on")
+def train_all(race: Race, known: Known, state: Path | None, budget_s: float) -> None:
+    """Train what is not known, until the time is over."""
+    ends_s = time.monotonic() + budget_s
+    part = state.with_name(f"{state.name}.part") if state is not None else None
+    while (cell := race.next_cell(known)) is not None:
+        began_s, manifest = time.monotonic(), race.size.manifest(cell)
+        corpus = Corpus(prepare_tokens(STDLIB, cache_folder(), manifest.data), manifest)
+        losses = train(manifest, corpus, part, lambda: time.monotonic() < ends_s)
+        if losses is None:
+            progress("the time is over; the same command goes on")
             return
-        began_s = time.monotonic()
-        known[cell] = train(size, cell)
-        progress(f"{number}/{len(cells)}, seed {cell.seed}: {cell.row}: {known[cell][-1][1]:.4f} in {time.monotonic() - began_s:.0f} s")
-        if given.state is not None:
-            told = {"size": dataclasses.asdict(size), "row": dataclasses.asdict(cell.row), "seed": cell.seed, "losses": known[cell]}
-            with given.state.open("a") as file:
+        known[cell] = losses
+        progress(
+            f"{len(known)}: seed {cell.seed}, {cell.tuning.name}, {cell.row}: {losses[-1][1]:.4f} in {time.monotonic() - began_s:.0f} s"
+        )
+        if state is not None:
+            told = {"size": dataclasses.asdict(race.size), **dataclasses.asdict(cell), "losses": losses}
+            with state.open("a") as file:
                 file.write(json.dumps(told) + "\n")
 
 
-def parse() -> tuple[argparse.Namespace, Size]:
-    parser = argparse.ArgumentParser(prog="scripts/bench race", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    parser.add_argument("--short", action="store_true", help="a race of ten minutes: a smaller model, few updates, one seed")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="append results here, and do not compute again what is there")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw losses over time, one panel for each link (needs matplotlib)")
-    parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="begin no training after so long")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="ROW", help="which rows (default: all)")
-    parser.add_argument("--seeds", type=int, default=2, metavar="N", help="trainings of each row (default 2)")
-    parser.add_argument("--updates", type=int, metavar="N", help="of each training (default 2048; 128 with --short)")
-    parser.add_argument("--d-model", type=int, metavar="N", help="width of the trained model, a multiple of 16 (default 256; 64)")
-    parser.add_argument("--rate", type=float, default=2e-3, metavar="X", help="AdamW's learning rate (default 2e-3)")
-    parser.add_argument("--muon-rate", type=float, default=1e-2, metavar="X", help="Muon's learning rate (default 1e-2)")
-    parser.add_argument("--target", type=float, default=0.8, metavar="SHARE", help="of the dense row's updates (default 0.8)")
-    given = parser.parse_args()
+def _link(text: str) -> Link:
+    mbit, _, milliseconds = text.partition("/")
+    found = Link(float(mbit), float(milliseconds))
+    if not (0 < found.mbit_per_s < math.inf and 0 <= found.round_trip_ms < math.inf):
+        raise ValueError(text)
+    return found
+
+
+def _outer(text: str) -> tuple[float, float]:
+    rate, _, momentum = text.partition(":")
+    return float(rate), float(momentum)
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="scripts/bench race", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    made.add_argument("--short", action="store_true", help="a race of ten minutes: a smaller model, few updates, one seed, one rate")
+    made.add_argument("--state", type=Path, metavar="FILE", help="append results here, and do not compute again what is there")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="draw losses over time, one panel for each link (needs matplotlib)")
+    made.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="stop after so long; 0: only show what is there")
+    made.add_argument(
+        "--rows", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS), metavar="ROW", help="which rows (default: all)"
+    )
+    made.add_argument("--link", nargs="+", type=_link, default=LINKS, metavar="MBIT/MS", help="lines (default 200/50 100/50 20/60)")
+    made.add_argument("--seeds", type=int, default=2, metavar="N", help="trainings of each row (default 2)")
+    made.add_argument("--updates", type=int, metavar="N", help="of each training (default 2048; 128 with --short)")
+    made.add_argument("--d-model", type=int, metavar="N", help="width of the trained model, a multiple of 16 (default 256; 64)")
+    made.add_argument("--layers", type=int, metavar="N", help="of the trained model, each a stage (default 8; 4)")
+    made.add_argument("--tokenizer", metavar="NAME", help="bytes or bpe:SIZE (default bpe:4096; bytes)")
+    made.add_argument("--sequence-length", type=int, metavar="N", help="(default 128; 64)")
+    made.add_argument("--rate", type=float, nargs="+", metavar="X", help="AdamW's learning rates (default 1e-3 2e-3 4e-3; 2e-3)")
+    made.add_argument("--muon-rate", type=float, nargs="+", metavar="X", help="Muon's (default 5e-3 1e-2 2e-2; 1e-2)")
+    made.add_argument("--outer", type=_outer, nargs="+", metavar="RATE:MOMENTUM", help="of averages (default 0.7:0.9 1:0; 0.7:0.9)")
+    made.add_argument("--target", type=float, default=0.8, metavar="SHARE", help="of the dense row's updates (default 0.8)")
+    return made
+
+
+def parse() -> tuple[argparse.Namespace, Race]:
+    arguments = _parser()
+    given = arguments.parse_args()
     is_short = given.short
+    layers = given.layers or (4 if is_short else 8)
     size = Size(
         d_model=given.d_model or (64 if is_short else 256),
-        layers=4 if is_short else 8,
-        stages=4 if is_short else 8,
+        layers=layers,
+        stages=layers,
         sequences=4,
-        sequence_length=64 if is_short else 128,
+        sequence_length=given.sequence_length or (64 if is_short else 128),
         updates=given.updates or (128 if is_short else 2048),
-        rate=given.rate,
-        muon_rate=given.muon_rate,
-        tokenizer="bytes" if is_short else "bpe:4096",
+        tokenizer=given.tokenizer or ("bytes" if is_short else "bpe:4096"),
     )
     if given.seeds < 1 or size.updates % (LOCAL_UPDATES * MARKS) or size.d_model % 16 or not 0 < given.target <= 1:
-        parser.error(f"--updates must be a multiple of {LOCAL_UPDATES * MARKS}, --d-model of 16, --seeds at least 1, --target 0 to 1")
-    if is_short:
-        given.seeds = 1
-    given.rows = list(dict.fromkeys(["dense float32", "int8", *given.rows]))
-    return given, size
+        arguments.error(f"--updates must be a multiple of {LOCAL_UPDATES * MARKS}, --d-model of 16, --seeds at least 1, --target 0 to 1")
+    race = Race(
+        size=size,
+        rows=tuple(dict.fromkeys(["dense float32", "int8", *given.rows])),
+        links=tuple(given.link),
+        seeds=1 if is_short else given.seeds,
+        rates=tuple(given.rate or ([2e-3] if is_short else [1e-3, 2e-3, 4e-3])),
+        muon_rates=tuple(given.muon_rate or ([1e-2] if is_short else [5e-3, 1e-2, 2e-2])),
+        outer=tuple(given.outer or ([(0.7, 0.9)] if is_short else [(0.7, 0.9), (1.0, 0.0)])),
+        target=given.target,
+    )
+    return given, race
 
 
 def main() -> int:
-    given, size = parse()
-    home = HomeSize()
-    known = known_in(given.state, size)
-    train_all(given, size, wanted_cells(home, given.rows, given.seeds), known)
+    given, race = parse()
+    known = known_in(given.state, race.size)
+    train_all(race, known, given.state, given.budget)
     if given.plot is not None:
-        draw(home, given.rows, known, given.plot)
-    tables = [lines_on(link, home, given.rows, known, given.seeds, given.target) for link in LINKS]
+        draw(race, known, given.plot)
+    tables = [lines_on(race, link, known) for link in race.links]
     if given.json:
         rows = [dataclasses.asdict(line) for lines in tables for line in lines]
-        print(json.dumps({"schema": SCHEMA, "size": dataclasses.asdict(size), "home": dataclasses.asdict(home), "rows": rows}))
+        print(json.dumps({"schema": SCHEMA, "size": dataclasses.asdict(race.size), "home": dataclasses.asdict(race.home), "rows": rows}))
         return 0
-    print(f"{size.layers} layers of width {size.d_model}, {size.updates} updates, {given.seeds} seed(s)")
+    print(f"{race.size.layers} layers of width {race.size.d_model}, {race.size.updates} updates")
     for lines in tables:
         show(lines)
     return 0
