@@ -242,7 +242,8 @@ def _launch_each(homes: DeviceHomes, each: Sequence[Settings], *, detach: bool, 
     if not detach:
         return Foreground(each, tell).run(tell_all)
     try:
-        detach_each(each, homes.homes, tell)
+        with telling_doing(as_json) as hear:
+            detach_each(each, homes.homes, tell, hear)
     finally:
         if begun:
             tell_all()

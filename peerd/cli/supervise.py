@@ -44,15 +44,15 @@ def joining(settings: Settings, first: Ready | None) -> Settings:
     return settings if first is None else replace(settings, join=f"{settings.join} {first.join}".strip())
 
 
-def detach_each(each: Sequence[Settings], homes: Sequence[Home], begun: Begun) -> None:
+def detach_each(each: Sequence[Settings], homes: Sequence[Home], begun: Begun, hear: Callable[[str], None] = lambda _text: None) -> None:
     """Start a daemon for each device in the background. One that fails keeps no other from starting; its error is raised at the end.
 
-    Raises at once if the first fails, because the others join where it does.
+    `hear` is told what each does until it can be reached. Raises at once if the first fails, because the others join where it does.
     """
     first, failed = None, None
     for settings, home in zip(each, homes, strict=True):
         try:
-            ready = run_detached(joining(settings, first), home)
+            ready = run_detached(joining(settings, first), home, lambda text, device=settings.device: hear(f"{device}: {text}"))  # type: ignore[misc]
         except PeerdError as error:
             if first is None:
                 raise

@@ -119,6 +119,66 @@ async def test_leave_asks_first_and_is_there_only_with_the_token() -> None:
         assert source.acts == ["leave"]
 
 
+async def test_a_public_page_says_first_what_the_run_is_for_and_how_to_join() -> None:
+    source = PaperSource()
+    source.about = {"purpose": "A model <b>of poems</b>.", "licence": "MIT", "contact": "anna@example.org", "page": "https://example.org/"}
+    async with served(source, public=True) as port, opened(viewport={"width": 1280, "height": 800}) as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        assert await page.inner_text("#purpose") == source.about["purpose"]
+        assert await page.inner_text("#join") == f"peerd join {source.join}"
+        links = await page.eval_on_selector_all("#about a", "found => found.map(each => each.href)")
+        assert links == ["mailto:anna@example.org", "https://example.org/"]
+        tops = [(await page.locator(place).bounding_box())["y"] for place in ("#about", ".swarm", ".own")]
+        assert tops[0] < min(tops[1:])
+        assert await page.is_visible("#code svg")
+        assert await page.inner_text("#own-title") == "This page's peer"
+        assert "this machine" not in (await page.inner_text("main")).lower()
+
+
+async def test_the_command_to_join_is_copied() -> None:
+    source = PaperSource()
+    async with served(source) as port, opened() as page:
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        await page.click("#copy")
+        await page.wait_for_selector("#copy:text-is('Copied')")
+        assert await page.evaluate("navigator.clipboard.readText()") == f"peerd join {source.join}"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_pause_is_within_the_first_screen(width: int) -> None:
+    async with served(PaperSource()) as port, opened(viewport={"width": width, "height": 700}) as page:
+        await page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
+        await wait_until_live(page)
+        place = await page.locator("#pause").bounding_box()
+        assert place["y"] + place["height"] < 200
+
+
+async def test_the_first_steps_have_ticks_at_whole_steps_and_a_point_that_is_seen() -> None:
+    source = PaperSource()
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        for points, labels in (([[0, 5.5]], [0, 1]), ([[0, 5.5], [1, 5.4999]], [0, 1]), ([[0, 5.5], [3, 5.0]], [0, 2])):
+            along, up, dots = await page.evaluate(ONE_CHART, points)
+            assert along == [f"step {number}" for number in labels]
+            assert len(set(up)) == len(up) >= 3, "no two ticks look alike"
+            assert dots == (len(points) == 1)
+
+
+ONE_CHART = """async points => {
+    const { Chart, decimals } = await import("/assets/chart.js"), host = document.getElementById("traffic-chart");
+    host.replaceChildren();
+    const y = (loss, gap) => loss.toFixed(gap ? decimals(gap) : 3);
+    new Chart(host, { title: "t", x: (step) => `step ${step}`, y, wholeX: true }).show([{ name: "loss", points }]);
+    const texts = [...host.querySelectorAll("text")].map((each) => each.textContent), alongX = (text) => text.startsWith("step");
+    return [texts.filter(alongX), texts.filter((text) => !alongX(text)), host.querySelectorAll("circle").length];
+}"""
+"""The labels along both axes of a small chart of the loss, and its dots."""
+
+
 async def test_pausing_and_going_on_is_one_button_that_says_what_it_would_do() -> None:
     source = PaperSource()
     async with served(source) as port, opened() as page:

@@ -1,6 +1,7 @@
 // What a visitor wants to know first: what is trained, how to take part, which team gives most; and the speed before the first step is over.
 
-import { amount, make, say } from "/assets/format.js";
+import { amount, draw, make, say } from "/assets/format.js";
+import { qr } from "/assets/qr.js";
 
 const WINDOW_S = 60, ENOUGH_S = 4;
 const MAIL = /^[^\s@<>"]+@[^\s@<>"]+\.[^\s@<>"]+$/;
@@ -26,6 +27,18 @@ export function showJoin(host, run, line, isInvited) {
   say(host.querySelector("#join-note"), isInvited ? `${here} The organiser invites peers: the command prints the id to send to them.` : here);
   const isShort = location.protocol === "https:" && line; // then this page says where
   say(host.querySelector("#join"), `peerd join ${isShort ? location.origin : line}`);
+}
+
+// The address of a public page as a QR code, for whoever sees it on a screen or a slide.
+export function showCode(host, isPublic) {
+  const figure = host.querySelector("#code"), rows = isPublic ? qr(location.origin) : null;
+  figure.hidden = !rows;
+  if (!rows) return;
+  const size = rows.length + 8; // a white border of four
+  const path = rows.flatMap((row, y) => row.flatMap((dark, x) => (dark ? [`M${x + 4} ${y + 4}h1v1h-1z`] : []))).join("");
+  const picture = draw("svg", { viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": `QR code of ${location.origin}`, "shape-rendering": "crispEdges" });
+  picture.append(draw("rect", { width: size, height: size, fill: "#fff" }), draw("path", { d: path, fill: "#000" }));
+  figure.replaceChildren(picture, make("figcaption", {}, "this page"));
 }
 
 export function letCopy(host) {

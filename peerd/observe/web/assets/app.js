@@ -1,10 +1,10 @@
 // The page: reads the daemon's stream and passes its messages to the parts. It keeps the history for the charts.
 
 import { Chart, decimals, smoothed } from "/assets/chart.js";
-import { amount, bytes, clock, dayAndTime, duration, minutes, say, whole } from "/assets/format.js";
+import { amount, bytes, clock, dayAndTime, duration, here, hereWithin, minutes, say, whole } from "/assets/format.js";
 import { SwarmMap, peerOf } from "/assets/map.js";
 import { NearMap } from "/assets/near.js";
-import { Beginning, letCopy, showAbout, showJoin, showTeams } from "/assets/about.js";
+import { Beginning, letCopy, showAbout, showCode, showJoin, showTeams } from "/assets/about.js";
 import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
 
 const $ = (id) => document.getElementById(id);
@@ -164,7 +164,10 @@ async function fetchSession() {
   try {
     const session = await (await fetch("/api/session")).json();
     $("leave").hidden = $("pause").hidden = !session.may_act;
+    showCode($("about"), session.public);
     document.body.dataset.public = session.public;
+    say($("own-title"), here());
+    say($("traffic-note"), `of ${hereWithin()}, per second`);
   } catch { /* the stream reports a lost connection */ }
 }
 
@@ -232,4 +235,4 @@ setInterval(() => { turn += 1; if (share === null || turn % SHARES_TURNS === 0) 
 setInterval(() => { if (heardAt && Date.now() - heardAt > SILENT_MS) state("lost"); }, 1000);
 try { $("range").value = localStorage.getItem(KEPT) ?? "24h"; } catch { /* keep the default */ }
 if (!$("range").value) $("range").value = "24h";
-connect();
+fetchSession().finally(connect); // the names of things depend on who looks

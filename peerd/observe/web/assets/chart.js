@@ -83,6 +83,8 @@ export class Chart {
           parts.push(draw("path", { class: `area f${colour}`, d: `${pathOf(run, this.X, this.Y)}L${to} ${floor}L${from} ${floor}Z` }));
         }
       }
+      const known = one.points.filter(([, y]) => y !== null);
+      if (known.length === 1) parts.push(draw("circle", { class: `f${colour}`, cx: this.X(known[0][0]), cy: this.Y(known[0][1]), r: 3.5 })); // a line of no length shows nothing
       parts.push(draw("path", { class: `line s${colour}${one.faint ? " faint" : ""}`, d: path, "stroke-dasharray": one.dashed ? "5 4" : "none" }));
     });
     this.lines.replaceChildren(...parts);

@@ -18,6 +18,10 @@ export const shortId = (peer) => (peer.length > 8 ? `..${peer.slice(-6)}` : peer
 // What a peer calls itself, with its team; empty if it has told no name. It enters the page as text only.
 export const known = (nickname, team) => [nickname, team && `(${team})`].filter(Boolean).join(" ");
 
+// The daemon that serves this page: the visitor's own, unless the page is public.
+export const here = () => (document.body.dataset.public === "true" ? "This page's peer" : "This machine");
+export const hereWithin = () => here().replace("T", "t");
+
 // Its name beside its id.
 export const nameOf = (peer) => [known(peer.nickname, peer.team), shortId(peer.id)].filter(Boolean).join(" ");
 

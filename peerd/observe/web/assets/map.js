@@ -1,6 +1,6 @@
 // The map: stages in the order of the pipeline, their peers, and the possible flow of work between them.
 
-import { amount, draw, known, markOf, nameOf, say, set } from "/assets/format.js";
+import { amount, draw, hereWithin, known, markOf, nameOf, say, set } from "/assets/format.js";
 
 const GLYPHS = { averaging: "\u21c4", averaged: "\u2713", joining: "\u2193", leaving: "\u2192", paused: "\u2016", pausing: "\u2016", suspect: "?", sidelined: "\u2014", unaveraged: "\u2205" };
 const FEW = 8; // a stage with at most this many peers shows their names and lines to the next stage
@@ -52,7 +52,7 @@ export class SwarmMap {
   choose(id) {
     this.chosen = id;
     const peer = this.find(id);
-    if (peer) say(this.told, `Peer ${nameOf(peer)}${id === this.me ? ", this machine" : ""}, stage ${peer.stage}, ${peer.phase}, queue ${peer.queue}`);
+    if (peer) say(this.told, `Peer ${nameOf(peer)}${id === this.me ? `, ${hereWithin()}` : ""}, stage ${peer.stage}, ${peer.phase}, queue ${peer.queue}`);
     for (const [peer, mark] of this.marks) mark.group.toggleAttribute("data-chosen", peer === id);
     this.onChoose(peer);
   }
@@ -179,7 +179,7 @@ export class SwarmMap {
     say(mark.glyph, glyph);
     set(mark.name, { y: r + 18, "text-anchor": "middle", class: mine ? "mine" : "" });
     set(mark.note, { y: r + 32, "text-anchor": "middle" });
-    say(mark.name, places.few ? (mine ? (places.crowded ? "this one" : "this machine") : markOf(peer)) : "");
+    say(mark.name, places.few ? (mine ? (places.crowded ? "this one" : hereWithin()) : markOf(peer)) : "");
     say(mark.note, places.few ? (peer.phase === "suspect" ? "no answer" : places.crowded ? `${peer.queue} held` : `${peer.done}/${this.microbatches}, ${peer.queue} held`) : "");
     if (places.few && mark.title === undefined) { mark.title = draw("title"); mark.group.prepend(mark.title); }
     if (mark.title) say(mark.title, `${known(peer.nickname, peer.team)} ${peer.id}, ${peer.phase}`.trim());

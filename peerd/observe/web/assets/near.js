@@ -1,6 +1,6 @@
 // Who is near whom: peers where their coordinates say that they are, moved apart where they would cover each other.
 
-import { draw, known, markOf, say, set } from "/assets/format.js";
+import { draw, hereWithin, known, markOf, say, set } from "/assets/format.js";
 
 const FEW = 12; // so many peers or fewer show their names
 const MARGIN = 44, MOST_MOVED = 500, ROUNDS = 120, SERIES = 6, NARROW = 560;
@@ -59,7 +59,7 @@ export class NearMap {
     set(mark.stage, { "font-size": Math.max(7, radius * 0.95).toFixed(1) });
     say(mark.stage, String(peer.stage));
     set(mark.name, { y: radius + 14, "text-anchor": "middle", class: mine ? "mine" : "peer-note" });
-    say(mark.name, mine ? "this machine" : few ? markOf(peer) : "");
+    say(mark.name, mine ? hereWithin() : few ? markOf(peer) : "");
     if (mine && mark.group !== this.bodies.lastChild) this.bodies.append(mark.group); // on top of others
     say(mark.title, `${known(peer.nickname, peer.team)} ${peer.id}, stage ${peer.stage}, its line adds ${peer.place[2]} ms`.trim());
   }

@@ -1,6 +1,6 @@
 // The panels around the map: facts, events, contributions, health. All text is inserted as text, never as markup.
 
-import { amount, bytes, duration, known, make, moment, nameOf, say, shortId, whole } from "/assets/format.js";
+import { amount, bytes, duration, here, hereWithin, known, make, moment, nameOf, say, shortId, whole } from "/assets/format.js";
 
 const TELL = {
   started: ["\u25b6", "good", (e, who) => `${who} began to serve stage ${e.stage}`],
@@ -52,7 +52,7 @@ export class Events {
 
 function line(event, me) {
   const [sign, tone, tell, why] = TELL[event.kind] ?? ["\u00b7", "", (e) => `${e.kind} ${e.text}`];
-  const who = event.peer === me || !event.peer ? "This machine" : `Peer ${shortId(event.peer)}`;
+  const who = event.peer === me || !event.peer ? here() : `Peer ${shortId(event.peer)}`;
   const text = make("span", {}, tell(event, who));
   if (why) text.append(make("span", { class: "why" }, why(event)));
   return make("li", { "data-tone": tone }, make("time", { datetime: new Date(event.time_s * 1000).toISOString() }, moment(event.time_s)), make("span", { class: "sign", "aria-hidden": "true" }, sign), text);
@@ -74,7 +74,7 @@ function facts(host, pairs, wrapped) {
 
 export function showChosen(host, peer, me, microbatches) {
   if (!peer) { facts(host, [["Peer", "none chosen"]], true); return; }
-  const name = peer.id === me ? `${nameOf(peer)} (this machine)` : nameOf(peer);
+  const name = peer.id === me ? `${nameOf(peer)} (${hereWithin()})` : nameOf(peer);
   facts(host, [
     ["Peer", name], ["Stage", String(peer.stage)], ["Step", whole(peer.step)], ["Phase", peer.phase], ["Holds", `${peer.done} of ${microbatches}`],
     ["Queue", String(peer.queue)], ["Speed", `${amount(peer.throughput)} samples/s`], ["Given", `${amount(peer.tokens)} tokens`], ["Device", peer.device || "unknown"], ["Reached", peer.reach === "client" ? "not at all" : peer.reach || "unknown"],
@@ -130,7 +130,7 @@ export function showShares(host, note, told) {
   host.replaceChildren(...shown.map(([peer, sum]) => {
     const part = total ? sum.tokens / total : 0, bar = make("i");
     bar.style.width = `${(100 * part).toFixed(1)}%`;
-    const own = known(told.names?.[peer], told.teams?.[peer]), name = [own, peer === told.me ? "This machine" : shortId(peer)].filter(Boolean).join(" "), where = `stage\u00a0${sum.stages.join(", ")}`;
+    const own = known(told.names?.[peer], told.teams?.[peer]), name = [own, peer === told.me ? here() : shortId(peer)].filter(Boolean).join(" "), where = `stage\u00a0${sum.stages.join(", ")}`;
     return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name}, ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
   }));
   const ranges = told.stages.map((stage) => `${whole(stage.steps)} of stage ${stage.stage}`);
