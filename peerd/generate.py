@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peerd.config.data_config import DataConfig
 from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.daemon.device import choose_device
-from peerd.data.tokenizer import BYTES, FileTokenizer, tokenizer_path
+from peerd.data.tokenizer import coding_of
 from peerd.errors import UsageError
 from peerd.models.prefix import Prefix
-from peerd.models.sampling import Sampling, choose
+from peerd.models.sampling import choose
 from peerd.models.stages import build_stage
+from peerd.policy.inference.sampling import Sampling
 from peerd.repartition import gather, with_boundaries
 
 MAX_CONTEXT = 1024
@@ -102,22 +102,8 @@ def open_text_model(sources: Sequence[Path], device: torch.device = CPU) -> Text
     def begin() -> Logits:
         return Continued(lambda: [stage.prefix() for stage in stages], device)  # the run's own stages: a cut may be a narrow boundary
 
-    encode, decode, ends = _tokenizer_of(manifest.data)
+    encode, decode, ends = coding_of(manifest.data, cache_folder())
     return TextModel(begin=begin, encode=encode, decode=decode, max_context=manifest.train.sequence_length, ends=frozenset(ends))
-
-
-def _tokenizer_of(data: DataConfig) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str], Sequence[int]]:
-    """The run's functions from text to tokens and back, and the tokens that end a text.
-
-    Raises UsageError if this machine does not have the run's tokenizer.
-    """
-    if data.tokenizer == BYTES:
-        return lambda text: [*text.encode()], lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace"), ()
-    kept = tokenizer_path(data, cache_folder())
-    if kept is None:
-        raise UsageError("this machine does not have the run's tokenizer", "export with --format hf and name that folder")
-    tokenizer = FileTokenizer(kept, data.end_of_text)
-    return lambda text: [*map(int, tokenizer.encode([text.encode()])[0])], tokenizer.decode, tokenizer.after
 
 
 def _check_goes_on(manifest: Manifest) -> None:

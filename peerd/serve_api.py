@@ -1,4 +1,4 @@
-"""`python -m peerd.serve_api REQUEST`: what `peerd serve-api` runs. A model of an export answers in the form of OpenAI's interface."""
+"""`python -m peerd.serve_api REQUEST`: what `peerd serve-api` runs. An export or the swarm answers in the form of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from peerd.api.requests import TextRequest
 from peerd.api.server import server_of
 from peerd.child import exit_code_of, parse_request
 from peerd.config.atomic import replace_file
+from peerd.config.paths import Home
 from peerd.daemon.device import choose_device
 from peerd.errors import ExitCode, PortTakenError, UsageError
 from peerd.generate import TextModel, generate_tokens, open_text_model
-from peerd.models.sampling import Sampling
+from peerd.swarm_model import SwarmModel, sampling_of
 
 HOST = "127.0.0.1"
 BACKLOG = 64
@@ -33,10 +34,14 @@ class ApiRequest:
     port: int
     device: str = "cpu"
     as_json: bool = False
+    home: str = ""
+    """Of the daemon whose swarm is asked; empty: the sources are."""
 
 
 class ExportedModel:
-    """A TextModel under a name."""
+    """A TextModel under a name. One thread computes all answers in turn."""
+
+    num_threads = 1
 
     def __init__(self, model: TextModel, name: str) -> None:
         self._model = model
@@ -48,10 +53,20 @@ class ExportedModel:
     def decode(self, tokens: list[int]) -> str:
         return self._model.decode(tokens)
 
-    def begin(self, prompt: list[int], asked: TextRequest) -> Callable[[], int]:
-        sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=asked.seed)
-        tokens: Iterator[int] = generate_tokens(self._model, prompt, self.max_context, sampling)
-        return lambda: next(tokens)
+    def begin(self, prompt: list[int], asked: TextRequest, most: int) -> ComputedTokens:
+        return ComputedTokens(generate_tokens(self._model, prompt, most, sampling_of(asked)))
+
+
+class ComputedTokens:
+    """Tokens that this process computes."""
+
+    def __init__(self, tokens: Iterator[int]) -> None:
+        self._tokens = tokens
+
+    def __next__(self) -> int:
+        return next(self._tokens)
+
+    def close(self) -> None: ...
 
 
 def main(arguments: list[str]) -> int:
@@ -64,13 +79,19 @@ def _run(arguments: list[str]) -> int:
         raise UsageError(f"{len(arguments)} arguments given", "use `peerd serve-api`")
     request: ApiRequest = parse_request(ApiRequest, arguments[0])
     with _bind(request.port) as listener:
-        sources = [Path(source) for source in request.sources]
-        model = ExportedModel(open_text_model(sources, choose_device(request.device)), sources[0].name)
+        model = _model_of(request)
         access = ApiAccess(listener.getsockname()[1], token_in(Path(request.token_file)))
         _tell(model, access, as_json=request.as_json)
         with server_of(model, access) as server:
             server.run(sockets=[listener])
     return ExitCode.OK
+
+
+def _model_of(request: ApiRequest) -> ExportedModel | SwarmModel:
+    if request.home:
+        return SwarmModel(Home(Path(request.home)))
+    sources = [Path(source) for source in request.sources]
+    return ExportedModel(open_text_model(sources, choose_device(request.device)), sources[0].name)
 
 
 def token_in(file: Path) -> str:
@@ -98,7 +119,7 @@ def _bind(port: int) -> socket.socket:
     return listener
 
 
-def _tell(model: ExportedModel, access: ApiAccess, *, as_json: bool) -> None:
+def _tell(model: ExportedModel | SwarmModel, access: ApiAccess, *, as_json: bool) -> None:
     """Say on standard output how clients reach the model, once they can."""
     address = f"http://{HOST}:{access.port}/v1"
     if as_json:

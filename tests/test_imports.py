@@ -29,6 +29,7 @@ COMPOSITION_ROOTS = {
     "replay",
     "replicas",
     "serve_api",
+    "swarm_model",
 }
 
 # What each room imports besides itself and the leaves, and why. Read downwards: no room imports one that stands below it.
@@ -116,6 +117,13 @@ ALLOWED: dict[str, dict[str, str]] = {
         "table": "records",
         "wire": "microbatches are sent",
     },
+    "asking": {
+        "config": "the manifest says what stages take and give",
+        "models": "where the stages are cut",
+        "policy": "which path a text takes",
+        "table": "peers",
+        "wire": "it asks peers to go on with texts",
+    },
     "api": {},
     "control": {"config": "where the socket lies"},
     "owner": {
@@ -157,11 +165,11 @@ WITHIN_POLICY: dict[str, set[str]] = {
 }
 
 # Modules of the control room that the thin client may load.
-CLIENT_SIDE = {"peerd.control.audits", "peerd.control.client", "peerd.control.protocol", "peerd.control.states"}
+CLIENT_SIDE = {f"peerd.control.{name}" for name in ("asking", "audits", "client", "protocol", "reach", "states", "texts")}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {
-    "torch": {"models", "wire", "stage", "averaging", "audit", "owner", "train", "transfers", "daemon", "reference"},
+    "torch": {"models", "wire", "stage", "averaging", "asking", "audit", "owner", "train", "transfers", "daemon", "reference"},
     "transformers": {"models"},
     "hivemind": {"link"},
     "grpc": {"link", "wire", "daemon"},

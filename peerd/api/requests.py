@@ -75,7 +75,9 @@ class _Part(BaseModel):
     text: str
 
 
-class _Message(BaseModel):
+class Message(BaseModel):
+    """A part of a conversation."""
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part]
 
@@ -124,7 +126,7 @@ class _Completion(_Body):
 
 
 class _Chat(_Body):
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
@@ -139,10 +141,15 @@ def parse_chat(body: bytes) -> TextRequest:
     """A request for /v1/chat/completions. Raises ApiError."""
     found = _parsed(_Chat, body)
     most = found.max_completion_tokens or found.max_tokens
-    return found.asked(transcript(found.messages), is_chat=True, max_tokens=most, more_stops=(f"\n{USER}",))
+    return found.asked(transcript(found.messages), is_chat=True, max_tokens=most, more_stops=stops_of_chat())
 
 
-def transcript(messages: list[_Message]) -> str:
+def stops_of_chat() -> tuple[str, ...]:
+    """The texts at which the answer in a conversation ends."""
+    return (f"\n{USER}",)
+
+
+def transcript(messages: list[Message]) -> str:
     """A conversation as a plain text for a model that only goes on from a text. The answer ends where the user's next words would begin."""
     names = {"user": f"{USER} ", "assistant": f"{ASSISTANT} "}
     return "".join(f"{names.get(each.role, '')}{each.text}\n" for each in messages) + ASSISTANT

@@ -32,10 +32,24 @@ MOST_DISCARDED_BYTES = 32 << 20
 CLOSE_WITHIN_S = 1
 
 
+class Tokens(Protocol):
+    """The tokens of one answer, each computed when it is asked for."""
+
+    def __next__(self) -> int:
+        """The next token. Raises ApiError where there is none."""
+        ...
+
+    def close(self) -> None:
+        """No more are wanted. It may be called while another thread waits for a token."""
+        ...
+
+
 class Model(Protocol):
-    """A model that goes on from a text. It is used on one thread."""
+    """A model that goes on from a text. One thread at a time uses one answer."""
 
     name: str
+    num_threads: int
+    """Answers of which a token is computed at once."""
     max_context: int
     """Tokens of prompt and answer together."""
     ends: frozenset[int]
@@ -45,8 +59,8 @@ class Model(Protocol):
 
     def decode(self, tokens: list[int]) -> str: ...
 
-    def begin(self, prompt: list[int], asked: TextRequest) -> Callable[[], int]:
-        """A function that computes the next token each time it is called."""
+    def begin(self, prompt: list[int], asked: TextRequest, most: int) -> Tokens:
+        """The tokens that follow the prompt; no more than `most` are wanted."""
         ...
 
 
@@ -55,7 +69,7 @@ class Endpoints:
         self._model = model
         self._access = access
         self._since_s = int(time.time())
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._thread = ThreadPoolExecutor(model.num_threads, thread_name_prefix="model")
         self._num_open = 0
 
     def close(self) -> None:
@@ -109,17 +123,22 @@ class Endpoints:
 
     async def _events(self, talk: _Talk, answer: ApiAnswer) -> AsyncIterator[str]:
         is_first = True
-        async for piece in self._pieces(talk):
-            if piece:
-                yield event(answer.piece(piece, is_first=is_first))
-                is_first = False
+        try:
+            async for piece in self._pieces(talk):
+                if piece:
+                    yield event(answer.piece(piece, is_first=is_first))
+                    is_first = False
+        except ApiError as error:
+            yield event(error.document())
+            yield DONE
+            return
         yield event(answer.piece(None, talk.reason, is_first=is_first))
         if talk.asked.tells_usage:
             yield event(answer.usage(talk.usage))
         yield DONE
 
     async def _pieces(self, talk: _Talk, is_gone: Callable[[], Awaitable[bool]] | None = None) -> AsyncIterator[str]:
-        """The answer's text as it comes. Requests take turns on the model's thread, because each asks for one token at a time."""
+        """The answer's text as it comes. Requests take turns on the model's threads, because each asks for one token at a time."""
         self._num_open += 1
         try:
             while not talk.reason:
@@ -129,6 +148,7 @@ class Endpoints:
             yield talk.text.rest()
         finally:
             self._num_open -= 1
+            talk.tokens.close()
 
 
 class _Talk:
@@ -139,12 +159,12 @@ class _Talk:
         self.text = TextStream(model.decode, asked.stops)
         self.reason = ""
         """Why the answer ends, once it does."""
-        self._next = model.begin(prompt, asked)
+        self.tokens = model.begin(prompt, asked, most)
         self._ends, self._num_given, self._most, self._num_ends = model.ends, len(prompt), most, 0
 
     def advance(self) -> str:
         """Compute one token; the text that may be sent."""
-        token = self._next()
+        token = next(self.tokens)
         if token in self._ends:
             self.reason, self._num_ends = "stop", 1
             return ""

@@ -140,6 +140,7 @@ def print_limits(reply: Mapping[str, Any]) -> None:
         ("memory", _size(limits["memory"])),
         ("disk", _size(limits["disk"])),
         ("duty", f"{limits['duty']:.0%} of the time"),
+        ("inference", _inference(limits["inference"])),
         ("power", f"{limits['power']:g} W on average" if limits["power"] else "no limit"),
         *([("priority", _priority(reply["nice"]))] if "nice" in reply else []),
         ("hours", limits["hours"] or "all day"),
@@ -167,6 +168,10 @@ def _rate(bytes_per_s: float) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{amount(num_bytes)}B" if num_bytes else "no limit"
+
+
+def _inference(share: float) -> str:
+    return f"{100 * share:.3g}% of the time answers those who ask the model" if share else "answers nobody who asks the model"
 
 
 def _priority(nice: int) -> str:

@@ -62,7 +62,9 @@ def now_line(status: StatusReply) -> str:
         return pause
     if joining and joining["plan"]:
         return f"joining stage {status['peer']['stage']}: {plain(joining['plan'], 300)}"
-    return "; ".join([plain(status["decision"]), *(f"computes {text}" for _, text in computing_row(status))])
+    texts = status.get("texts")
+    answers = ["answers those who ask the model"] if texts and texts["answering"] else []
+    return "; ".join([plain(status["decision"]), *(f"computes {text}" for _, text in computing_row(status)), *answers])
 
 
 def run_line(status: StatusReply, swarm: PeersReply | None) -> str:

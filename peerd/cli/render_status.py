@@ -74,6 +74,7 @@ def _status_rows(reply: StatusReply) -> list[tuple[str, str]]:
         ("data", plain(reply.get("data", ""))),
         *_access_row(reply),
         *_audits_row(reply),
+        *texts_rows(reply),
         *_reach_rows(reply),
         ("decision", pause_line(reply["owner"]) or plain(reply["decision"])),
         ("rebalancing", plain(reply["rebalancing"]) or "not looked at yet"),
@@ -104,6 +105,20 @@ def _access_row(reply: StatusReply) -> list[tuple[str, str]]:
 def _audits_row(reply: StatusReply) -> list[tuple[str, str]]:
     found = reply.get("audits")
     return [("audits", audits_line(found))] if found is not None else []
+
+
+def texts_rows(reply: StatusReply) -> list[tuple[str, str]]:
+    """What this peer computes for those who ask the model; none from older daemons."""
+    found = reply.get("texts")
+    if found is None:
+        return []
+    if not found["share"]:
+        return [("answers", "nobody who asks the model; `peerd limits --inference 2%` changes that")]
+    now = "answers now" if found["answering"] else "not asked now"
+    waiting = f", {found['waiting']} wait" if found["waiting"] else ""
+    kept = f"{found['texts']} texts kept in {amount(found['bytes'])}B of {amount(found['most_bytes'])}B"
+    steps = f"; with the parameters of step {', '.join(map(str, found['steps']))}" if found["steps"] else ""
+    return [("answers", f"{now}{waiting}: {amount(found['tokens'])} tokens in {duration(found['busy_s'])}; {kept}{steps}")]
 
 
 def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:

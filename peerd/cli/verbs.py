@@ -6,6 +6,7 @@ import click
 
 from peerd.cli import (
     access,
+    ask,
     audit,
     demo,
     doctor,
@@ -61,6 +62,7 @@ SECTIONS: dict[str, dict[click.Command, str]] = {
     },
     "Use and check the model": {
         organise.export: "Write the whole model into a folder.",
+        ask.chat: "Talk to the model while it trains.",
         generate.generate: "Let the model go on from a text.",
         serve_api.serve_api: "Let programs on this machine ask the model.",
         organise.reference: "Train the same run in one process, to compare.",

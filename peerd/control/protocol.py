@@ -19,6 +19,9 @@ export    folder (absolute path), format       {"schema", "step", "folder", "fil
           ("peerd"), timeout_s (no limit)
 access    list (hex of a signed one) or none   {"schema", "peer", "run", "organiser" (folder of its key), "list", AccessInfo's fields}
 audit     -                                    AuditReply (audits.py): who was audited, by whom, and what came of it
+ask       prompt, tokens or messages,          TextReply (texts.py), with a line of progress for each token
+          max_tokens, temperature, top_p,
+          seed, stops
 reach     -                                    {"schema", "port", "answers", "direct"}: an answer has "peer", "observed" and "reached"
                                                for each peer asked; `direct` is DirectInfo with its own "answers"
 fault     kind, then for_s, factor, by_s, at,  {"schema"}; only with Settings.allow_faults, else an error: the daemon misbehaves as
@@ -33,6 +36,9 @@ from typing import Any, NotRequired, TypedDict
 
 from peerd import SCHEMA as SCHEMA
 from peerd.control.audits import AuditsInfo
+from peerd.control.reach import ReachInfo as ReachInfo
+from peerd.control.reach import RelayInfo as RelayInfo
+from peerd.control.texts import TextsInfo
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
@@ -225,24 +231,6 @@ class UpdateInfo(TypedDict):
     drift: NotRequired[float | None]  # share by which this peer's parameters were off the mates' mean when last averaged; None: never
 
 
-class ReachInfo(TypedDict):
-    """How others reach this machine."""
-
-    state: str  # as PeerInfo.reach
-    reason: str
-    relays: list[str]  # relays at which it holds reservations
-
-
-class RelayInfo(TypedDict):
-    """What this daemon relays for other peers."""
-
-    volunteers: bool  # was started with --relay
-    off: str  # why it does not relay now; empty: it relays
-    reservations: int
-    circuits: int
-    bytes: int  # since the stage was entered
-
-
 class LinkInfo(TypedDict):
     """The codec of one link, in a run where each link chooses its own."""
 
@@ -292,6 +280,7 @@ class StatusReply(TypedDict):
     update: NotRequired[UpdateInfo]
     access: NotRequired[AccessInfo]
     audits: NotRequired[AuditsInfo | None]  # None: peers of the run do not audit each other
+    texts: NotRequired[TextsInfo]  # absent from older daemons
     links: NotRequired[list[LinkInfo]]  # empty where the manifest names the codecs
     lines: NotRequired[list[LineInfo]]  # of live peers of which something is known
 

@@ -24,7 +24,6 @@ from peerd.control.protocol import (
     OwnerInfo,
     PeerInfo,
     PeersReply,
-    ReachInfo,
     RunInfo,
 )
 from peerd.control.server import Say, Verb
@@ -38,7 +37,8 @@ from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.peer import Peer
 from peerd.daemon.seat import Seat
 from peerd.daemon.swarm_replies import TableReport, access_info, evaluation_info, line_infos, update_info
-from peerd.daemon.volunteering import relay_info
+from peerd.daemon.text_replies import texts_info
+from peerd.daemon.volunteering import reach_info, relay_info
 from peerd.daemon.watching.history import number_in
 from peerd.errors import DivergedError, PeerdError, TimedOutError, UsageError
 from peerd.policy.round.needs import shortfall
@@ -111,8 +111,9 @@ class Answers:
             "owner": cast("OwnerInfo", self._governor.fields()),
             "access": access_info(peer.membership.access),
             "audits": audits_info(peer),
+            "texts": texts_info(peer),
             "direct": self._direct(),
-            "reach": self._reach(),
+            "reach": reach_info(peer),
             "relay": relay_info(peer),
             "update": update_info(seat.state, peer.place.manifest.train),
             "lines": line_infos(peer.network.links.traffic, peer.membership.live(), peer.network.path_to),
@@ -167,10 +168,6 @@ class Answers:
             return {"port": 0, "peers": 0, "local": 0, "why": "switched off by --no-direct"}
         why = CAPPED if self._governor.throttles.capped else ""
         return {"port": direct.showing.port, "peers": direct.paths.num_open, "local": direct.paths.num_local, "why": why}
-
-    def _reach(self) -> ReachInfo:
-        found = self._peer.reachability
-        return {"state": found.reach.name.lower(), "reason": found.reason, "relays": list(found.relays)}
 
     @property
     def uptime_s(self) -> float:

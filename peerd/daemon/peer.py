@@ -51,6 +51,7 @@ from peerd.wire.door import Door, nobody
 from peerd.wire.messages import Description
 from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 from peerd.wire.swarm_client import SwarmClient
+from peerd.wire.text_service import TextServicer
 
 MIN_PATIENCE_S = 5.0
 SWEEP_PERIOD_S = 5.0
@@ -99,6 +100,8 @@ class Peer:
         self.p2pd_restarts = 0
         self.p2pd_problem = ""
         """Why p2pd could not be rebuilt at the last attempt; empty while it runs."""
+        self.num_asking = 0
+        """Texts that its user asks the swarm for now."""
         self.moves = 0
         self.earlier_counts: Counter[str] = Counter()
         """Counts of the earlier seats."""
@@ -153,6 +156,7 @@ class Peer:
                 AveragingServicer(self.door, self.reception),
                 StateServicer(self.door, self.reception),
                 AuditServicer(self.door, self.reception),
+                TextServicer(self.door, self.reception),
                 CheckupServicer(self.door, self.network.tunnel.seen_at),
                 DataServicer(self.door, self.giver),
                 *([direct.servicer(self.door, lambda peer: peer in self.membership.view.sightings)] if direct is not None else []),

@@ -31,6 +31,7 @@ from peerd.wire.messages import (
     ToldMoves,
     Verified,
 )
+from peerd.wire.text_messages import Extended, TextCall
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
@@ -109,6 +110,17 @@ class Reception:
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         with self._served() as seat:
             return await seat.snapshots.snapshot(caller, wanted)
+
+    def offer_text(self, caller: PeerId, stage: int) -> tuple[frozenset[int], float]:
+        return self._present().texts.offer(stage)
+
+    async def extend_text(self, caller: PeerId, call: TextCall, receive: Receive) -> Extended:
+        with self._served() as seat:
+            return await seat.texts.extend(caller, call, receive)
+
+    async def forget_text(self, caller: PeerId, text: bytes) -> None:
+        with self._served() as seat:
+            await seat.texts.forget(caller, text)
 
     def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
         return self._auditor().receipts(stage, step, known)

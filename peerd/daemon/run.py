@@ -27,6 +27,7 @@ from peerd.config.settings import Settings
 from peerd.control.server import Say, Verb, control_server
 from peerd.daemon.admission import AccessVerb
 from peerd.daemon.answers import Answers, join_line
+from peerd.daemon.ask_verb import AskVerb
 from peerd.daemon.audit_replies import AuditVerb
 from peerd.daemon.departure import Departure, Left, Moved, Paused
 from peerd.daemon.device import choose_device, left_out
@@ -191,6 +192,7 @@ async def _serve(seat: Seat, service: ControlService) -> Left | Moved | Paused:
             group.create_task(keep(Mover(seat, departure).run))
             group.create_task(_mind(peer.governor, departure))
             group.create_task(_mind_memory(seat, departure))
+            group.create_task(keep(seat.texts.run))
             if seat.auditor is not None:
                 group.create_task(keep(seat.auditor.run))
     except* (Left, Moved, Paused) as ends:
@@ -311,9 +313,8 @@ class ControlService:
         """Return the verbs of the control socket."""
         peer = self._peer
         own = AccessVerb(peer.membership.access, peer.place.signed, peer.settings, peer.membership.me)
-        verbs = (
-            own.verbs() | AuditVerb(peer).verbs() | self._answers.verbs() | Tracing(peer).verbs() | peer.past.verbs() | harmful_verbs(peer)
-        )
+        told = AuditVerb(peer).verbs() | AskVerb(peer).verbs() | self._answers.verbs()
+        verbs = own.verbs() | told | Tracing(peer).verbs() | peer.past.verbs() | harmful_verbs(peer)
         verbs["dashboard"] = self._dashboard.tell if self._dashboard is not None else no_dashboard
         return verbs
 

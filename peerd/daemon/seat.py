@@ -15,6 +15,7 @@ import structlog
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
 from peerd.background import start
+from peerd.daemon.asking import texts_of
 from peerd.daemon.auditing import auditor_of, witness_of
 from peerd.daemon.commits import Commits
 from peerd.daemon.device import give_back_memory
@@ -128,7 +129,7 @@ class Seat:
         self.dispatcher = dispatcher_of(self)
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
         self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing, self.witness)
-        self.auditor = auditor_of(self)
+        self.auditor, self.texts = auditor_of(self), texts_of(self, room)
         placing = placing_of_stage(manifest, self.stage, room)
         self.service.slots = affordable_slots(manifest, self.stage, state.keep_graph, room.device, placing)
         rules = rules_of(manifest, membership.view.ttl_s, averaging_s, largest_state_bytes(manifest))
@@ -203,6 +204,7 @@ class Seat:
         """Apply the owner's limits that concern the stage."""
         self.service.pace = replace(self.service.pace, duty=limits.duty)
         self.store.room.quota_bytes = limits.disk
+        self.texts.turns.set_share(limits.inference)
 
     async def close(self, *, for_good: bool) -> None:
         """Stop serving. The counts and the last record can still be read.

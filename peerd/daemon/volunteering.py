@@ -7,7 +7,7 @@ import datetime
 
 import structlog
 
-from peerd.control.protocol import RelayInfo
+from peerd.control.reach import ReachInfo, RelayInfo
 from peerd.daemon.peer import Peer
 from peerd.link.relay import Relay
 from peerd.policy.swarm.relaying import VolunteerState, why_not_relay
@@ -55,6 +55,11 @@ class Volunteering:
         if today != self._day:
             self._day, self._before_today = today, relay.carried.total
         return relay.carried.total - self._before_today
+
+
+def reach_info(peer: Peer) -> ReachInfo:
+    found = peer.reachability
+    return {"state": found.reach.name.lower(), "reason": found.reason, "relays": list(found.relays)}
 
 
 def relay_info(peer: Peer) -> RelayInfo:

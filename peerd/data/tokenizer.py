@@ -6,7 +6,7 @@ A tokenizer.json is kept in the cache under its hash, next to the token file. It
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,6 +102,20 @@ def tokenizer_path(data: DataConfig, cache: Path) -> Path | None:
     """The run's tokenizer.json in the cache; None for bytes, or if this machine does not have it yet."""
     path = kept_tokenizer(data.tokenizer_blake3, cache) if data.tokenizer_blake3 else None
     return path if path is not None and path.is_file() else None
+
+
+def coding_of(data: DataConfig, cache: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str], Sequence[int]]:
+    """The run's functions from text to tokens and back, and the tokens that end a text.
+
+    Raises UsageError if this machine does not have the run's tokenizer.
+    """
+    if data.tokenizer == BYTES:
+        return lambda text: [*text.encode()], lambda tokens: bytes(token for token in tokens if token < 256).decode("utf-8", "replace"), ()
+    kept = tokenizer_path(data, cache)
+    if kept is None:
+        raise UsageError("this machine does not have the run's tokenizer", "export with --format hf and name that folder")
+    tokenizer = FileTokenizer(kept, data.end_of_text)
+    return lambda text: [*map(int, tokenizer.encode([text.encode()])[0])], tokenizer.decode, tokenizer.after
 
 
 def kept_tokenizer(digest: str, cache: Path) -> Path:

@@ -2,29 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-_BITS = 53
-"""As many as float64 holds exactly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is drawn."""
-
-    temperature: float = 0.0
-    """0: always the likeliest token."""
-    top_p: float = 1.0
-    """Only the likeliest tokens that together have this share of the probability are drawn; above 0, up to 1."""
-    seed: int = 0
-
-
-GREEDY = Sampling()
+from peerd.policy.inference.sampling import Sampling, uniform
 
 
 def choose(logits: Tensor, sampling: Sampling, position: int) -> int:
@@ -38,9 +19,3 @@ def choose(logits: Tensor, sampling: Sampling, position: int) -> int:
         summed = summed[:num_kept]
     drawn = torch.searchsorted(summed, uniform(sampling.seed, position) * summed[-1], right=True)
     return int(tokens[min(int(drawn), len(summed) - 1)])
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on these two alone, alike on every machine."""
-    digest = hashlib.blake2b(f"{seed}/{position}".encode(), digest_size=8, person=b"peerd sampling").digest()
-    return math.ldexp(int.from_bytes(digest, "little") >> (64 - _BITS), -_BITS)

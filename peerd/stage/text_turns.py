@@ -26,17 +26,34 @@ class TextTurns:
         self._is_taken = False
         self._timer: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def turn(self, asker: PeerId) -> AsyncIterator[list[float]]:
-        """Wait for the asker's turn, and hold it until the block ends. The block adds to the list the seconds that its pass took.
+    def set_share(self, share: float) -> None:
+        """Let passes take another share of the time from now on."""
+        self.share.set_share(share, time.monotonic())
+        self._next()
 
-        Raises BusyError, with the time to wait if it is known, where the wait would be long or the owner allows no pass.
-        """
-        wait_s = self.share.wait_s(time.monotonic())
+    def wait_s(self) -> float | None:
+        """Seconds until the share allows a pass; None: the owner allows none."""
+        return self.share.wait_s(time.monotonic())
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def check(self) -> None:
+        """Raises BusyError, with the time to wait if it is known, where the wait would be long or the owner allows no pass."""
+        wait_s = self.wait_s()
         if wait_s is None:
             raise BusyError("this machine's owner lets nobody ask the model here")
         if wait_s > MOST_WAIT_S or len(self._waiting) >= MOST_WAITING:
             raise BusyError("this peer has no time for questions now", wait_s)
+
+    @asynccontextmanager
+    async def turn(self, asker: PeerId) -> AsyncIterator[list[float]]:
+        """Wait for the asker's turn, and hold it until the block ends. The block adds to the list the seconds that its pass took.
+
+        Raises BusyError as `check` does.
+        """
+        self.check()
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((asker, mine))
         self._next()

@@ -7,44 +7,45 @@ peer of its stage may go on with it.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from peerd.config.manifest import Manifest
-from peerd.errors import BadMessageError, BusyError, NotFiniteError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, WrongStateError
 from peerd.models.module import StageModule
 from peerd.models.prefix import Prefix
-from peerd.models.sampling import Sampling, choose
+from peerd.models.sampling import choose
 from peerd.models.stages import layers_of
+from peerd.policy.inference.sampling import Sampling
 from peerd.policy.inference.sessions import SessionLimits, Sessions
+from peerd.policy.inference.turns import TokenRation
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.jobs import check_tokens
 from peerd.stage.precision import extend_prefix
 from peerd.stage.state import StageState
 from peerd.stage.text_turns import TextTurns
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, Phase
+from peerd.transfers import is_out_of_memory
+from peerd.wire.handlers import Receive
+from peerd.wire.tensors import decode, encode, take
+from peerd.wire.text_messages import Extended, TextCall
+
+STRANGERS = PeerId("")
+"""Stands for all askers without a record: a key costs nothing, so together they have what one asker has."""
+TEXTS_A_MINUTE = 64
+"""One asker may have the tokens of so many texts of full length computed in a minute."""
+ROOM_SHARE = 0.05
+"""The share of a stage's memory that texts may take."""
+LATELY_S = 10.0
+CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextPass:
-    """The next tokens of a text, for one stage."""
-
-    text: bytes
-    """The number of the text, 16 bytes, which its asker chose."""
-    step: int
-    begin: int
-    """How many tokens come before."""
-    inputs: Tensor
-    """int tokens [1, S] for the first stage, else float32 [1, S, W], in the machine's memory."""
-    tokens: Tensor | None = None
-    """int [1, S], for stages after the first of a model that tells tokens to all stages."""
-    sampling: Sampling | None = None
-    """For the last stage: how to choose the token that follows."""
-
-
-class UnknownPrefixError(WrongStateError):
+class _UnknownPrefix(Exception):  # noqa: N818 - it is an answer, and nothing failed
     """This peer does not hold the text up to where the pass begins."""
 
     def __init__(self, known: int) -> None:
@@ -58,94 +59,178 @@ class _Text:
     module: StageModule
 
 
+@dataclass(slots=True)
+class TextCounts:
+    """Since this peer serves its stage."""
+
+    tokens: int = 0
+    """That passes have computed, prompts and replays included."""
+    busy_s: float = 0.0
+    last_s: float | None = None
+    """When the last pass ended (`time.monotonic`)."""
+
+
 class StageTexts:
     """`extend` is for the event loop; the texts themselves change on the executor's thread only."""
 
-    def __init__(self, manifest: Manifest, state: StageState, executor: Executor, limits: SessionLimits, turns: TextTurns) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        state: StageState,
+        executor: Executor,
+        limits: SessionLimits,
+        turns: TextTurns,
+        is_known: Callable[[PeerId], bool],
+    ) -> None:
+        """`is_known` tells whether an asker has a record of this run."""
         self._manifest = manifest
         self._state = state
         self._executor = executor
         self.sessions = Sessions(limits)
-        self._turns = turns
+        self.turns = turns
+        self._is_known = is_known
+        self._ration = TokenRation(TEXTS_A_MINUTE * manifest.train.sequence_length)
         self._texts: dict[tuple[PeerId, bytes], _Text] = {}
         self._token_bytes: float | None = None
         """What a token of a text takes; known once one has been computed."""
+        self.counts = TextCounts()
 
-    async def extend(self, asker: PeerId, asked: TextPass) -> Tensor | int:
-        """The activations for the next stage, float32 [1, S, W]; from the last stage the token that follows.
+    @property
+    def steps(self) -> frozenset[int]:
+        """The steps with whose parameters it goes on with texts: the present one, unless that changes within itself, and a kept one."""
+        state, model = self._state, self._manifest.model
+        if model.makes_samples or model.objective == "masked" or self.turns.share.share <= 0:
+            return frozenset()
+        present = {state.record.step} if state.updating is None and state.record.phase is not Phase.JOINING else set[int]()
+        kept = {state.evaluated.step} if state.evaluated.step is not None and not state.holdings.places.offloads else set[int]()
+        return frozenset(present | kept)
 
-        Raises UnknownPrefixError, WrongStateError if the step is not here, BusyError where there is no room or no time, and
-        BadMessageError for a pass that no asker should send.
+    def offer(self, stage: int) -> tuple[frozenset[int], float]:
+        """These steps, and the seconds until it may compute. Raises WrongStateError if it is asked about another stage."""
+        self._check_stage(stage)
+        return self.steps, self.turns.wait_s() or 0.0
+
+    async def extend(self, asker: PeerId, asked: TextCall, receive: Receive) -> Extended:
+        """Go on with a text, whose tensors `receive` fetches.
+
+        Raises WrongStateError if the step is not here, BusyError where there is no room or no time, and BadMessageError for a pass that
+        no asker should send.
         """
         self._check(asked)
-        async with self._turns.turn(asker) as took_s:
-            return await self._executor.run(Priority.IDLE, lambda: self._compute((asker, asked.text), asked, took_s))
+        self._check_step(asked.step)
+        counted = asker if self._is_known(asker) else STRANGERS
+        self.turns.check()
+        wait_s = self._ration.take(counted, asked.inputs.shape[1], time.monotonic())
+        if wait_s:
+            raise BusyError("you have had as many tokens as one asker may have in a minute", wait_s)
+        chunks = await receive()
+        async with self.turns.turn(counted) as took_s:
+            return await self._executor.run(Priority.IDLE, lambda: self._answer((asker, asked.text), asked, chunks, took_s))
 
-    async def end(self, asker: PeerId, text: bytes) -> None:
-        """Forget a text."""
+    async def forget(self, asker: PeerId, text: bytes) -> None:
         await self._executor.run(Priority.IDLE, lambda: self._forget((asker, text)))
 
+    async def run(self) -> None:
+        """Forget, until cancelled, what nobody goes on with, and what is of parameters that are gone."""
+        while True:
+            await asyncio.sleep(self.sessions.limits.unused_s / 8)
+            if self._texts:
+                await self.tidy()
+
     async def tidy(self) -> None:
-        """Forget what nobody goes on with, and what is of parameters that are gone. To be called now and then."""
         await self._executor.run(Priority.IDLE, self._make_room)
 
-    def _check(self, asked: TextPass) -> None:
+    @property
+    def is_answering(self) -> bool:
+        """Whether a pass has ended lately."""
+        return self.counts.last_s is not None and time.monotonic() - self.counts.last_s < LATELY_S
+
+    def _check_stage(self, stage: int) -> None:
+        if stage != self._state.record.stage:
+            raise WrongStateError(f"this peer serves stage {self._state.record.stage}")
+
+    def _check_step(self, step: int) -> None:
+        """Refuse before any tensor is received what cannot be computed."""
+        if step not in self.steps:
+            raise WrongStateError(f"this peer goes on with no text of step {step}")
+
+    def _check(self, asked: TextCall) -> None:
         """Refuse what no honest asker sends."""
-        stage, model, length = self._state.record.stage, self._manifest.model, asked.inputs.shape[1] if asked.inputs.dim() > 1 else 0
+        self._check_stage(asked.stage)
+        stage, model, shape = self._state.record.stage, self._manifest.model, asked.inputs.shape
+        length = shape[1] if len(shape) > 1 else 0
         whole = model.boundary_shape(layers_of(self._manifest, stage).start, length) if stage else (length,)
-        if asked.inputs.is_floating_point() != bool(stage) or tuple(asked.inputs.shape) != (1, *whole) or not length:
+        if (asked.inputs.dtype, shape) != ("float32" if stage else "int32", (1, *whole)) or not length:
             raise BadMessageError("the tokens of a text do not have the form that this stage takes")
         if not 0 <= asked.begin <= asked.begin + length <= self._manifest.train.sequence_length:
             raise BadMessageError(f"a text of this run has at most {self._manifest.train.sequence_length} tokens")
         if (asked.tokens is not None) != (model.tells_tokens and stage > 0):
             raise BadMessageError("the stages after the first need the tokens" if asked.tokens is None else "this stage needs no tokens")
-        if asked.tokens is not None and tuple(asked.tokens.shape) != (1, length):
-            raise BadMessageError("there are not as many tokens as inputs")
-        for tokens in (asked.tokens, None if stage else asked.inputs):
-            if tokens is not None:
-                check_tokens(tokens, self._manifest)
+        if asked.tokens is not None:
+            asked.tokens.check("int32", (1, length))
+        if any(each.codec.is_lossy for each in asked.tensors):
+            raise BadMessageError("a text's tensors travel without a lossy codec")
         if (asked.sampling is not None) != self._state.holdings.module.is_last:
             raise BadMessageError("the last stage chooses the token that follows, and no other")
 
-    def _compute(self, key: tuple[PeerId, bytes], asked: TextPass, took_s: list[float]) -> Tensor | int:
-        """One job: find the text, compute, and keep it."""
-        module = self._module(asked.step)
-        text = self._find(key, asked, module)
+    def _answer(self, key: tuple[PeerId, bytes], asked: TextCall, chunks: Sequence[bytes | memoryview], took_s: list[float]) -> Extended:
+        """One job."""
         began_s = time.monotonic()
-        self._begin(key, asked, began_s)
         try:
-            output = self._extend(text.prefix, asked)
-            found: Tensor | int = output.cpu() if asked.sampling is None else self._chosen(output, asked.sampling, text.prefix.length)
+            inputs, *tokens = (decode(each, CPU) for each in take(chunks, *asked.tensors))
+            for told in (*tokens, *(() if asked.stage else (inputs,))):
+                check_tokens(told, self._manifest)
+            return self._compute(key, asked, inputs, tokens[0] if tokens else None)
+        except _UnknownPrefix as unknown:
+            return Extended(known=unknown.known)
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, PeerdError) or not is_out_of_memory(error):
+                raise
+            raise BusyError("this peer's device has no memory for texts now", self.sessions.limits.unused_s) from None
+        finally:
+            spent_s = time.monotonic() - began_s
+            took_s.append(spent_s)
+            self.counts.busy_s += spent_s
+
+    def _compute(self, key: tuple[PeerId, bytes], asked: TextCall, inputs: Tensor, tokens: Tensor | None) -> Extended:
+        """Find the text, compute, and keep it."""
+        text = self._find(key, asked, self._module(asked.step))
+        self._begin(key, asked, time.monotonic())
+        try:
+            output = self._extend(text.prefix, inputs, tokens)
+            found = (
+                Extended(outputs=encode(output.cpu()))
+                if asked.sampling is None
+                else Extended(token=_chosen(output, asked.sampling, text.prefix.length))
+            )
         except BaseException:
             self._texts.pop(key, None)
             self.sessions.end_pass(key, None, time.monotonic())
             raise
-        finally:
-            took_s.append(time.monotonic() - began_s)
         self._token_bytes = text.prefix.num_bytes / text.prefix.length
         self._texts[key] = text
-        self.sessions.end_pass(key, text.prefix.num_bytes, time.monotonic())
+        self.counts.last_s = time.monotonic()
+        self.counts.tokens += asked.inputs.shape[1]
+        self.sessions.end_pass(key, text.prefix.num_bytes, self.counts.last_s)
         return found
 
     def _module(self, step: int) -> StageModule:
-        holdings = self._state.holdings
-        module = self._state.evaluated.module_of(step, (self._state.record.step, holdings.module))
-        if holdings.places.offloads and module is not holdings.module:
-            raise WrongStateError("this peer holds the parameters of that step, but not on its device")
-        return module
+        """The parameters of the step, which may have gone since the pass was admitted."""
+        self._check_step(step)
+        return self._state.evaluated.module_of(step, (self._state.record.step, self._state.holdings.module))
 
-    def _find(self, key: tuple[PeerId, bytes], asked: TextPass, module: StageModule) -> _Text:
-        """The text up to where the pass begins. Raises UnknownPrefixError."""
+    def _find(self, key: tuple[PeerId, bytes], asked: TextCall, module: StageModule) -> _Text:
+        """The text up to where the pass begins. Raises _UnknownPrefix."""
         text = self._texts.get(key)
         if text is not None and (text.module is not module or self.sessions.step_of(key) != asked.step or not asked.begin):
             self._forget(key)
             text = None
         known = 0 if text is None else text.prefix.length
         if known != asked.begin:
-            raise UnknownPrefixError(known)
+            raise _UnknownPrefix(known)
         return text or _Text(module.prefix(), module)
 
-    def _begin(self, key: tuple[PeerId, bytes], asked: TextPass, now_s: float) -> None:
+    def _begin(self, key: tuple[PeerId, bytes], asked: TextCall, now_s: float) -> None:
         """Make room before memory is taken. The first text of all is taken on trust: there nothing has been measured."""
         length = asked.begin + asked.inputs.shape[1]
         reason = self.sessions.begin(key, asked.step, round((self._token_bytes or 0.0) * length), now_s)
@@ -153,23 +238,22 @@ class StageTexts:
             raise BusyError(reason)
         self._make_room()
 
-    def _extend(self, prefix: Prefix, asked: TextPass) -> Tensor:
+    def _extend(self, prefix: Prefix, inputs: Tensor, tokens: Tensor | None) -> Tensor:
         device = self._state.holdings.device
-        inputs = asked.inputs.to(device) if self._state.record.stage else asked.inputs.to(device).long()
-        tokens = None if asked.tokens is None else asked.tokens.to(device).long()
-        return extend_prefix(self._manifest.train, prefix, inputs, tokens)
-
-    def _chosen(self, logits: Tensor, sampling: Sampling, position: int) -> int:
-        last = logits[0, -1].cpu()
-        if not bool(last.isfinite().all()):
-            raise NotFiniteError("the logits are not finite")
-        return choose(last, sampling, position)
+        inputs = inputs.to(device) if self._state.record.stage else inputs.to(device).long()
+        return extend_prefix(self._manifest.train, prefix, inputs, None if tokens is None else tokens.to(device).long())
 
     def _forget(self, key: tuple[PeerId, bytes]) -> None:
         self._texts.pop(key, None)
         self.sessions.end(key)
 
     def _make_room(self) -> None:
-        held = frozenset(step for step in (self._state.record.step, self._state.evaluated.step) if step is not None)
-        for key in self.sessions.make_room(time.monotonic(), held):
+        for key in self.sessions.make_room(time.monotonic(), self.steps):
             self._texts.pop(key, None)
+
+
+def _chosen(logits: Tensor, sampling: Sampling, position: int) -> int:
+    last = logits[0, -1].cpu()
+    if not bool(last.isfinite().all()):
+        raise NotFiniteError("the logits are not finite")
+    return choose(last, sampling, position)

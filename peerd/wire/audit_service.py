@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from peerd.errors import BadMessageError, BusyError
 from peerd.generated import audit_pb2, audit_pb2_grpc
 from peerd.link.few_each import FewEach
-from peerd.link.links import CHUNK_BYTES
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.receipts import HASH_BYTES
 from peerd.wire import convert
 from peerd.wire.deliveries import Watch
 from peerd.wire.door import Door
 from peerd.wire.handlers import AuditHandler
-from peerd.wire.messages import TensorBytes
+from peerd.wire.messages import chunks_of
 from peerd.wire.receipts import evidence_from, evidence_to, pair_to
 from peerd.wire.services import Servicer
 
@@ -58,7 +57,7 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
                 headers = dict(zip(("inputs", "labels", "gradient"), map(convert.tensor_to, given), strict=False))
                 yield audit_pb2.PassMessage(header=audit_pb2.PassHeader(**headers))
                 with Watch(self._door.patience_s, lambda: None) as watch:
-                    for chunk in _chunks_of(given):
+                    for chunk in chunks_of(given):
                         watch.sends(len(chunk))
                         await self._door.traffic.uplink.turn(len(chunk))
                         yield audit_pb2.PassMessage(chunk=chunk)
@@ -70,9 +69,3 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
             known = await self._handler.hear(evidence_from(request))
         reply = audit_pb2.AuditCase() if known is None else evidence_to(known, self._door.run)
         return self._door.traffic.answered(request, reply)
-
-
-def _chunks_of(given: Sequence[TensorBytes]) -> Iterator[bytes]:
-    for piece in (piece for each in given for piece in each.chunks):
-        for first in range(0, len(piece), CHUNK_BYTES):
-            yield bytes(piece[first : first + CHUNK_BYTES])

@@ -76,6 +76,7 @@ _ALLOWANCES = {
     "Show": Allowance(num_bytes=MAX_CERTIFICATE_BYTES + SMALL_BYTES),
     "GetReceipts": Allowance(num_bytes=MAX_KNOWN_BYTES),
     "TellCase": Allowance(8, MAX_REQUEST_BYTES),
+    "Extend": Allowance(num_bytes=MAX_REQUEST_BYTES),
     "Sink": Allowance(num_bytes=MAX_REQUEST_BYTES),
 }
 

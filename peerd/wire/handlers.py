@@ -27,6 +27,7 @@ from peerd.wire.messages import (
     ToldMoves,
     Verified,
 )
+from peerd.wire.text_messages import Extended, TextCall
 
 Receive = Callable[[], Awaitable[Sequence[Bytes]]]
 Frames = Callable[[Callable[[Frame], int]], AsyncGenerator[Frame]]
@@ -105,6 +106,18 @@ class AveragingHandler(Protocol):
 class StateHandler(Protocol):
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         """Return a snapshot's header, and its file for the caller to ask for chunks. All downloads share one copy of it in memory."""
+
+
+class TextHandler(Protocol):
+    def offer_text(self, caller: PeerId, stage: int) -> tuple[frozenset[int], float]:
+        """Return the steps with whose parameters this peer goes on with texts in its stage, and the seconds until it may compute."""
+        ...
+
+    async def extend_text(self, caller: PeerId, call: TextCall, receive: Receive) -> Extended:
+        """Compute the next tokens of a text, which has no bytes yet. `receive` fetches them, once they are admitted."""
+        ...
+
+    async def forget_text(self, caller: PeerId, text: bytes) -> None: ...
 
 
 class AuditHandler(Protocol):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from peerd.config.access import RawList
 from peerd.config.codec import NONE, Allowed, Codec
 from peerd.errors import BadMessageError
-from peerd.link.links import Bytes
+from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.round.debts import Edge
 from peerd.policy.step.certificates import Slices
 from peerd.policy.step.receipts import SignedPass
@@ -49,6 +49,13 @@ class TensorBytes:
             raise BadMessageError(f"a tensor of {self.dtype}{list(self.shape)} where {dtype}{list(shape)} is due")
         if allowed is not None and not allowed.permits(self.codec):
             raise BadMessageError(f"a tensor encoded as {self.codec} where {allowed} is due")
+
+
+def chunks_of(tensors: Iterable[TensorBytes]) -> Iterator[bytes]:
+    """The bytes of tensors, one after another, in chunks that fit into a message."""
+    for piece in (piece for each in tensors for piece in each.chunks):
+        for first in range(0, len(piece), CHUNK_BYTES):
+            yield bytes(piece[first : first + CHUNK_BYTES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

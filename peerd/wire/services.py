@@ -57,7 +57,7 @@ def _nothing() -> asyncio.Future[Any]:
     return over
 
 
-async def _given_up(work: asyncio.Future[Any]) -> None:
+async def given_up(work: asyncio.Future[Any]) -> None:
     """End a task whose call is over."""
     work.cancel()
     with contextlib.suppress(asyncio.CancelledError, PeerdError):
@@ -192,7 +192,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
         except PeerdError as error:
             await self._door.refuse(context, caller, error)
         finally:
-            await _given_up(work)
+            await given_up(work)
             turn.end()
         self._count(result)
 
@@ -264,7 +264,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
                     yield convert.verified_to(held)
                 await work
             finally:
-                await _given_up(work)
+                await given_up(work)
 
     async def Take(self, messages: AsyncIterator[averaging_pb2.Verified], context: Any) -> AsyncIterator[Any]:
         """Yield this peer's chunks of a round for a member that it cannot call."""

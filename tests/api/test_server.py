@@ -9,21 +9,34 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 
 from peerd.api.guard import ApiAccess
-from peerd.api.requests import TextRequest
+from peerd.api.requests import ApiError, TextRequest
 from peerd.api.server import Model, server_of
 
 TOKEN = "t" * 48
 
 
+class Letters:
+    def __init__(self, next_token: Callable[[], int]) -> None:
+        self._next = next_token
+        self.is_closed = False
+
+    def __next__(self) -> int:
+        return self._next()
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
 class Counting:
     """Goes on with the letters after the prompt's last one; z ends a text."""
 
-    name, max_context, ends = "abc", 64, frozenset({ord("z")})
+    name, num_threads, max_context, ends = "abc", 1, 64, frozenset({ord("z")})
 
     def encode(self, text: str) -> list[int]:
         return [*text.encode()]
@@ -31,9 +44,9 @@ class Counting:
     def decode(self, tokens: list[int]) -> str:
         return bytes(tokens).decode()
 
-    def begin(self, prompt: list[int], asked: TextRequest) -> Callable[[], int]:
+    def begin(self, prompt: list[int], asked: TextRequest, most: int) -> Letters:
         letters = iter(range(prompt[-1] + 1, 256)) if prompt[-1] != ord(":") else iter(b"hi\nUser: you")
-        return lambda: next(letters)
+        return Letters(lambda: next(letters))
 
 
 @contextmanager
@@ -143,15 +156,15 @@ def test_answers_take_turns_and_too_many_are_refused() -> None:
     begun, go_on = threading.Semaphore(0), threading.Event()
 
     class Waiting(Counting):
-        def begin(self, prompt: list[int], asked: TextRequest) -> Callable[[], int]:
+        def begin(self, prompt: list[int], asked: TextRequest, most: int) -> Letters:
             begun.release()
-            counted = super().begin(prompt, asked)
+            counted = super().begin(prompt, asked, most)
 
             def next_token() -> int:
                 go_on.wait(20)
-                return counted()
+                return next(counted)
 
-            return next_token
+            return Letters(next_token)
 
     with served(Waiting()) as port:
         found: list[tuple[int, str]] = []
@@ -166,3 +179,27 @@ def test_answers_take_turns_and_too_many_are_refused() -> None:
         for thread in threads:
             thread.join()
     assert [status for status, _ in found] == [200] * MOST_AT_ONCE
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_model_that_fails_in_the_middle_says_why(streams: bool) -> None:
+    """A whole answer becomes an error with its status; a stream, whose status has been sent, ends with the error."""
+    given: list[Letters] = []
+
+    class Failing(Counting):
+        def begin(self, prompt: list[int], asked: TextRequest, most: int) -> Letters:
+            letters = iter([ord("b")])
+
+            def next_token() -> int:
+                for letter in letters:
+                    return letter
+                raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the swarm does not go on", code="swarm_unavailable")
+
+            given.append(Letters(next_token))
+            return given[-1]
+
+    with served(Failing()) as port:
+        status, text = ask(port, "/v1/completions", {"model": "abc", "prompt": "a", "max_tokens": 5, "stream": streams})
+    assert status == (200 if streams else 503)
+    assert '"code": "swarm_unavailable"' in text or '"code":"swarm_unavailable"' in text
+    assert given[0].is_closed

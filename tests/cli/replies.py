@@ -17,6 +17,7 @@ from peerd.control.protocol import (
     RunInfo,
     StatusReply,
 )
+from peerd.control.texts import TextReply, TextsInfo
 from peerd.policy.owner.governor import Limits
 
 
@@ -76,6 +77,22 @@ def owner_info(**changes: Any) -> OwnerInfo:
     return cast("OwnerInfo", {**limits.owner_info(Limits()), **changes})
 
 
+def texts_info(**changes: Any) -> TextsInfo:
+    fields: dict[str, Any] = {
+        "share": 0.02,
+        "steps": [3],
+        "texts": 1,
+        "waiting": 0,
+        "bytes": 40_000,
+        "most_bytes": 2_000_000,
+        "tokens": 1200,
+        "busy_s": 7.0,
+        "answering": False,
+        "asking": 0,
+    }
+    return cast("TextsInfo", {**fields, **changes})
+
+
 def status_reply(**changes: Any) -> StatusReply:
     fields: dict[str, Any] = {
         "schema": 1,
@@ -116,6 +133,7 @@ def status_reply(**changes: Any) -> StatusReply:
             "optimizer_bits": 32,
             "drift": 2e-7,
         },
+        "texts": texts_info(),
         "links": [
             {
                 "peer": OTHER,
@@ -214,3 +232,19 @@ def audit_reply(**changes: Any) -> AuditReply:
         "cases": [{**item, "accuser": MATE, "ruling": "convicted", "judges": judges, "losers": [LIAR]}],
     }
     return cast("AuditReply", {**fields, **changes})
+
+
+def text_reply(**changes: Any) -> TextReply:
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "text": "abc",
+        "tokens": 3,
+        "reason": "length",
+        "steps": [4],
+        "peers": [["12D3KooWGRYZDHBembyGJQqQ6WgLqJWYNjnECJwGBnCg8vbCeo8F"]],
+        "rerouted": 0,
+        "first_s": 0.5,
+        "took_s": 1.5,
+        "context": 64,
+    }
+    return cast("TextReply", {**fields, **changes})

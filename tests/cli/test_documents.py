@@ -51,6 +51,7 @@ ELSEWHERE = {
     "plan": "cli/test_plan.py",
     **dict.fromkeys(("invite", "ban"), "cli/test_access.py"),
     "serve-api": "cli/test_serve_api.py",
+    "chat": "cli/test_ask.py",
 }
 """The test that runs a verb which no paper daemon can answer."""
 

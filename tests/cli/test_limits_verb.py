@@ -28,3 +28,12 @@ def test_a_laptops_limits_are_told_before_a_daemon_runs_and_can_be_switched_off(
 
 def test_a_daemon_from_the_command_line_spares_a_laptop() -> None:
     assert settings_from().spares_laptop
+
+
+def test_the_share_for_those_who_ask_is_shown_and_may_be_none(peerd: Command) -> None:
+    assert "2% of the time answers those who ask the model" in peerd("limits").out
+    assert "answers nobody" in peerd("limits", "--inference", "0%").out
+    assert json.loads(peerd("limits", "--inference", "none", "--json").out)["limits"]["inference"] == 1.0
+    wrong = peerd("limits", "--inference", "101%")
+    assert wrong.code == 2
+    assert "inference must be between 0% and 100%" in wrong.err

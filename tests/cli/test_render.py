@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from peerd.cli.demo_view import summary_rows
 from peerd.cli.render import amount, duration, plain, print_peers, short_id, sparkline
-from peerd.cli.render_status import print_status
+from peerd.cli.render_short import now_line
+from peerd.cli.render_status import print_status, texts_rows
 from peerd.control.protocol import DirectInfo, EvaluationInfo, HealthItem, LineInfo, UpdateInfo
 from peerd.control.states import state_of
-from tests.cli.replies import counters, owner_info, peer_info, peers_reply, run_info, status_reply
+from tests.cli.replies import counters, owner_info, peer_info, peers_reply, run_info, status_reply, texts_info
 
 HUGE = 10**15
 
@@ -352,3 +353,19 @@ def test_status_says_when_a_joiner_will_serve(capsys: pytest.CaptureFixture[str]
     for nothing in (None, {**found, "plan": ""}):
         print_status(status_reply(joining=nothing))
         assert "joins " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "not asked now: 1.2K tokens in 7s; 1 texts kept in 40KB of 2MB; with the parameters of step 3"),
+        ({"answering": True, "waiting": 2}, "answers now, 2 wait: "),
+        ({"share": 0.0}, "nobody who asks the model; `peerd limits --inference 2%` changes that"),
+    ],
+)
+def test_status_says_what_is_computed_for_those_who_ask(changes: dict[str, Any], told: str) -> None:
+    status = status_reply(texts=texts_info(**changes))
+    [(name, row)] = texts_rows(status)
+    assert name == "answers"
+    assert row.startswith(told)
+    assert ("answers those who ask" in now_line(status)) == changes.get("answering", False)

@@ -76,9 +76,9 @@ def test_two_answers_side_by_side_are_those_of_generate(exported: Path) -> None:
     nexts = []
     for prompt in prompts:
         asked = parse_completion(json.dumps({"model": "trained", "prompt": prompt, "temperature": 0}).encode())
-        nexts.append(model.begin(model.encode(prompt), asked))
+        nexts.append(model.begin(model.encode(prompt), asked, 8))
     for _ in range(8):
         for answer, next_token in zip(answers, nexts, strict=True):
-            answer.append(next_token())
+            answer.append(next(next_token))
     due = [generate(text_model, GenerationRequest(sources=[], prompt=prompt, max_tokens=8)) for prompt in prompts]
     assert [model.decode(answer) for answer in answers] == due

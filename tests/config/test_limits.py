@@ -38,6 +38,7 @@ limits = st.builds(
     memory=st.integers(0, 10**12),
     disk=st.integers(0, 10**15),
     duty=st.floats(0.01, 1),
+    inference=st.floats(0, 1),
     power=st.floats(0, 10_000),
     hours=st.none() | st.tuples(minutes, minutes).filter(lambda both: both[0] != both[1]).map(lambda both: Hours(*both)),
     max_temperature=st.floats(0, 150),

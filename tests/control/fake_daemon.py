@@ -19,6 +19,10 @@ def line(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
+class Lines(list[object]):
+    """Several messages that answer one request."""
+
+
 @contextlib.contextmanager
 def run_folder_of(home: Home) -> Iterator[None]:
     """The folder of the sockets, created and removed as a daemon and its keeper do."""
@@ -65,7 +69,9 @@ def serving(home: Home, answer: Callable[[dict[str, Any]], object]) -> Iterator[
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             with contextlib.suppress(OSError):
-                self.wfile.write(line(answer(json.loads(self.rfile.readline()))))
+                found = answer(json.loads(self.rfile.readline()))
+                for message in found if isinstance(found, Lines) else (found,):
+                    self.wfile.write(line(message))
 
     with run_folder_of(home), socketserver.ThreadingUnixStreamServer(str(home.control_socket), Handler) as server:
         server.daemon_threads = True

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.models.sampling import GREEDY, Sampling, choose, uniform
+from peerd.models.sampling import choose
+from peerd.policy.inference.sampling import GREEDY, Sampling, uniform
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0])
 

@@ -23,8 +23,8 @@ from peerd.errors import UsageError
 from peerd.generate import GenerationRequest, generate, generate_tokens, open_text_model, run
 from peerd.models.blocks import describe_entry
 from peerd.models.published import byte_signs, check_publishable, publish
-from peerd.models.sampling import GREEDY
 from peerd.models.stages import build_stage
+from peerd.policy.inference.sampling import GREEDY
 from peerd.stage.export import write_export
 from peerd.stage.hf_export import split_into_shards, write_hf_export
 from peerd.train.corpus import agree_on_data

@@ -20,7 +20,7 @@ from peerd.cli.render import (
     plain,
     short_id,
 )
-from peerd.cli.render_status import computing_row, joining_row
+from peerd.cli.render_status import computing_row, joining_row, texts_rows
 from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo
@@ -196,6 +196,8 @@ def _own(poll: Poll, recall: Recall) -> Iterator[tuple[str, str]]:
         yield plain(device, 9), "does not answer" if other is None else _place(other["peer"])
     yield from computing_row(status)
     yield from joining_row(status)
+    if (texts := status.get("texts")) and texts["answering"]:
+        yield from texts_rows(status)
     if local_batch := local_batch_at(status["run"], peer["step"]):
         yield "local", own_updates(counters, local_batch)
     given = f"{amount(math.fsum(each['peer']['tokens'] for each in poll.own))} tokens{_share(poll)}"

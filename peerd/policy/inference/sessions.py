@@ -18,8 +18,8 @@ SessionId = tuple[PeerId, bytes]
 class SessionLimits:
     most_bytes: int
     """Of all sessions together."""
-    most_each: int = 2
-    """Sessions of one asker."""
+    most_each: int = 8
+    """Sessions of one asker: as many as `peerd serve-api` answers at once."""
     most: int = 64
     unused_s: float = 120.0
     """A session that has not been used for so long ends."""

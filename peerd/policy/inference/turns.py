@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from peerd.table.record import PeerId
 
-DEFAULT_SHARE = 0.02
 BURST_S = 2.0
 """So much computing time may be saved up: an answer comes at once where nobody has asked for a while."""
 FORGOTTEN_S = 3600.0
@@ -84,37 +82,28 @@ class Turns:
 
 @dataclass(slots=True)
 class TokenRation:
-    """At most `each` tokens a minute for one asker, `total` for all: prompt and answer, because both are computed."""
+    """How many tokens one asker may have: `each` a minute, and as many at once after a pause. Prompt and answer count, and replays, too.
+
+    Nothing stays of an asker that has had nothing for a minute.
+    """
 
     each: int
-    total: int
-    _granted: deque[tuple[float, PeerId, int]] = field(default_factory=deque)
-    """Time, asker and tokens, oldest first."""
+    _until_s: dict[PeerId, float] = field(default_factory=dict)
+    """When each asker may have had its tokens, at its rate. The one that had some last is last."""
 
     def take(self, asker: PeerId, num_tokens: int, now_s: float) -> float:
         """Grant and count the tokens: returns 0. Otherwise counts nothing, and returns after how many seconds to ask again.
 
-        Raises ValueError for more than can ever be granted.
+        Raises ValueError for more than can ever be granted. `now_s` never goes back.
         """
-        if not 0 < num_tokens <= min(self.each, self.total):
-            raise ValueError(f"at most {min(self.each, self.total)} tokens at once")
-        while self._granted and self._granted[0][0] <= now_s - WINDOW_S:
-            self._granted.popleft()
-        own = [(at_s, count) for at_s, peer, count in self._granted if peer == asker]
-        every = [(at_s, count) for at_s, _, count in self._granted]
-        wait_s = max(_until_free(own, self.each - num_tokens, now_s), _until_free(every, self.total - num_tokens, now_s))
-        if not wait_s:
-            self._granted.append((now_s, asker, num_tokens))
-        return wait_s
-
-
-def _until_free(granted: list[tuple[float, int]], room: int, now_s: float) -> float:
-    """Seconds until what is granted within a minute, oldest first, is at most `room`, which is 0 or more."""
-    over = sum(count for _, count in granted) - room
-    if over <= 0:
+        if not 0 < num_tokens <= self.each:
+            raise ValueError(f"at most {self.each} tokens at once")
+        while self._until_s and self._until_s[first := next(iter(self._until_s))] <= now_s:
+            del self._until_s[first]
+        due_s = max(now_s, self._until_s.get(asker, now_s)) + WINDOW_S * num_tokens / self.each
+        wait_s = due_s - WINDOW_S - now_s
+        if wait_s > LEAST_WAIT_S:
+            return wait_s
+        self._until_s.pop(asker, None)
+        self._until_s[asker] = due_s
         return 0.0
-    for at_s, count in granted:
-        over -= count
-        if over <= 0:
-            return max(LEAST_WAIT_S, WINDOW_S - (now_s - at_s))
-    raise ValueError("there is never less than nothing granted")

@@ -14,6 +14,7 @@ COOL_DOWN_C = 8.0
 POWER_GAIN = 0.1
 """Share of the wanted change, on a logarithmic scale, that one reading makes: readings are averages and lag behind."""
 LEAST_DUTY = 0.01
+INFERENCE_SHARE = 0.02
 QUIET_S = 60.0
 """How long every sensor must be quiet before a paused peer goes on."""
 
@@ -51,6 +52,8 @@ class Limits:
     """Bytes that a run's checkpoints may take; the newest stays even so."""
     duty: float = 1.0
     """Share of the time that the device computes, above 0 and up to 1."""
+    inference: float = INFERENCE_SHARE
+    """Share of the time in which it computes for those who ask the model something, from 0, for never, up to 1."""
     power: float = 0.0
     """Watts that the GPU may draw on average; it computes a smaller share of the time where it would draw more."""
     hours: Hours | None = None
@@ -68,6 +71,8 @@ class Limits:
                 raise ValueError(f"{name} must not be negative")
         if not LEAST_DUTY <= self.duty <= 1.0:
             raise ValueError("duty must be between 1% and 100%")
+        if not 0 <= self.inference <= 1.0:
+            raise ValueError("inference must be between 0% and 100%")
 
     def shared(self, sharers: int) -> Limits:
         """What one of several daemons of a machine may take: an equal part of the rates, the power and the disk.

@@ -1,0 +1,1 @@
+"""Asks the swarm to go on with texts: the caller of what `stage/texts.py` does."""

@@ -1,0 +1,35 @@
+"""What a daemon tells of the texts that its stage goes on with, and of those that its user asks the swarm for."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+
+class TextsInfo(TypedDict):
+    """The answers that this daemon computes for those who ask the model."""
+
+    share: float  # of the time that the owner allows; 0: none
+    steps: list[int]  # with whose parameters it goes on with texts
+    texts: int  # that are kept
+    waiting: int  # passes that wait for their turn
+    bytes: int  # of the texts that are kept
+    most_bytes: int
+    tokens: int  # computed since it serves its stage, prompts and replays included
+    busy_s: float
+    answering: bool  # a pass has ended within the last 10 s
+    asking: int  # texts that its own user asks for now
+
+
+class TextReply(TypedDict):
+    """The end of an answer to `ask`. Before it comes a line of progress for each token, JSON: {"number", "token", "text"}."""
+
+    schema: int
+    text: str
+    tokens: int
+    reason: str  # length: as many as were asked for, or the context is full; stop: at a text at which the answer ends
+    steps: list[int]  # with whose parameters it was computed, in this order
+    peers: list[list[str]]  # by stage, those that have computed
+    rerouted: int  # how often it went on over another path
+    first_s: float  # until the first token
+    took_s: float
+    context: NotRequired[int]  # tokens that prompt and answer may have together

@@ -1,0 +1,74 @@
+"""The called side of texts: what an asker sends is checked, then handed to the stage, which computes it after its training work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from peerd.errors import BadMessageError, BusyError
+from peerd.generated import texts_pb2, texts_pb2_grpc
+from peerd.link.few_each import FewEach
+from peerd.link.links import Bytes
+from peerd.link.traffic import PeerRole
+from peerd.wire.convert import ID_BYTES
+from peerd.wire.deliveries import Watch
+from peerd.wire.door import Door
+from peerd.wire.handlers import TextHandler
+from peerd.wire.messages import chunks_of
+from peerd.wire.services import Servicer, given_up
+from peerd.wire.texts import call_from, done_to, working
+
+ARRIVING_AT_ONCE = 2
+"""Calls of one caller whose tensors may arrive at once, and of all callers without a record together."""
+
+
+class TextServicer(Servicer[TextHandler], texts_pb2_grpc.TextsServicer):
+    register = staticmethod(texts_pb2_grpc.add_TextsServicer_to_server)
+
+    def __init__(self, door: Door, handler: TextHandler) -> None:
+        super().__init__(door, handler)
+        self._arriving = FewEach(door.knows)
+
+    async def Offer(self, request: texts_pb2.TextOfferRequest, context: Any) -> texts_pb2.TextOfferReply:
+        async with self._door.answering(context, request.run) as caller:
+            steps, wait_s = self._handler.offer_text(caller, request.stage)
+        return self._door.traffic.answered(request, texts_pb2.TextOfferReply(steps=sorted(steps), wait_s=wait_s))
+
+    async def Extend(self, messages: AsyncIterator[texts_pb2.ExtendMessage], context: Any) -> AsyncIterator[texts_pb2.ExtendedMessage]:
+        async with self._door.answering(context) as caller:
+            first = await self._door.read(messages)
+            if first is None or not first.HasField("header"):
+                raise BadMessageError("a text without a header")
+            self._door.check_run(first.header.run)
+            call = call_from(first.header)
+
+            async def receive() -> tuple[Bytes, ...]:
+                with self._arriving.by(caller, ARRIVING_AT_ONCE) as may_arrive:
+                    if not may_arrive:
+                        raise BusyError("your other texts still arrive")
+                    return await self._door.read_chunks(messages, call.num_bytes)
+
+            work = asyncio.ensure_future(self._handler.extend_text(caller, call, receive))
+            try:
+                while not (await asyncio.wait({work}, timeout=self._door.patience_s / 4))[0]:
+                    yield working()
+                found = work.result()
+            finally:
+                await given_up(work)
+            self._door.traffic.received("texts", PeerRole.PREVIOUS_STAGE, call.num_bytes)
+            yield texts_pb2.ExtendedMessage(done=done_to(found))
+            with Watch(self._door.patience_s, lambda: None) as watch:
+                for chunk in chunks_of(() if found.outputs is None else (found.outputs,)):
+                    watch.sends(len(chunk))
+                    await self._door.traffic.uplink.turn(len(chunk))
+                    yield texts_pb2.ExtendedMessage(chunk=chunk)
+                    self._door.traffic.gave("texts", PeerRole.PREVIOUS_STAGE, len(chunk))
+            await self._door.check_taken(context, caller, watch)
+
+    async def Forget(self, request: texts_pb2.ForgetTextRequest, context: Any) -> texts_pb2.ForgetTextReply:
+        async with self._door.answering(context, request.run) as caller:
+            if len(request.text) != ID_BYTES:
+                raise BadMessageError("the number of a text has 16 bytes")
+            await self._handler.forget_text(caller, request.text)
+        return texts_pb2.ForgetTextReply()
