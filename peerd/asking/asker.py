@@ -10,8 +10,8 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import structlog
 import torch
@@ -35,6 +35,7 @@ CHANGE_S = 0.5
 """How long to wait for a change of the table where there is no path."""
 CPU = torch.device("cpu")
 LOG = structlog.get_logger()
+Result = TypeVar("Result")
 
 
 class _NoPathError(PeerGoneError):
@@ -70,7 +71,7 @@ class Asker:
         self._patience_s = patience_s
         self._text = os.urandom(ID_BYTES)
         self._path: TextPath | None = None
-        self._given: list[Tensor | None] = [None] * manifest.train.num_stages
+        self._given: dict[int, Tensor] = {}
         """By stage, all inputs so far."""
         self._done = [0] * manifest.train.num_stages
         """By stage, of how many tokens the results are known."""
@@ -124,7 +125,7 @@ class Asker:
             told = f"no peer of stage {lacking[0]} goes on with texts now" if lacking else "no step is held in all stages now"
             raise _NoPathError(told)
         if path.step != present:
-            self._given[1:], self._done = [None] * (len(stages) - 1), [0] * len(stages)
+            self._given, self._done = {0: self._given[0]}, [0] * len(stages)
             self.steps.append(path.step)
         elif self.served:
             self.num_rerouted += 1
@@ -153,23 +154,24 @@ class Asker:
 
     async def _through(self, path: TextPath) -> int:
         """Compute, stage by stage, what is missing."""
-        whole, last = len(self.tokens), len(self._given) - 1
+        whole, last = len(self.tokens), self._last
         for stage in range(last):
             if self._done[stage] < whole:
-                found = await self._ask(path, stage)
-                before = self._given[stage + 1]
-                assert found.outputs is not None
-                outputs = decode(found.outputs, CPU)
+                outputs = await self._ask(path, stage, self._outputs_of)
+                before = self._given.get(stage + 1)
                 self._given[stage + 1] = outputs if before is None else torch.cat([before, outputs], dim=1)
                 self._done[stage] = whole
-        token = (await self._ask(path, last)).token
-        assert token is not None
+        token = await self._ask(path, last, self._token_of)
         self._done[last] = whole
         self.tokens.append(token)
         return token
 
-    async def _ask(self, path: TextPath, stage: int) -> Extended:
-        """The result of one stage, for the tokens whose results are missing: outputs [1, S, W], or the token that follows."""
+    @property
+    def _last(self) -> int:
+        return self._manifest.train.num_stages - 1
+
+    async def _ask(self, path: TextPath, stage: int, read: Callable[[Extended, int, int], Result]) -> Result:
+        """What one stage computes for the tokens that lack results. `read` checks it, by the stage and the first token asked for."""
         peer, begin = path.peers[stage], self._done[stage]
         try:
             found = await self._peers.extend(peer, self._call(path.step, stage, begin))
@@ -177,39 +179,37 @@ class Asker:
                 self.num_again += 1
                 begin = found.known if found.known < begin else 0
                 found = await self._peers.extend(peer, self._call(path.step, stage, begin))
-            found = self._checked(found, stage, begin)
+            if found.known is not None:
+                raise BusyError("the peer has forgotten the text while it was sent")
+            result = read(found, stage, begin)
         except RemoteError as error:
             self._leave_out(peer, error)
             raise
         self.served[peer] = stage
-        return found
+        return result
 
     def _call(self, step: int, stage: int, begin: int) -> TextCall:
-        inputs = self._given[stage]
-        assert inputs is not None
         is_told = self._manifest.model.tells_tokens and stage > 0
         return TextCall(
             text=self._text,
             stage=stage,
             step=step,
             begin=begin,
-            inputs=encode(inputs[:, begin:]),
+            inputs=encode(self._given[stage][:, begin:]),
             tokens=encode(torch.tensor([self.tokens[begin:]], dtype=torch.int32)) if is_told else None,
-            sampling=self._sampling if stage == len(self._given) - 1 else None,
+            sampling=self._sampling if stage == self._last else None,
         )
 
-    def _checked(self, found: Extended, stage: int, begin: int) -> Extended:
-        """Without the outputs that were known. Raises BadMessageError for anything but what was asked for."""
-        if found.known is not None:
-            raise BusyError("the peer has forgotten the text while it was sent")
-        if found.token is not None:
-            if not 0 <= found.token < self._manifest.model.vocab_size:
-                raise BadMessageError("a token outside the vocabulary")
-            return found
-        assert found.outputs is not None
+    def _token_of(self, found: Extended, _stage: int, _begin: int) -> int:
+        """The token that follows. Raises BadMessageError if there is none that can be."""
+        if found.token is None or not 0 <= found.token < self._manifest.model.vocab_size:
+            raise BadMessageError("no token, or one outside the vocabulary")
+        return found.token
+
+    def _outputs_of(self, found: Extended, stage: int, begin: int) -> Tensor:
+        """The outputs that were not known, float32 [1, S, W]. Raises BadMessageError for anything but what was asked for."""
+        if found.outputs is None or found.outputs.codec.is_lossy:
+            raise BadMessageError("no outputs, or ones in a lossy codec")
         shape = self._manifest.model.boundary_shape(layers_of(self._manifest, stage + 1).start, len(self.tokens) - begin)
         found.outputs.check("float32", (1, *shape))
-        if found.outputs.codec.is_lossy:
-            raise BadMessageError("outputs in a lossy codec")
-        surplus = self._done[stage] - begin
-        return Extended(outputs=encode(decode(found.outputs, CPU)[:, surplus:])) if surplus else found
+        return decode(found.outputs, CPU)[:, self._done[stage] - begin :]

@@ -28,7 +28,7 @@ class HomePeers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class HomePace:
     """What comes of it."""
 
     step_s: float
@@ -39,7 +39,7 @@ class Pace:
     """By the peer that sends most."""
 
 
-def pace_of(cost: RunCost, peers: HomePeers) -> Pace:
+def pace_of(cost: RunCost, peers: HomePeers) -> HomePace:
     """Simulate a few steps; the first one, in which routers know nothing, does not count."""
     number = len(cost.stages) * peers.num_replicas
     rate, delay_s = peers.bytes_per_s, peers.round_trip_s / 2
@@ -50,7 +50,7 @@ def pace_of(cost: RunCost, peers: HomePeers) -> Pace:
     found = simulate_run(cost, links, members, RunSettings(num_steps=SIMULATED_STEPS, slots=cost.slots, microbatch_size=1, noise=0.0))
     step_s = statistics.median(found.step_s[1:])
     busiest_s = max(stage.flops for stage in cost.stages) / peers.flops * cost.microbatches_per_step / peers.num_replicas
-    return Pace(
+    return HomePace(
         step_s=step_s,
         tokens_per_s=found.tokens_per_s,
         compute_share=busiest_s / step_s,

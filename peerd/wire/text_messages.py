@@ -31,7 +31,7 @@ class TextCall:
 
     @property
     def num_bytes(self) -> int:
-        """Of its tensors."""
+        """The bytes of its tensors."""
         return sum(each.num_bytes for each in self.tensors)
 
 
