@@ -251,13 +251,20 @@ def _launch_each(homes: DeviceHomes, each: Sequence[Settings], *, detach: bool, 
 
 
 def _tell_more(homes: DeviceHomes) -> None:
-    """Say what to do next, and whether the line is too slow for the run."""
-    click.echo("others join with the line above; watch with `peerd status`, end with `peerd leave`", err=True)
+    """Say which part this machine has, what to do next, and whether the line is too slow for the run."""
+    from peerd.cli.render import plain
+
+    next_steps = "others join with the line above; watch with `peerd status`, end with `peerd leave`"
     try:
-        health = first_of(ask_each(homes.root, "status"))["health"]
+        status = first_of(ask_each(homes.root, "status"))
     except NoDaemonError:
+        click.echo(next_steps, err=True)
         return  # they were told to end meanwhile
-    for item in health:
+    if not homes.are_several:
+        stage, run = status["peer"]["stage"], status["run"]
+        click.echo(f"peerd: this machine serves stage {stage} of {run['num_stages']} in run {plain(run['name'], 64)}", err=True)
+    click.echo(next_steps, err=True)
+    for item in status["health"]:
         if item["code"] == "slow-line":
             click.echo(f"peerd: warning: {item['title']}; {item['remedy']}", err=True)
 

@@ -264,8 +264,8 @@ def print_standing(out: Console, reply: PeersReply) -> None:
 def swarm_line(reply: PeersReply) -> str:
     """The swarm in one line."""
     run = reply["run"]
-    step = "-" if reply["work_step"] is None else str(reply["work_step"])
-    end = f" of {run['steps']}" if run["steps"] else ""
+    step = "-" if reply["work_step"] is None else f"{reply['work_step']:,}"
+    end = f" of {run['steps']:,}" if run["steps"] else ""
     loss = loss_text(local_batch_at(run, reply["work_step"]) > 0, reply["last_loss"], reply.get("evaluation"))
     return f"{plain(run['name'], 30)}: step {step}{end}, loss {loss}, {amount(reply['tokens_per_second'])} tokens/s"
 

@@ -121,7 +121,7 @@ def print_contributions(reply: ContributionsReply) -> None:
     for line in coverage(reply):
         out.print(Text(line))
     if any(share.own_word for share in shares):
-        out.print(Text("* by that peer's own count: nobody else who knows could be asked"))
+        out.print(Text("* self-reported; not yet confirmed by other peers"))
 
 
 def _name_in(reply: ContributionsReply, peer: str) -> str:

@@ -62,6 +62,7 @@ def test_detached_for_people_is_one_line_to_paste(peerd: Command, paper: Callabl
         assert done.out.count("\n") == 1
         assert str(short_home / "daemon.log") in done.err
         assert done.err.startswith("peerd: measuring the upload with 2 MB\n"), "what it does until then is told"
+        assert " of 2 in run demo\n" in done.err, "which part it has"
 
 
 def test_a_detached_daemon_that_fails_gives_its_error_and_code(peerd: Command, paper: Callable[[str], None], run_folder: Path) -> None:
