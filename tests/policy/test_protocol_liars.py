@@ -16,6 +16,8 @@ from tests.some_seeds import some
 FOR_S = 60.0
 STANDS_S = 100.0
 """A run that has not ended by then stands. It takes some 30 s."""
+NUM_STAGES = (1, 2, pytest.param(3, marks=pytest.mark.slow))
+"""A liar without any other stage, and with one: a third one shows nothing else, and takes the longest."""
 ROUND_LIARS = (Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.LAG)
 
 
@@ -40,7 +42,7 @@ def _run(scenario: Scenario) -> Outcome:
     return World(scenario).run()
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
 def test_a_claimed_step_stops_no_run_and_costs_no_step(num_stages: int) -> None:
     for seed in range(2):
         outcome = lied_to(Kind.BOAST, seed, num_stages)
@@ -70,7 +72,9 @@ def test_hole_30_without_the_header_first_mates_give_their_ledgers_up_for_nothin
     assert sum(reloads(frozenset({"header first"}))) > 10
 
 
-@pytest.mark.parametrize(("num_stages", "num_runs"), [(1, 16), (2, 2), (3, 2)])
+@pytest.mark.parametrize(
+    ("num_stages", "num_runs"), [(1, 8), (2, 2), pytest.param(1, 16, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)]
+)
 def test_accusations_of_everybody_slow_a_run_down_by_less_than_half(num_stages: int, num_runs: int) -> None:
     """Of the short runs of one stage some take twice as long, and most no longer at all."""
     honest, lied = (sum(run_of(seed, num_stages, lies).ended_at_s for seed in range(num_runs)) for lies in (False, True))
@@ -99,7 +103,7 @@ def two_runs_s(kind: Kind, num_stages: int, for_s: float) -> float:
     return ended_s
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
 def test_hole_35_a_peer_that_says_two_things_under_one_version_slows_a_run_down_by_less_than_half(num_stages: int) -> None:
     assert two_runs_s(Kind.CONTRADICT, num_stages, 1e3) < 1.5 * two_runs_s(Kind.CONTRADICT, num_stages, 0.0)
 
@@ -272,7 +276,7 @@ def test_hole_34_if_nobody_remembered_who_was_late_most_steps_would_wait() -> No
     assert withheld(off=frozenset({"remember the late"})) > withheld(0.0) + 2 * 4 * Scenario(seed=0).takeover_s
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
 def test_hole_37_peers_that_are_not_there_slow_a_run_down_by_less_than_half(num_stages: int) -> None:
     assert two_runs_s(Kind.GHOSTS, num_stages, 1e3) < 1.5 * two_runs_s(Kind.GHOSTS, num_stages, 0.0)
 
