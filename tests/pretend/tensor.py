@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ WAITING = {
     aten.repeat_interleave.Tensor,
 }
 """Operations whose result the processor needs: it waits until the device has done all that came before."""
+_LEAVES = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 REFUSED = {aten.set_.source_Storage, aten.set_.source_Tensor, aten.resize_.default, aten.set_.default}
 
 
@@ -37,6 +39,8 @@ class PretendTensor(Tensor):
 
     held: Tensor
     made: streams.Made
+    of_device: int
+    """The number of its device."""
 
     @staticmethod
     def __new__(cls, inner: Tensor, index: int) -> PretendTensor:
@@ -59,7 +63,7 @@ class PretendTensor(Tensor):
             layout=inner.layout,
             device=torch.device(NAME, index),
         )
-        made.held, made.made = inner, streams.noted()
+        made.held, made.made, made.of_device = inner, streams.noted(), index
         weakref.finalize(made, _ended, meter, key, inner)
         return made
 
@@ -89,10 +93,16 @@ def _ended(meter: Meter, key: int, _inner: Tensor) -> None:
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     _keep_backward_here()
-    tensors = _tensors((args, kwargs))
-    for each in tensors:
-        if isinstance(each, PretendTensor):
-            each.made.check_use()
+    tensors = list[Tensor]()
+
+    def unwrap(each: Tensor) -> Tensor:
+        tensors.append(each)
+        if not isinstance(each, PretendTensor):
+            return each
+        each.made.check_use()
+        return each.held
+
+    plain_args, plain_kwargs = mapped(args, unwrap), mapped(kwargs, unwrap)
     if func in REFUSED:
         raise NotImplementedError(f"the pretend device does not know {func}")
     if func in (aten.copy_.default, aten._foreach_copy_.default):
@@ -103,7 +113,6 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func in WAITING or (func is aten.index.Tensor and _selects(args[1])):
         METERS[index].wait(func.name().removeprefix("aten::"))
         streams.all_over()
-    plain_args, plain_kwargs = _unwrapped((args, kwargs))
     if "device" in kwargs:
         to = kwargs["device"]
         index = index if to is None else _number(to)
@@ -137,54 +146,64 @@ def _unwrapped(tree: Any) -> Any:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """The tensors in an operation's arguments. torch's own walks over trees take longer than the operations of tests."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif not isinstance(tree, list | tuple):
-        return []
-    return [tensor for each in tree for tensor in _tensors(each)]
+    """The tensors in an operation's arguments."""
+    found = list[Tensor]()
+    mapped(tree, found.append)
+    return found
 
 
 def mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
-    """What an operation takes or gives, with each tensor changed."""
+    """What an operation takes or gives, with each tensor changed. torch's own walks over trees take longer than the operations of tests."""
+    if type(tree) in _LEAVES:
+        return tree
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, dict):
         return {key: mapped(each, change) for key, each in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [mapped(each, change) for each in tree] if isinstance(tree, list) else tuple([mapped(each, change) for each in tree])
-    return tree
+    if isinstance(tree, list):
+        return [mapped(each, change) for each in tree]
+    return tuple([mapped(each, change) for each in tree]) if isinstance(tree, tuple) else tree
+
+
+@cache
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    """The arguments that an operation changes: their positions and names. A schema takes longer to read than a small operation."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((number, each.name) for number, each in arguments if each.alias_info is not None and each.alias_info.is_write)
+
+
+@cache
+def _num_given(func: Any) -> int | None:
+    """How many results an operation has that changes its arguments; None: it changes none."""
+    return len(func._schema.returns) if func._schema.is_mutable else None
 
 
 def _wrapped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], given: Any, index: int) -> Any:
     """What an operation gives: what it changed, itself; anything else anew."""
-    if func._schema.is_mutable:
-        changed = list(_changed(func, args, kwargs))
-        if len(func._schema.returns) == 1 and len(changed) == 1:
-            if isinstance(changed[0], PretendTensor) and changed[0].shape != changed[0].held.shape:
-                raise NotImplementedError(f"the pretend device does not know {func}, which changes a tensor's shape")
-            return changed[0]
-        if not func._schema.returns:
-            return None
-        if len(changed) == len(func._schema.returns):
-            return tuple(changed)
-        raise NotImplementedError(f"the pretend device does not know what {func} gives")
-    return mapped(given, lambda each: PretendTensor(each, index))
+    num_given = _num_given(func)
+    if num_given is None:
+        return mapped(given, lambda each: PretendTensor(each, index))
+    changed = _changed(func, args, kwargs)
+    if num_given == 1 and len(changed) == 1:
+        if isinstance(changed[0], PretendTensor) and changed[0].shape != changed[0].held.shape:
+            raise NotImplementedError(f"the pretend device does not know {func}, which changes a tensor's shape")
+        return changed[0]
+    if not num_given:
+        return None
+    if len(changed) == num_given:
+        return tuple(changed)
+    raise NotImplementedError(f"the pretend device does not know what {func} gives")
 
 
-def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield args[number] if number < len(args) else kwargs[argument.name]
+def _changed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    return [args[number] if number < len(args) else kwargs[name] for number, name in _written(func)]
 
 
 def _index_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> int:
     """The device of an operation's tensors. As on a GPU, one number of the processor may go with them, if it is only read."""
-    found = {each.device.index for each in tensors if isinstance(each, PretendTensor)}
+    found = {each.of_device for each in tensors if isinstance(each, PretendTensor)}
     others = [each for each in tensors if not isinstance(each, PretendTensor)]
-    written = _tensors(list(_changed(func, args, kwargs))) if func._schema.is_mutable else []
+    written = _tensors(_changed(func, args, kwargs)) if others else []
     if found and (any(each.dim() for each in others) or any(each is one for each in others for one in written)):
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME} and cpu in {func}")
     if len(found) > 1:
