@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from peerd import SCHEMA
 from peerd.cli.new_data import data_of, known_tokenizer, mask_token_of, vocab_size_of
 from peerd.cli.new_estimate import estimates, fitted_to, loads_of
+from peerd.cli.new_link import CHOSEN_FLAGS, Choice, Rate, RoundTrip, choice_fields, choice_lines, chosen_for
 from peerd.cli.options import (
     MEMORY,
     SEED,
@@ -92,6 +93,9 @@ _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 @click.option("--from", "sources", multiple=True, metavar="FOLDER", help="Go on from an earlier run's state; see below.")
 @click.option("--before", type=click.IntRange(0), metavar="STEP", help="With --from: only what was reached before this step.")
 @click.option("--device-memory", type=MEMORY, metavar="SIZE", help="Cut so that each stage fits a device with so much, e.g. 8GB.")
+@click.option("--link", type=Rate(), metavar="RATE", help="Choose what crosses the network for such lines, e.g. 20Mbit; see below.")
+@click.option("--rtt", type=RoundTrip(), default="50ms", show_default=True, metavar="TIME", help="With --link: round trips.")
+@click.option("--tflops", type=FiniteRange(1e-3, 1e4), default=20, show_default=True, help="With --link: a device's speed.")
 @click.option("--force", is_flag=True, help="Overwrite an existing run.toml (never the key).")
 @daemon_command
 def new(
@@ -112,6 +116,10 @@ def new(
     With --device-memory the model is cut into --stages, or into as few as it takes, so that the smallest device can serve each
     of them. What each stage takes is printed: memory, and the upload that its speed needs.
 
+    With --link codecs, boundary, local steps and, unless --optimizer names one, the optimizer are those that come to a loss
+    first over lines of that rate each way, by the measurements of `peerd help performance` and simulated steps. What was
+    chosen, why, and what it costs is printed. Steps with local updates have more than --microbatches, as many for each update.
+
     MODEL is decoder (the built-in one), hf:NAME (an architecture of transformers, such as hf:llama, or a checkpoint's name on
     the hub), a local folder with a checkpoint to go on from, with its own tokenizer unless --tokenizer names another, or
     blocks:ENTRY (from an installed package, or blocks:resnet).
@@ -123,6 +131,7 @@ def new(
       peerd new llama --model hf:llama --layers 6 --set vocab_size=256
       peerd start my-run
       peerd new my-run --tokenizer bpe:2048 --evaluation-fraction 0.02
+      peerd new my-run --link 20Mbit --rtt 60ms
       peerd new wider --from exported --stages 4 --steps 2000
     """
     target = Path(folder).expanduser().absolute()
@@ -132,6 +141,7 @@ def new(
     fixed = [flag for name, flag in model_flags.items() if sources and name in given]
     if fixed:
         raise UsageError(f"{fixed[0]} cannot go with --from", "the model is the earlier run's: leave it out")
+    _check_link(fields, given | ({"from"} if sources else set()))
     if not sources:
         if "before" in given:
             raise UsageError("--before goes with --from", "name the earlier run's homes or export with --from")
@@ -144,13 +154,34 @@ def new(
         manifest = _continued(target, sources, {name: fields[name] for name in given})
     elif fields["model"] != "decoder":
         manifest = _with_model(target, manifest, fields, given)
+    choice = _choice_for(manifest, fields, given) if fields["link"] else None
+    manifest = choice.manifest if choice is not None else manifest
     loads = loads_of(manifest)
     if device_memory:
         manifest = fitted_to(manifest, loads, device_memory, "num_stages" in given)
-    _write(target, manifest, estimates(manifest, loads), not fields["name"], as_json)
+    _write(target, manifest, estimates(manifest, loads), choice, not fields["name"], as_json)
 
 
-def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], named_by_folder: bool, as_json: bool) -> None:
+def _check_link(fields: dict[str, Any], given: set[str]) -> None:
+    """Raise UsageError if flags do not go with --link, or need it."""
+    if not fields["link"]:
+        for name in {"rtt", "tflops"} & given:
+            raise UsageError(f"--{name} goes with --link", "name the rate of the lines with --link")
+        return
+    for flag in [flag for name, flag in (CHOSEN_FLAGS | {"from": "--from"}).items() if name in given]:
+        raise UsageError(f"{flag} cannot go with --link", "leave out one of them: --link chooses what crosses the network itself")
+
+
+def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> Choice:
+    from peerd.sim.home_lines import HomePeers
+
+    peers = HomePeers(bytes_per_s=fields["link"], round_trip_s=fields["rtt"], flops=1e12 * fields["tflops"])
+    return chosen_for(manifest, peers, fields["optimizer"] if "optimizer" in given else None)
+
+
+def _write(
+    folder: Path, manifest: Manifest, stages: list[StageEstimate], choice: Choice | None, named_by_folder: bool, as_json: bool
+) -> None:
     from peerd.cli.render_estimate import NOMINAL_FLOPS, estimate_fields, estimate_lines
     from peerd.config.atomic import replace_file
     from peerd.config.manifest import run_id
@@ -163,6 +194,7 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], named_
     replace_file(run_file, explained(manifest))
     run = run_id(public_bytes(key), manifest.name)
     reply = {"schema": SCHEMA, "run": run, "run_file": str(run_file), "key_file": str(key_file), "step": manifest.start.step}
+    reply |= {"link": choice_fields(choice)} if choice is not None else {}
     needs = planned_needs(manifest, stages, NOMINAL_FLOPS)
     if is_printed({**reply, "stages": [estimate_fields(*each) for each in zip(stages, needs, strict=True)]}, as_json):
         return
@@ -171,7 +203,7 @@ def _write(folder: Path, manifest: Manifest, stages: list[StageEstimate], named_
     click.echo(f"wrote {run_file} (edit it as you like) and {key_file} (keep it secret)")
     if manifest.start.state:
         click.echo(f"begins: at step {manifest.start.step}, in {manifest.train.num_stages} stages")
-    for line in estimate_lines(stages, needs, manifest.slots):
+    for line in [*(choice_lines(choice) if choice is not None else []), *estimate_lines(stages, needs, manifest.slots)]:
         click.echo(line)
     click.echo(f"run id: {run}")
     click.echo(f"next:   peerd start {quote(str(run_file))}")

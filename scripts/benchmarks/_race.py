@@ -52,12 +52,17 @@ class HomeSize:
     flops: float = 2e13
     """Of a device, as it is reached in practice."""
 
-    def manifest(self, row: Contender) -> Manifest:
+    @property
+    def run(self) -> Manifest:
+        """The run before a row changes it."""
         train = TrainConfig(
             num_stages=self.stages, microbatches_per_step=self.microbatches, microbatch_size=1, sequence_length=self.sequence_length
         )
         model = ModelConfig(d_model=self.d_model, d_ff=4 * self.d_model, num_layers=self.layers, num_heads=16, vocab_size=32768)
-        return row.applied(Manifest(model=model, train=train))
+        return Manifest(model=model, train=train)
+
+    def manifest(self, row: Contender) -> Manifest:
+        return row.applied(self.run)
 
     def on(self, row: Contender, link: Link) -> Contender:
         """The row with the codec that `auto` takes on this link.

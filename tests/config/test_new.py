@@ -17,6 +17,7 @@ from peerd.config import manifest
 from peerd.config.organiser import load_key, public_bytes
 from peerd.data.tokenizer import FileTokenizer, train_bpe
 from peerd.errors import UsageError
+from peerd.planner.contenders import CONTENDERS
 
 
 def test_a_name_that_differs_from_the_folders_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +95,40 @@ def test_new_narrows_the_boundary_where_it_is_told_to(tmp_path: Path, capfd: pyt
     assert 'with the boundary "subspace" it must be 1 to model.d_model (64)' in capfd.readouterr().err
     assert run(["new", str(tmp_path / "a"), "--from", str(tmp_path), "--boundary-rank", "4"]) == 2
     assert "--boundary-rank cannot go with --from" in capfd.readouterr().err
+
+
+def test_new_chooses_for_a_line_and_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--d-model", "256", "--name", "a", "--rtt", "60ms", "--link"]
+    assert run(["new", str(tmp_path / "home"), *flags, "20Mbit", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)["link"]
+    best, *others = said["contenders"]
+    assert said["chosen"] == best["name"]
+    assert all(best["relative_time_s"] <= each["relative_time_s"] for each in others)
+    made = manifest.load(tmp_path / "home" / "run.toml")
+    chosen = CONTENDERS[best["name"]]
+    assert (made.wire.activations, made.wire.weight_gradients, made.train.optimizer) == (chosen.codec, chosen.averages, chosen.optimizer)
+    assert run(["new", str(tmp_path / "lan"), *flags, "400Gbit", "--optimizer", "adamw"]) == 0
+    told = capfd.readouterr().out
+    assert "of those that were measured it is the first at a loss" in told
+    assert "tokens/s; a peer computes" in told
+    assert manifest.load(tmp_path / "lan" / "run.toml").train.optimizer == "adamw"
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--rtt", "60ms"], "--rtt goes with --link"),
+        (["--tflops", "3"], "--tflops goes with --link"),
+        (["--link", "20Mbit", "--boundary", "maxout"], "--boundary cannot go with --link"),
+        (["--link", "20Mbit", "--from", "."], "--from cannot go with --link"),
+        (["--link", "none"], "is not a rate such as 20Mbit"),
+        (["--link", "20Mbit", "--rtt", "60"], "is not a time of at most 10s, such as 60ms"),
+        (["--link", "20Mbit", "--optimizer", "lamb"], "no way to train that was measured goes with this run"),
+    ],
+)
+def test_new_refuses_what_does_not_go_with_a_line(flags: list[str], why: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["new", str(tmp_path / "a"), *flags]) == 2
+    assert why in capfd.readouterr().err
 
 
 def test_force_overwrites_the_run_and_keeps_the_key(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from peerd.planner.contenders import CONTENDERS, NUM_REPLICAS
+from peerd.cli.new_link import chosen_for
+from peerd.planner.contenders import CONTENDERS, NUM_REPLICAS, UPDATES
 from peerd.reference import train_reference
+from peerd.sim.home_lines import HomePeers
 from scripts.benchmarks._race import LINKS, HomeSize, Link, update_s
 from scripts.benchmarks._race_training import Cell, Losses, Size, Tuning, train
 from scripts.benchmarks.race import Race, known_in, lines_on, reaches_at
@@ -47,6 +49,15 @@ def test_fewer_bytes_take_no_more_time_on_a_slow_link() -> None:
     assert times == sorted(times, reverse=True)
     assert times[0] > 2 * times[1]
     assert update_s(HOME, CONTENDERS["int8"], Link(200, 60)) < times[1]
+
+
+@pytest.mark.parametrize("link", [*LINKS, Link(50, 55)], ids=lambda link: link.name)
+def test_peerd_new_chooses_for_a_line_what_is_first_in_the_race(link: Link) -> None:
+    times = {name: updates * update_s(HOME, CONTENDERS[name], link) for name, updates in UPDATES.items()}
+    peers = HomePeers(bytes_per_s=link.bytes_per_s, round_trip_s=link.round_trip_ms / 1000, flops=HOME.flops)
+    choice = chosen_for(HOME.run, peers, None)
+    assert choice.ranked[0].row == min(times, key=times.__getitem__)
+    assert {each.row: each.time for each in choice.ranked} == pytest.approx(times)
 
 
 def test_auto_is_the_codec_that_the_policy_takes_and_then_that_codecs_row() -> None:
