@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from peerd import SCHEMA
 from peerd.cli.new_data import data_of, known_tokenizer, mask_token_of, vocab_size_of
 from peerd.cli.new_estimate import estimates, fitted_to, loads_of
-from peerd.cli.new_link import CHOSEN_FLAGS, Choice, Rate, RoundTrip, choice_fields, choice_lines, chosen_for
+from peerd.cli.new_link import CHOSEN_FLAGS, LinkChoice, Rate, RoundTrip, choice_fields, choice_lines, chosen_for
 from peerd.cli.options import (
     MEMORY,
     SEED,
@@ -66,7 +66,7 @@ _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 @click.option("--heads", "num_heads", type=_POSITIVE, default=4, show_default=True, help="Attention heads.")
 @click.option("--d-ff", type=_POSITIVE, help="Width of the hidden layer.  [default: 4 x d-model]")
 @click.option("--tie-word-embeddings", is_flag=True, help="Input and output embeddings are one weight.")
-@click.option("--boundary", type=click.Choice(_BOUNDARIES), default="none", show_default=True, help="What narrows it between stages.")
+@click.option("--boundary", type=click.LinkChoice(_BOUNDARIES), default="none", show_default=True, help="What narrows it between stages.")
 @click.option("--boundary-rank", type=_POSITIVE, help="Numbers a token that cross with subspace or token-residual.")
 @click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
 @click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
@@ -82,10 +82,12 @@ _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 @click.option("--steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="End after so many steps; 0: never.")
 @click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Its height, after the warm-up.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
-@click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
-@click.option("--optimizer", type=click.Choice(["adamw", "muon", "lamb", "sgd"]), default="adamw", show_default=True, help="The update.")
+@click.option("--accumulate", type=click.LinkChoice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
 @click.option(
-    "--optimizer-bits", type=click.Choice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
+    "--optimizer", type=click.LinkChoice(["adamw", "muon", "lamb", "sgd"]), default="adamw", show_default=True, help="The update."
+)
+@click.option(
+    "--optimizer-bits", type=click.LinkChoice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
 )
 @click.option("--purpose", metavar="TEXT", default="", help="What is trained, and what for: shown to those who may join.")
 @click.option("--licence", metavar="NAME", default="", help="Licence of the trained model.")
@@ -136,15 +138,9 @@ def new(
     """
     target = Path(folder).expanduser().absolute()
     given = {name for name in fields if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    model_flags = _MODEL_FLAGS | {"model": "--model", "config_file": "--config", "settings": "--set"}
-    model_flags |= {"tie_word_embeddings": "--tie-word-embeddings"} | _BOUNDARY_FLAGS
-    fixed = [flag for name, flag in model_flags.items() if sources and name in given]
-    if fixed:
-        raise UsageError(f"{fixed[0]} cannot go with --from", "the model is the earlier run's: leave it out")
+    _check_sources(given, is_given=bool(sources))
     _check_link(fields, given | ({"from"} if sources else set()))
     if not sources:
-        if "before" in given:
-            raise UsageError("--before goes with --from", "name the earlier run's homes or export with --from")
         manifest = _manifest_of(target, fields)
     create_folder(target)
     run_file = target / "run.toml"
@@ -162,6 +158,18 @@ def new(
     _write(target, manifest, estimates(manifest, loads), choice, not fields["name"], as_json)
 
 
+def _check_sources(given: set[str], *, is_given: bool) -> None:
+    """Raise UsageError if flags do not go with --from, or need it."""
+    if not is_given:
+        if "before" in given:
+            raise UsageError("--before goes with --from", "name the earlier run's homes or export with --from")
+        return
+    model_flags = _MODEL_FLAGS | {"model": "--model", "config_file": "--config", "settings": "--set"}
+    model_flags |= {"tie_word_embeddings": "--tie-word-embeddings"} | _BOUNDARY_FLAGS
+    for flag in [flag for name, flag in model_flags.items() if name in given]:
+        raise UsageError(f"{flag} cannot go with --from", "the model is the earlier run's: leave it out")
+
+
 def _check_link(fields: dict[str, Any], given: set[str]) -> None:
     """Raise UsageError if flags do not go with --link, or need it."""
     if not fields["link"]:
@@ -172,7 +180,7 @@ def _check_link(fields: dict[str, Any], given: set[str]) -> None:
         raise UsageError(f"{flag} cannot go with --link", "leave out one of them: --link chooses what crosses the network itself")
 
 
-def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> Choice:
+def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> LinkChoice:
     from peerd.sim.home_lines import HomePeers
 
     peers = HomePeers(bytes_per_s=fields["link"], round_trip_s=fields["rtt"], flops=1e12 * fields["tflops"])
@@ -180,7 +188,7 @@ def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> 
 
 
 def _write(
-    folder: Path, manifest: Manifest, stages: list[StageEstimate], choice: Choice | None, named_by_folder: bool, as_json: bool
+    folder: Path, manifest: Manifest, stages: list[StageEstimate], choice: LinkChoice | None, named_by_folder: bool, as_json: bool
 ) -> None:
     from peerd.cli.render_estimate import NOMINAL_FLOPS, estimate_fields, estimate_lines
     from peerd.config.atomic import replace_file

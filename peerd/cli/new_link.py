@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from peerd.config.manifest import Manifest
     from peerd.planner.contenders import Ranked
     from peerd.planner.workload import ModelLoads
-    from peerd.sim.home_lines import HomePeers, Pace
+    from peerd.sim.home_lines import HomePeers, HomePace
 
 SHOWN = 4
 """Contenders that are printed, the chosen one first."""
@@ -54,26 +54,26 @@ class RoundTrip(click.ParamType[float]):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LinkChoice:
     """The contenders that go with a run on a line, the chosen one first, and what the swarm does with that."""
 
     peers: HomePeers
     ranked: tuple[Ranked, ...]
-    pace: Pace
+    pace: HomePace
 
     @property
     def manifest(self) -> Manifest:
         return self.ranked[0].manifest
 
 
-def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> Choice:
+def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> LinkChoice:
     """The way to train that is first at a loss. `optimizer`: the one that flags name. UsageError if nothing measured goes with the run."""
     from peerd.planner.contenders import UPDATES, ranked
     from peerd.planner.kinds import planned_loads
 
     plain = loads_of(manifest)
 
-    def pace(run: Manifest) -> Pace:
+    def pace(run: Manifest) -> HomePace:
         return _pace(run, planned_loads(run) or plain, peers)
 
     def update_s(run: Manifest) -> float:
@@ -82,10 +82,10 @@ def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> C
     found = ranked(manifest, update_s, UPDATES, optimizer)
     if not found:
         raise UsageError("no way to train that was measured goes with this run", "leave out --link, and set [wire] yourself")
-    return Choice(peers, tuple(found), pace(found[0].manifest))
+    return LinkChoice(peers, tuple(found), pace(found[0].manifest))
 
 
-def _pace(manifest: Manifest, loads: ModelLoads, peers: HomePeers) -> Pace:
+def _pace(manifest: Manifest, loads: ModelLoads, peers: HomePeers) -> HomePace:
     from peerd.planner.cutting import stage_layers
     from peerd.planner.run_costs import run_cost
     from peerd.sim.home_lines import pace_of
@@ -93,7 +93,7 @@ def _pace(manifest: Manifest, loads: ModelLoads, peers: HomePeers) -> Pace:
     return pace_of(run_cost(manifest, loads, stage_layers(manifest, loads)), peers)
 
 
-def choice_fields(choice: Choice) -> dict[str, Any]:
+def choice_fields(choice: LinkChoice) -> dict[str, Any]:
     """The choice for --json: seconds, bytes per second, and shares."""
     return {
         "chosen": choice.ranked[0].row,
@@ -107,7 +107,7 @@ def choice_fields(choice: Choice) -> dict[str, Any]:
     }
 
 
-def choice_lines(choice: Choice) -> list[str]:
+def choice_lines(choice: LinkChoice) -> list[str]:
     """What was chosen for the line, why, and what it will come to."""
     peers, pace, best = choice.peers, choice.pace, choice.ranked[0]
     rows = [("", "s an update", "updates", "time")]

@@ -116,7 +116,6 @@ class Dispatcher:
             note(call.stage, peer.peer)
             asked_s = time.monotonic()
             asked = replace(call, call_id=os.urandom(ID_BYTES), path=dict(path), again=again)
-            self.num_calls += 1
             try:
                 return await self._try(router, peer, asked, note)
             except BusyError as error:
@@ -154,7 +153,7 @@ class Dispatcher:
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
         call, asked = await self._witness.asks(await self._adapter.adapt(call, peer.peer), peer.peer)
-        started_s = time.monotonic()
+        started_s, self.num_calls = time.monotonic(), self.num_calls + 1
         result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
         elapsed_s = time.monotonic() - started_s
         if call.evaluation:
