@@ -12,7 +12,7 @@ import structlog
 
 from peerd.audit.cases import Cases
 from peerd.audit.store import CaseStore
-from peerd.background import Part
+from peerd.background import Part, start
 from peerd.config.paths import cache_folder
 from peerd.config.settings import Settings
 from peerd.daemon.admission import watch
@@ -28,6 +28,7 @@ from peerd.daemon.seat import Seat
 from peerd.daemon.training import HeldData
 from peerd.daemon.watching.history import Past
 from peerd.daemon.watching.otel import MicrobatchTraces
+from peerd.errors import WrongStateError
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.step.contributions import StageTally
@@ -35,6 +36,7 @@ from peerd.policy.step.evidence import coins_text
 from peerd.policy.swarm.access import NO_VERSION
 from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.reaching import missed_since
+from peerd.stage.executor import Priority
 from peerd.stage.malloc import give_back_free_memory
 from peerd.swarm.gossip import Gossip
 from peerd.swarm.liveness import Liveness
@@ -218,13 +220,20 @@ class Peer:
             now_s = time.monotonic()  # while this machine sleeps it misses nobody
             if now_s - trimmed_s > TRIM_PERIOD_S:
                 trimmed_s = now_s
-                await asyncio.to_thread(give_back_free_memory)
+                await self._give_back_memory()
             missed = missed_since(missed, self.membership.view, self.membership.live(), now_s)
             for peer, since_s in missed.items():
                 if peer in self.membership.raws and now_s - since_s > FORGET_AFTER_TTLS * self.membership.view.ttl_s:
                     self.membership.forget(peer)
                     await self.network.forget(peer)
             await self._forget_strangers(now_s)
+
+    async def _give_back_memory(self) -> None:
+        """What passes have left goes first, on their thread: another has another heap, and would lock theirs until all of it is gone."""
+        if self._seat is not None:
+            going = start(self._seat.executor.run(Priority.CONTROL, give_back_free_memory), expects=(WrongStateError,))
+            await asyncio.wait({going})  # if the stage is left meanwhile, it is cancelled
+        await asyncio.to_thread(give_back_free_memory)
 
     async def _forget_strangers(self, now_s: float) -> None:
         """Forget peers that called once and never got into the table: visitors, and keys that were made up."""
