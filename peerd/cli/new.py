@@ -66,7 +66,7 @@ _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 @click.option("--heads", "num_heads", type=_POSITIVE, default=4, show_default=True, help="Attention heads.")
 @click.option("--d-ff", type=_POSITIVE, help="Width of the hidden layer.  [default: 4 x d-model]")
 @click.option("--tie-word-embeddings", is_flag=True, help="Input and output embeddings are one weight.")
-@click.option("--boundary", type=click.LinkChoice(_BOUNDARIES), default="none", show_default=True, help="What narrows it between stages.")
+@click.option("--boundary", type=click.Choice(_BOUNDARIES), default="none", show_default=True, help="What narrows it between stages.")
 @click.option("--boundary-rank", type=_POSITIVE, help="Numbers a token that cross with subspace or token-residual.")
 @click.option("--sequence-length", type=click.IntRange(2, 1 << 20), default=128, show_default=True, help="Tokens per sequence.")
 @click.option("--microbatch-size", type=click.IntRange(1, 65536), default=4, show_default=True, help="Sequences per microbatch.")
@@ -82,12 +82,10 @@ _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 @click.option("--steps", type=click.IntRange(0, 10**9), default=0, show_default=True, help="End after so many steps; 0: never.")
 @click.option("--learning-rate", type=FiniteRange(0, 100), default=3e-3, show_default=True, help="Its height, after the warm-up.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="First weights and order of the text.")
-@click.option("--accumulate", type=click.LinkChoice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
+@click.option("--accumulate", type=click.Choice(["float32", "float64"]), default="float32", show_default=True, help="Gradient sums.")
+@click.option("--optimizer", type=click.Choice(["adamw", "muon", "lamb", "sgd"]), default="adamw", show_default=True, help="The update.")
 @click.option(
-    "--optimizer", type=click.LinkChoice(["adamw", "muon", "lamb", "sgd"]), default="adamw", show_default=True, help="The update."
-)
-@click.option(
-    "--optimizer-bits", type=click.LinkChoice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
+    "--optimizer-bits", type=click.Choice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
 )
 @click.option("--purpose", metavar="TEXT", default="", help="What is trained, and what for: shown to those who may join.")
 @click.option("--licence", metavar="NAME", default="", help="Licence of the trained model.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from peerd.config.manifest import Manifest
     from peerd.planner.contenders import Ranked
     from peerd.planner.workload import ModelLoads
-    from peerd.sim.home_lines import HomePeers, HomePace
+    from peerd.sim.home_lines import HomePace, HomePeers
 
 SHOWN = 4
 """Contenders that are printed, the chosen one first."""
