@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from peerd import SCHEMA
 from peerd.cli.new_data import data_of, known_tokenizer, mask_token_of, vocab_size_of
 from peerd.cli.new_estimate import estimates, fitted_to, loads_of
-from peerd.cli.new_link import CHOSEN_FLAGS, LinkChoice, Rate, RoundTrip, choice_fields, choice_lines, chosen_for
+from peerd.cli.new_link import CHOSEN_FLAGS, ChosenWay, Rate, RoundTrip, choice_fields, choice_lines, chosen_for
 from peerd.cli.options import (
     MEMORY,
     SEED,
@@ -178,7 +178,7 @@ def _check_link(fields: dict[str, Any], given: set[str]) -> None:
         raise UsageError(f"{flag} cannot go with --link", "leave out one of them: --link chooses what crosses the network itself")
 
 
-def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> LinkChoice:
+def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> ChosenWay:
     from peerd.sim.home_lines import HomePeers
 
     peers = HomePeers(bytes_per_s=fields["link"], round_trip_s=fields["rtt"], flops=1e12 * fields["tflops"])
@@ -186,7 +186,7 @@ def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> 
 
 
 def _write(
-    folder: Path, manifest: Manifest, stages: list[StageEstimate], choice: LinkChoice | None, named_by_folder: bool, as_json: bool
+    folder: Path, manifest: Manifest, stages: list[StageEstimate], choice: ChosenWay | None, named_by_folder: bool, as_json: bool
 ) -> None:
     from peerd.cli.render_estimate import NOMINAL_FLOPS, estimate_fields, estimate_lines
     from peerd.config.atomic import replace_file

@@ -54,7 +54,7 @@ class RoundTrip(click.ParamType[float]):
 
 
 @dataclass(frozen=True, slots=True)
-class LinkChoice:
+class ChosenWay:
     """The contenders that go with a run on a line, the chosen one first, and what the swarm does with that."""
 
     peers: HomePeers
@@ -66,7 +66,7 @@ class LinkChoice:
         return self.ranked[0].manifest
 
 
-def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> LinkChoice:
+def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> ChosenWay:
     """The way to train that is first at a loss. `optimizer`: the one that flags name. UsageError if nothing measured goes with the run."""
     from peerd.planner.contenders import UPDATES, ranked
     from peerd.planner.kinds import planned_loads
@@ -82,7 +82,7 @@ def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> L
     found = ranked(manifest, update_s, UPDATES, optimizer)
     if not found:
         raise UsageError("no way to train that was measured goes with this run", "leave out --link, and set [wire] yourself")
-    return LinkChoice(peers, tuple(found), pace(found[0].manifest))
+    return ChosenWay(peers, tuple(found), pace(found[0].manifest))
 
 
 def _pace(manifest: Manifest, loads: ModelLoads, peers: HomePeers) -> HomePace:
@@ -93,7 +93,7 @@ def _pace(manifest: Manifest, loads: ModelLoads, peers: HomePeers) -> HomePace:
     return pace_of(run_cost(manifest, loads, stage_layers(manifest, loads)), peers)
 
 
-def choice_fields(choice: LinkChoice) -> dict[str, Any]:
+def choice_fields(choice: ChosenWay) -> dict[str, Any]:
     """The choice for --json: seconds, bytes per second, and shares."""
     return {
         "chosen": choice.ranked[0].row,
@@ -107,7 +107,7 @@ def choice_fields(choice: LinkChoice) -> dict[str, Any]:
     }
 
 
-def choice_lines(choice: LinkChoice) -> list[str]:
+def choice_lines(choice: ChosenWay) -> list[str]:
     """What was chosen for the line, why, and what it will come to."""
     peers, pace, best = choice.peers, choice.pace, choice.ranked[0]
     rows = [("", "s an update", "updates", "time")]
