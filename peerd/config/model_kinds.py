@@ -22,6 +22,7 @@ MAX_CONFIG_DEPTH = 32
 NOT_ASKED = -100
 """The label of a token that a masked model does not predict; torch leaves it out of the mean loss."""
 MAX_BLOCKS = 4096
+NarrowBoundary = Literal["subspace", "token-residual"]
 SUBSPACE_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 """The transformers models whose layers only add to hidden states what two linear modules write, and read them through norms."""
 Size = Annotated[int, Between(1, 1_000_000)]
@@ -125,6 +126,10 @@ class ModelConfig(ReadsText):
     def tells_tokens(self) -> bool:
         return self.boundary in ("subspace", "token-residual")
 
+    def narrowed(self, boundary: NarrowBoundary, times: int) -> ModelConfig:
+        """The model with a boundary of so many times fewer coordinates. Raises ValueError where there is none such."""
+        return replace(self, boundary=boundary, boundary_rank=max(1, self.d_model // times))
+
     def boundary_shape(self, _layer: int, sequence_length: int) -> tuple[int, ...]:
         """Shape of one sample's activations as input of layer `layer`, float32."""
         return (sequence_length, self.boundary_width)
@@ -188,6 +193,11 @@ class HuggingFaceConfig(ReadsText):
         cut.check_subspace(self)
         if self.boundary == "subspace" and kind not in SUBSPACE_FAMILY:
             raise ValueError(f'model.boundary "subspace" is made for {", ".join(SUBSPACE_FAMILY)}; model.config is of a {kind}')
+
+    def narrowed(self, boundary: NarrowBoundary, times: int) -> HuggingFaceConfig:
+        if boundary != "subspace":
+            raise ValueError(f'a model of transformers has no boundary "{boundary}"')
+        return replace(self, boundary=boundary, boundary_rank=max(1, self.d_model // times))
 
     @property
     def plain(self) -> HuggingFaceConfig:
@@ -272,6 +282,9 @@ class BlocksConfig:
     @property
     def vocab_size(self) -> int:
         return self.num_labels
+
+    def narrowed(self, boundary: NarrowBoundary, _times: int) -> BlocksConfig:
+        raise ValueError(f'a list of blocks has no boundary "{boundary}"')
 
     def boundary_shape(self, layer: int, _sequence_length: int) -> tuple[int, ...]:
         """Shape of one sample's activations as input of block `layer`, float32."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from peerd.config.manifest import Manifest, ModelConfig
-from peerd.config.model_kinds import AnyModel, HuggingFaceConfig
+from peerd.config.manifest import Manifest
+from peerd.config.model_kinds import AnyModel, NarrowBoundary
 
 LOCAL_UPDATES = 8
 """Updates that a peer makes by itself between two averages, where steps are local."""
@@ -27,7 +27,7 @@ class Contender:
     codec: str = "int8"
     """Of activations and their gradients."""
     averages: str = "int8"
-    boundary: Literal["none", "subspace", "token-residual"] = "none"
+    boundary: Literal["none"] | NarrowBoundary = "none"
     narrower: int = 0
     """So many times narrower is that boundary."""
     is_local: bool = False
@@ -64,15 +64,11 @@ class Contender:
 
     def _narrowed(self, manifest: Manifest) -> AnyModel:
         model = manifest.model
-        if not self.narrower:
+        if self.boundary == "none":
             return model
         if manifest.start.state:
             raise ValueError("a checkpoint's weights do not fit a narrow boundary")
-        if isinstance(model, ModelConfig):
-            return replace(model, boundary=self.boundary, boundary_rank=max(1, model.d_model // self.narrower))
-        if isinstance(model, HuggingFaceConfig) and self.boundary == "subspace":
-            return replace(model, boundary="subspace", boundary_rank=max(1, model.d_model // self.narrower))
-        raise ValueError(f'a model of the kind "{model.kind}" has no boundary "{self.boundary}"')
+        return model.narrowed(self.boundary, self.narrower)
 
 
 CONTENDERS: Mapping[str, Contender] = {
