@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import psutil
 import structlog
-import torch
 from torch import Tensor
 
+from peerd.stage.blocks import vector
 from peerd.transfers import fetch_into
 
 TOLD_S = 1.0
@@ -50,9 +50,9 @@ class LentTensors(Mapping[str, Tensor]):
     def copy_to_host(self) -> None:
         for name, value in self._tensors.items():
             if value.device.type != "cpu":
-                copied = torch.empty(value.shape, dtype=value.dtype)
-                fetch_into(copied.view(-1), value.contiguous().view(-1))
-                self._tensors[name] = copied
+                copied = vector(value.numel(), value.dtype)
+                fetch_into(copied, value.contiguous().view(-1))
+                self._tensors[name] = copied.view(value.shape)
 
 
 class Lease:
