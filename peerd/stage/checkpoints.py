@@ -22,7 +22,7 @@ from peerd.stage.history import history_from, history_json
 from peerd.stage.idle_disk import idle_disk
 from peerd.stage.parameters import is_finite_state
 from peerd.stage.snapshots import Downloaded
-from peerd.stage.state_file import FileTensors, OpenFile, hash_of, write_hashed
+from peerd.stage.state_file import FileTensors, OpenFile, free_cache, hash_of, write_hashed
 from peerd.table.record import Lineage
 from peerd.unwritten import UNWRITTEN
 from peerd.wire.tensors import bodies_of, header_of
@@ -97,6 +97,7 @@ class CheckpointStore:
                     written = self._folder / f"{stage}of{self._num_stages}-{state.step}-{digest[:HASH_CHARS]}.safetensors"
                     with idle_disk():
                         commit(path, written)
+                    free_cache(written)
                     return written
             except DiskError as error:
                 if len(others) < 2 or not isinstance(error.__cause__, OSError) or error.__cause__.errno not in FULL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -19,6 +20,8 @@ from peerd.wire.tensors import header_end, memory_of, places_in_file
 
 READ_BYTES = 4 << 20
 """Read or written at once."""
+BEHIND_BYTES = 32 << 20
+"""Of a checkpoint that is being written: so much goes on its way to the disk at once."""
 
 
 class OpenFile:
@@ -103,15 +106,36 @@ class FileTensors(Mapping[str, Tensor]):
 
 
 def write_hashed(path: Path, pieces: Iterable[Bytes]) -> str:
-    """Write the pieces to a new file. Returns the BLAKE3 hash of what was written, hex. Raises OSError."""
-    hasher = blake3()
+    """Write the pieces to a new file. Returns the BLAKE3 hash of what was written, hex. Raises OSError.
+
+    The system begins to put each `BEHIND_BYTES` on the disk as soon as they are written. Otherwise it keeps gigabytes of them in memory,
+    and when it has no more, every thread that asks for memory waits for the disk.
+    """
+    hasher, done, sent = blake3(), 0, 0
     with path.open("wb", buffering=0) as file:
         for piece in pieces:
             left = memoryview(piece)
             while left:
-                left = left[file.write(left[:READ_BYTES]) :]
+                count = file.write(left[:READ_BYTES])
+                left, done = left[count:], done + count
+                if done - sent >= BEHIND_BYTES:
+                    _free_cache(file.fileno())
+                    sent = done
             hasher.update(piece)
     return hasher.hexdigest()
+
+
+def free_cache(path: Path) -> None:
+    """Let the system use the memory in which it holds a file that has been written and that nobody reads soon."""
+    with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
+        _free_cache(file.fileno())
+
+
+def _free_cache(descriptor: int) -> None:
+    """Free what of a file is on the disk, and begin to write the rest of it there; nobody waits. Systems without such a call go on."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def hash_of(path: Path) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from peerd.stage.checkpoints import KEPT, CheckpointStore, scan_folder
@@ -15,6 +19,7 @@ from peerd.stage.disk_room import DiskRoom
 from peerd.stage.history import HistoryEntry
 from peerd.stage.snapshots import Downloaded
 from peerd.table.record import Lineage
+from peerd.stage.state_file import free_cache
 from peerd.unwritten import UNWRITTEN
 from tests.small_disk import fill, needs_root, set_read_only, small_disk
 
@@ -34,6 +39,40 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert {name: value.tolist() for name, value in loaded.tensors.items()} == {
         name: value.tolist() for name, value in state(5).tensors.items()
     }
+
+
+def cached_bytes(path: Path) -> int:
+    """How much of a file the system holds in memory."""
+    size = path.stat().st_size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+        pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages) == 0
+        return mmap.PAGESIZE * sum(each & 1 for each in pages)
+
+
+def test_a_checkpoint_that_was_written_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = tmp_path / "plain"
+    plain.write_bytes(bytes(8 << 20))
+    sync(plain)
+    plain_bytes = cached_bytes(plain)
+    free_cache(plain)
+    if plain_bytes == 0 or cached_bytes(plain) > 0:
+        pytest.skip("this file system does not say what it holds in memory")
+    monkeypatch.setattr("peerd.stage.state_file.BEHIND_BYTES", 1 << 20)
+    store = CheckpointStore(tmp_path / "run", 2)
+    large = {"parameters/a": torch.arange(1 << 21, dtype=torch.float32)}
+    store.save(1, replace(state(5), tensors=large))
+    [written] = (tmp_path / "run").glob("*.safetensors")
+    free = cached_bytes(written)
+    loaded = store.load(1, 5)
+    assert loaded is not None and torch.equal(loaded.tensors["parameters/a"], large["parameters/a"])
+    assert free == 0
+
+
+def sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def test_only_the_newest_are_kept_and_those_of_another_stage_go(tmp_path: Path) -> None:
