@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from peerd.config import manifest as manifest_files
 from peerd.config.atomic import commit, draft, replace_file
 from peerd.config.manifest import Manifest
 from peerd.stage.history import HistoryEntry
+from peerd.stage.state_file import free_cache, write_large
 from peerd.table.record import Evaluation
 from peerd.wire.tensors import bodies_of, header_of
 
@@ -61,7 +63,6 @@ def num_updates(optimizer_state: Mapping[str, Tensor]) -> int:
 def write_tensors(target: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file of float32 tensors, whole or not at all. Raises DiskError."""
     with draft(target.parent) as path:
-        with path.open("wb") as file:
-            file.write(header_of(tensors, metadata))
-            file.writelines(bodies_of(tensors))
+        write_large(path, itertools.chain([header_of(tensors, metadata)], bodies_of(tensors)))
         commit(path, target)
+    free_cache(target)

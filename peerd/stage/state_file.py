@@ -106,12 +106,26 @@ class FileTensors(Mapping[str, Tensor]):
 
 
 def write_hashed(path: Path, pieces: Iterable[Bytes]) -> str:
-    """Write the pieces to a new file. Returns the BLAKE3 hash of what was written, hex. Raises OSError.
+    """Write the pieces to a new file. Returns the BLAKE3 hash of what was written, hex. Raises OSError."""
+    hasher = blake3()
+
+    def hashed() -> Iterator[Bytes]:
+        for piece in pieces:
+            yield piece
+            hasher.update(piece)
+            del piece
+
+    write_large(path, hashed())
+    return hasher.hexdigest()
+
+
+def write_large(path: Path, pieces: Iterable[Bytes]) -> None:
+    """Write the pieces to a new file. Raises OSError.
 
     The system begins to put each `BEHIND_BYTES` on the disk as soon as they are written. Otherwise it keeps gigabytes of them in memory,
     and when it has no more, every thread that asks for memory waits for the disk.
     """
-    hasher, done, sent = blake3(), 0, 0
+    done = sent = 0
     with path.open("wb", buffering=0) as file:
         for piece in pieces:
             left = memoryview(piece)
@@ -121,8 +135,7 @@ def write_hashed(path: Path, pieces: Iterable[Bytes]) -> str:
                 if done - sent >= BEHIND_BYTES:
                     _free_cache(file.fileno())
                     sent = done
-            hasher.update(piece)
-    return hasher.hexdigest()
+            del piece, left  # before the next is made
 
 
 def free_cache(path: Path) -> None:

@@ -18,8 +18,8 @@ from peerd.stage.checkpoints import KEPT, CheckpointStore, scan_folder
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.history import HistoryEntry
 from peerd.stage.snapshots import Downloaded
-from peerd.table.record import Lineage
 from peerd.stage.state_file import free_cache
+from peerd.table.record import Lineage
 from peerd.unwritten import UNWRITTEN
 from tests.small_disk import fill, needs_root, set_read_only, small_disk
 
@@ -66,7 +66,8 @@ def test_a_checkpoint_that_was_written_takes_no_memory(tmp_path: Path, monkeypat
     [written] = (tmp_path / "run").glob("*.safetensors")
     free = cached_bytes(written)
     loaded = store.load(1, 5)
-    assert loaded is not None and torch.equal(loaded.tensors["parameters/a"], large["parameters/a"])
+    assert loaded is not None
+    assert torch.equal(loaded.tensors["parameters/a"], large["parameters/a"])
     assert free == 0
 
 
