@@ -22,6 +22,7 @@ from typing import Any
 
 from peerd.errors import PeerdError, PortTakenError, UnreachableError, system_error
 from peerd.link.libp2p import P2P, P2PD, Multiaddr, PeerID
+from peerd.link.small_child import SmallChild, start_small_child
 from peerd.link.streams import Stream
 
 START_TIMEOUT_S = 60.0
@@ -49,7 +50,7 @@ class P2pd:
     """A running p2pd with a client attached. `exited` is set when p2pd has ended, for whatever reason."""
 
     p2p: P2P
-    process: asyncio.subprocess.Process
+    process: SmallChild
     exited: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def addresses(self) -> tuple[str, ...]:
@@ -103,18 +104,14 @@ class P2pd:
     async def discard(self) -> None:
         """End a p2pd that is to be replaced; the run folder and this daemon's sockets stay. TimeoutError if it does not end."""
         await self._detach()
-        if self.process.returncode is None and self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.write(b"x")
-                await self.process.stdin.drain()
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self.process.wait()
+        self.process.tell(b"x")
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await self.process.wait()
 
     async def stop(self) -> None:
         """Detach and end the keeper, which ends p2pd and removes the sockets."""
         await self._detach()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self.process.close_input()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self.process.wait()
@@ -139,11 +136,8 @@ async def start_p2pd(config: P2pdConfig) -> P2pd:
         "prune": [str(folder) for folder in config.prune],
     }
     keeper = Path(__file__).with_name("keeper.py")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", str(keeper), json.dumps(order),
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, "GOLOG_LOG_LEVEL": "error"}, start_new_session=True,
-    )  # fmt: skip
+    command = (sys.executable, "-I", "-S", str(keeper), json.dumps(order))
+    process = await start_small_child(command, {**os.environ, "GOLOG_LOG_LEVEL": "error"})
     last_words: deque[str] = deque(maxlen=20)
     try:
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -158,8 +152,7 @@ async def start_p2pd(config: P2pdConfig) -> P2pd:
 
 async def watch(daemon: P2pd) -> None:
     """Drain p2pd's output until it ends, then set `exited`."""
-    assert daemon.process.stdout is not None
-    while await daemon.process.stdout.read(65536):
+    while await daemon.process.output.read(65536):
         pass
     await daemon.process.wait()
     daemon.exited.set()
@@ -187,9 +180,8 @@ def _command(config: P2pdConfig, control: Path) -> list[str]:
     return command
 
 
-async def _wait_until_ready(process: asyncio.subprocess.Process, last_words: deque[str], bootstrap: Sequence[str]) -> None:
-    assert process.stdout is not None
-    while line := await process.stdout.readline():
+async def _wait_until_ready(process: SmallChild, last_words: deque[str], bootstrap: Sequence[str]) -> None:
+    while line := await process.output.readline():
         text = line.decode(errors="replace").strip()
         last_words.append(text)
         if text.startswith("Peer ID:"):
