@@ -55,7 +55,7 @@ class Absences:
         return void
 
     def look(self, mine: PeerRecord, live: LiveView, banned: Mapping[PeerId, float], now_s: float, group_size: int) -> bool:
-        """Note members that stay in rounds without this peer, or that it has banned (each with the seconds that are left).
+        """Note members that no round is possible with, or that it has banned (each with the seconds that are left).
 
         Returns whether its record changes.
         """
@@ -63,7 +63,7 @@ class Absences:
         self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s, group_size)
         self.sidelining.banned({m.peer: banned[m.peer] for m in mates if m.peer in banned}, now_s)
         for peer in set(self.sidelining.peers).difference(before):
-            reason = "it is banned here" if peer in banned else "it stays in a round that others are not in"
+            reason = "it is banned here" if peer in banned else "it stays in a round without others, or tells parameters that others lack"
             LOG.warning("member left out of the next steps", member=peer, step=mine.step, reason=reason)
         return self.sidelining.peers != before
 

@@ -9,7 +9,7 @@ from peerd.policy.hashing import digest
 from peerd.policy.step.certificates import SignedSlice
 from peerd.policy.step.roster import Roster, entry_of, why_inexact
 from peerd.table.forms import MAX_COUNT
-from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion
 from tests.policy.model_exchange import Plan
 from tests.policy.model_faults import LIES_OF_WORK, Kind
 from tests.policy.model_theta import Average
@@ -55,6 +55,8 @@ class Lies:
             record = replace(record, phase=Phase.ACCUMULATING, average_id=NO_AVERAGE, gradient_norm=None, tied_sum=NO_AVERAGE)
         if self._tells(Kind.MISNAME) and record.phase is Phase.AVERAGED:
             record = replace(record, average_id=AverageId(digest("misnamed", record.average_id)))
+        if self._tells(Kind.STRAY) and record.phase is not Phase.JOINING:
+            record = replace(record, lineage=Lineage(0, digest("astray", record.step)))
         if self._tells(Kind.FORGE) and record.phase is Phase.AVERAGED and peer.claim is not None:
             record = replace(record, average_id=self._forged(peer.claim).id)
         if self._tells(Kind.FRAME):
@@ -164,7 +166,7 @@ class Lies:
 
     @property
     def is_silent(self) -> bool:
-        return self._tells(Kind.SILENT) or self._tells(Kind.ABSORBED)
+        return self._tells(Kind.SILENT) or self._tells(Kind.ABSORBED) or self._tells(Kind.STRAY)
 
     @property
     def withholds(self) -> bool:

@@ -60,6 +60,14 @@ def test_without_the_proof_such_a_reducer_would_stop_its_stage() -> None:
     assert lied_to(Kind.FORK, 0, 1, 3, off=frozenset({"refute"})).problems
 
 
+@pytest.mark.parametrize("certifies", [False, True])
+def test_hole_48_a_peer_that_tells_parameters_of_its_own_stops_no_run(certifies: bool) -> None:
+    outcome = lied_to(Kind.STRAY, 0, 2, 3, certifies=certifies)
+    assert outcome.problems == ()
+    assert outcome.counts["sidelined"] >= 2
+    assert lied_to(Kind.STRAY, 0, 2, 3, certifies=certifies, off=frozenset({"sideline"})).stalled
+
+
 @pytest.mark.parametrize("kind", [Kind.FABRICATE, Kind.FORGE])
 def test_a_peer_that_gives_averages_which_it_cannot_prove_is_left_out(kind: Kind) -> None:
     outcome = lied_to(kind, 0, 2, 4)

@@ -8,7 +8,7 @@ import pytest
 
 from peerd.policy.step.roster import Roster, RosterEntry, turns
 from peerd.policy.step.sidelining import PATIENCE, TIMES_ITS_COST, Sidelining
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from tests.strategies import member
 
 ME, A, B, C = (PeerId(name) for name in ("me", "a", "b", "c"))
@@ -127,3 +127,24 @@ def test_in_another_step_what_was_disbelieved_in_the_last_one_says_nothing() -> 
     seen.disbelieved(C, AVERAGING_S, 0.0)
     seen.begin_step(1e3)
     assert not seen.disbelieved(C, AVERAGING_S, 1e3)
+
+
+def test_hole_48_a_member_with_parameters_that_most_lack_is_left_out_and_one_of_two_or_of_a_half_is_not() -> None:
+    astray = Lineage(0, b"astray")
+    mine, alike, stray = member(ME), member(A), member(C, lineage=astray)
+    patience_s = PATIENCE * AVERAGING_S
+
+    def look(seen: Sidelining, *members: PeerRecord, until: int = 3) -> tuple[PeerId, ...]:
+        for number in range(until):
+            seen.look(mine, members, AVERAGING_S, number * patience_s)
+        return seen.peers
+
+    assert look(Sidelining(ME), mine, alike, stray) == (C,)
+    assert look(Sidelining(ME), mine, alike, stray, until=2) == (), "one time is not enough"
+    assert look(Sidelining(ME), mine, stray) == (), "of two nobody can say which is right"
+    assert look(Sidelining(ME), mine, alike, stray, member(B, lineage=astray)) == (), "it is not most"
+    assert look(Sidelining(ME), mine, stray, member(B, lineage=astray)) == (), "this peer is astray"
+    seen = Sidelining(ME)
+    for number in range(9):
+        seen.look(mine, (mine, alike, member(B), *((stray,) if number % 2 else ())), AVERAGING_S, number * patience_s)
+    assert seen.peers == (), "it downloads what others have"

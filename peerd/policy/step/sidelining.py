@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from peerd.policy.step.certificates import FEWEST
 from peerd.policy.step.groups import alone_in_rounds, forms_groups
 from peerd.policy.step.judging import NUM_JUDGES
 from peerd.policy.step.roster import Roster
@@ -48,6 +49,8 @@ class Sidelining:
         self._elsewhere_since_s: dict[PeerId, float] = {}
         """Members that are in a round without this peer, and since when."""
         self._disbelieved_since_s: dict[PeerId, float] = {}
+        self._astray_since_s: dict[PeerId, float] = {}
+        """Members with parameters of another history than most of the stage has, and since when."""
         self._step = -1
         self._led: list[PeerId] = []
         self._waited_for: list[PeerId] = []
@@ -111,10 +114,13 @@ class Sidelining:
         return True
 
     def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float, group_size: int = 0) -> None:
-        """Note members that are in a round without this peer for longer than a round may stand still.
+        """Note members that no round is possible with, once that lasts longer than a round may stand still.
 
-        Nobody proposes meanwhile. Where half of the others are, this peer is late, and gets their average; where half of those are that a
-        member makes the sum of a group with, it is in its group's round.
+        Some are in a round without this peer, and nobody proposes meanwhile. Where half of the others are, this peer is late, and gets
+        their average; where half of those are that a member makes the sum of a group with, it is in its group's round.
+
+        Others tell parameters of another history than most members have (hole 48). An honest peer with such ones begins to download
+        the stage's at once, and is no member meanwhile.
         """
         waits, others = mine.phase is Phase.ACCUMULATING, [m for m in members if m.peer != mine.peer]
         away = [m for m in others if m.phase is Phase.AVERAGING] if waits else []
@@ -123,10 +129,17 @@ class Sidelining:
         else:
             odd = frozenset(m.peer for m in away if len(away) == 1 or 2 * len(away) < len(others))
         self._elsewhere_since_s = {m.peer: self._elsewhere_since_s.get(m.peer, now_s) for m in away if m.peer in odd}
-        patience_s = PATIENCE * averaging_s
-        for peer, since_s in list(self._elsewhere_since_s.items()):
-            if now_s - since_s >= patience_s:
-                self._elsewhere_since_s[peer] = now_s
+        others = [m for m in members if m.lineage is not mine.lineage and m.lineage != mine.lineage]
+        is_most = len(members) >= FEWEST and 2 * len(others) < len(members)
+        self._astray_since_s = {m.peer: self._astray_since_s.get(m.peer, now_s) for m in others if is_most}
+        for since_s in (self._elsewhere_since_s, self._astray_since_s):
+            self._count_long(since_s, PATIENCE * averaging_s, now_s)
+
+    def _count_long(self, since_s: dict[PeerId, float], patience_s: float, now_s: float) -> None:
+        """Count those of whom something has been true for so long, and begin again with them."""
+        for peer, first_s in since_s.items():
+            if now_s - first_s >= patience_s:
+                since_s[peer] = now_s
                 self._count(peer, self._me, patience_s, now_s)
 
     def came_together(self, roster: Roster) -> None:
@@ -144,6 +157,7 @@ class Sidelining:
         """Rule T3 (fence): rounds that failed while this peer slept say nothing of others."""
         self._absent.clear()
         self._elsewhere_since_s = {}
+        self._astray_since_s = {}
         self._disbelieved_since_s = {}
         self._step, self.peers = -1, ()
         self._banned = frozenset()
