@@ -17,11 +17,13 @@ from peerd.policy.round.proposing import assumed_s, fit, usual_s
 from peerd.policy.step.judging import judges_of
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
+from tests.policy.model_confirming import Confirming
 from tests.policy.model_judge import Judge
 from tests.policy.model_theta import Average
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
+    from tests.policy.model_trust import Claim
 
 BEATS = 8
 """In an averaging time."""
@@ -121,6 +123,9 @@ class Exchange:
         """Chunks that overtook others."""
         self._done = peer.record.done
         self.judge = Judge(self) if self.me in self.judges else None
+        self.claim: Claim | None = None
+        """What came of it here."""
+        self.confirming = Confirming(self)
 
     @property
     def mine(self) -> Row:
@@ -148,13 +153,13 @@ class Exchange:
     def begin(self) -> None:
         self._sums_grow()
         self._kick()
-        self._after_beat(self._beat)
+        self.after_beat(self._beat)
 
     def _new_flow(self, to: int, slice_number: int, of: int) -> Flow:
         turn = 2 * ((to - self.me) % len(self.names)) + (of != slice_number) + (0 if of == self.me else AFTER_OWN)
         return Flow(to, slice_number, of, turn, to)
 
-    def _after_beat(self, act: Callable[[], None]) -> None:
+    def after_beat(self, act: Callable[[], None]) -> None:
         self.peer.after(self.peer.world.rules.averaging_s / BEATS, act)
 
     # Chunks
@@ -276,7 +281,12 @@ class Exchange:
         self._ended()
 
     def _ended(self) -> None:
-        if self.is_complete:
+        if not self.is_complete or self.claim is not None:
+            return
+        self.claim = self.peer.trust.claim_of(self)
+        if self.confirming.is_due:
+            self.confirming.begin(self.claim)
+        else:
             self.peer.rounds.came_together(self)
 
     # Ways through a mate
@@ -317,7 +327,7 @@ class Exchange:
         """Tell the judges what everybody has, as far as this member knows; a judge tells all, so that all hear of progress."""
         if self.is_over or all(self._has_all(row) for row in self.rows):
             return
-        self._after_beat(self._beat)
+        self.after_beat(self._beat)
         self.mine.number += 1
         rows = [row.copy() for row in self.rows]
         me, average_id = self.me, self.roster.average_id

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.ledger import full
 from peerd.policy.step.roster import Roster, entry_of, why_inexact
 from peerd.table.forms import MAX_COUNT
 from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from peerd.table.view import LiveView
     from tests.policy.model_kept import Held
     from tests.policy.model_peer import ModelPeer
+    from tests.policy.model_sections import Section
 
 BOASTED_STEPS = 10
 NUM_GHOSTS = 40
@@ -59,6 +61,8 @@ class Lies:
             record = replace(record, lineage=Lineage(0, digest("astray", record.step)))
         if self._tells(Kind.FORGE) and record.phase is Phase.AVERAGED and peer.claim is not None:
             record = replace(record, average_id=self._forged(peer.claim).id)
+        if self._tells(Kind.FABRICATE) and record.done and peer.world.rules.num_sections > 1:
+            record = replace(record, sections=full(peer.world.rules.num_sections))
         if self._tells(Kind.FRAME):
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, sidelined=tuple(others[:MAX_SIDELINED]))
@@ -136,6 +140,25 @@ class Lies:
         peer.world.counts["made up"] += 1
         peer.adopt(claim.id, numbers, claim)
 
+    def confirmed(self, average_id: AverageId) -> AverageId:
+        """What came of a round, as this peer tells it to the others."""
+        return AverageId(digest("misnamed", average_id)) if self._tells(Kind.MISNAME) else average_id
+
+    def section(self, step: int, number: int, found: Section | None) -> Section | None:
+        """A section of the average as it gives it to a mate: one of its own making, under the members' names and its own signature."""
+        peer = self._peer
+        members = [] if not self._tells(Kind.FABRICATE) else peer.live().members(peer.record.stage, step)
+        if not members or peer.world.rules.num_sections == 1:
+            return found
+        entries = found[0].roster.entries if found is not None else tuple(sorted(entry_of(m) for m in members))
+        roster = Roster(peer.record.stage, step, 0, peer.name, entries, section=number, num_sections=peer.world.rules.num_sections)
+        numbers = falsified(tuple(peer.accumulator), step, number)
+        peer.trust.signs(roster.average_id, numbers)
+        claim = Claim(roster, (SignedSlice(peer.name, root_of(numbers), SIGNED),), tuple(entry.peer for entry in entries))
+        peer.trust.confirms(claim)
+        peer.world.counts["made up"] += 1
+        return claim, numbers
+
     def given(self, held: Held) -> Held:
         """An average as it gives it to a mate."""
         forged = self._forged(held.claim) if self._tells(Kind.FORGE) else held.claim
@@ -143,7 +166,9 @@ class Lies:
 
     def _forged(self, claim: Claim) -> Claim:
         slices = [each if each.reducer == self._peer.name else replace(each, root=b"forged") for each in claim.slices]
-        return replace(claim, slices=tuple(slices))
+        sections = tuple(map(self._forged, claim.sections))
+        roster = replace(claim.roster, parts=tuple(each.id for each in sections))
+        return replace(claim, roster=roster, slices=tuple(slices), sections=sections)
 
     def holds_back(self) -> bool:
         """Whether it does not commit, though it could: nobody of its stage has yet."""

@@ -321,10 +321,13 @@ class Rounds:
         if found is not None:
             found.carry(edge, mate)
 
+    def confirmed(self, average_id: AverageId, author: PeerId, found: AverageId) -> None:
+        self._in_round(average_id, lambda exchange: exchange.confirming.hear(author, found))
+
     def came_together(self, current: Exchange) -> None:
         """The average is complete at this peer. What others lack of it still goes out."""
         peer = self._peer
-        if current is not self.current:
+        if current is not self.current or current.claim is None:
             return
         totals = sorted(current.totals.values(), key=len, reverse=True)  # what is made up is longer
         if len({total for total in totals if not is_made_up(total)}) > 1:
@@ -337,16 +340,16 @@ class Rounds:
         self.lingering, self.current = current, None
         union = union_of(current.roster.entries)
         if current.roster.num_sections > 1:
-            self.sections.made(current.roster, totals[0])
+            self.sections.made(current.claim, totals[0])
             return
         if union != full(peer.world.scenario.num_microbatches):  # the sum of a group takes the place of the ledger
             peer.world.counts["sums of groups"] += 1
             peer.accumulator = list(totals[0])
+            peer.trust.group = current.roster.peers
             peer.record = with_sum(peer.record, current.roster.average_id, union)
             peer.change(phase=Phase.ACCUMULATING)
             return
-        claim = peer.trust.claim_of(current)
-        peer.adopt(claim.id, totals[0], claim)
+        peer.adopt(current.claim.id, totals[0], current.claim)
 
     # messages
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerd.policy.hashing import digest
 from peerd.policy.step.acts import FetchSection
 from peerd.policy.step.groups import forms_groups
 from peerd.policy.step.ledger import full
 from peerd.policy.step.roster import Roster, why_refuse
-from peerd.table.record import AverageId, PeerId, Phase
+from peerd.table.record import PeerId, Phase
 from tests.policy.model_theta import Average
 from tests.policy.model_trust import Claim
 
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
-Section = tuple[AverageId, Average]
-"""The round that made it, and what it sums."""
+Section = tuple[Claim, Average]
+"""What is said of the round that made it, and what it sums."""
 
 
 class Sections:
@@ -30,7 +29,8 @@ class Sections:
 
     def take(self, number: int, section: Section) -> None:
         peer = self._peer
-        peer.world.check_average(peer, section[1])
+        if not peer.world.rules.certifies:
+            peer.world.check_average(peer, section[1])
         self._held[number] = section
         peer.change(sections=peer.record.sections | 1 << number)
         self.complete()
@@ -39,11 +39,11 @@ class Sections:
         rules, members = self._peer.world.rules, self._peer.live().members(roster.stage, roster.step)
         return why_refuse(self._peer.record, roster, rules.num_microbatches, forms_groups(members, rules.group_size), rules.num_sections)
 
-    def made(self, roster: Roster, total: Average) -> None:
+    def made(self, claim: Claim, total: Average) -> None:
         """A round for a section is done."""
         self._peer.world.counts["sections"] += 1
         self._peer.change(tell=False, phase=Phase.ACCUMULATING)
-        self.take(roster.section, (roster.average_id, total))
+        self.take(claim.roster.section, (claim, total))
 
     def complete(self) -> None:
         """All sections together are the average. In a round for a section this peer stays until that is over."""
@@ -51,14 +51,15 @@ class Sections:
         if num_sections == 1 or peer.record.sections != full(num_sections) or peer.record.phase is not Phase.ACCUMULATING:
             return
         found = [self._held[number] for number in range(num_sections)]
-        rounds = [average_id for average_id, _ in found]
+        sections = tuple(claim for claim, _ in found)
         peer.world.counts["averages by sections"] += 1
-        whole = AverageId(digest("sections", peer.record.stage, peer.record.step, *rounds))
-        peer.adopt(whole, found[0][1], Claim(Roster(peer.record.stage, peer.record.step, 0, peer.name, (), parts=tuple(rounds))))
+        roster = Roster(peer.record.stage, peer.record.step, 0, peer.name, (), parts=tuple(claim.id for claim in sections))
+        peer.adopt(roster.average_id, found[0][1], Claim(roster, sections=sections))
 
     def of(self, step: int, number: int) -> Section | None:
         record = self._peer.record
-        return self._held.get(number) if record.step == step and record.sections >> number & 1 else None
+        found = self._held.get(number) if record.step == step and record.sections >> number & 1 else None
+        return self._peer.lies.section(step, number, found)
 
     def fetch(self, act: FetchSection) -> None:
         peer, number = self._peer, act.section
@@ -70,7 +71,7 @@ class Sections:
             now = peer.record
             if found is None:
                 peer.unanswered[act.peer, act.step] = peer.now
-            elif not isinstance(found, tuple):
+            elif not isinstance(found, tuple) or not peer.trust.takes_section(act.peer, *found):
                 peer.refused[act.peer, act.step] = peer.now
             elif asked == (now.incarnation, now.step, now.lineage) and now.phase in (Phase.ACCUMULATING, Phase.AVERAGING):
                 peer.world.counts["sections fetched"] += 1

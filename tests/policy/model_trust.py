@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.certificates import SignedSlice, average_id_of, is_upheld, told_twice, why_distrust, words_on
+from peerd.policy.step.certificates import SignedSlice, average_id_of, is_upheld, told_twice, why_distrust, why_distrust_section, words_on
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, Phase
 from tests.policy.model_audits import Audits
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 BAN_S = 2.0
 SIGNED = b"signed"
+CONFIRMED = b"confirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,18 @@ class Claim:
 
     roster: Roster
     slices: tuple[SignedSlice, ...] = ()
+    confirmed_by: tuple[PeerId, ...] = ()
+    """Members of the round that have signed that this came of it."""
+    sections: tuple[Claim, ...] = ()
+    """Of the sections of an average that several rounds have made."""
 
     @property
     def id(self) -> AverageId:
         return average_id_of(self.roster, self.slices)
+
+    @property
+    def has_all_parts(self) -> bool:
+        return self.roster.parts == tuple(each.id for each in self.sections)
 
 
 def falsified(total: Average, step: int, for_whom: int) -> Average:
@@ -48,6 +57,8 @@ class Trust:
         self.joined: set[AverageId] = set()
         """The rounds of this step in which this peer was. A fence changes nothing of that."""
         self.refuted: set[AverageId] = set()
+        self.group: tuple[PeerId, ...] = ()
+        """The members of the round that made the sum which this peer holds."""
         self._copies: dict[AverageId, tuple[SignedSlice, ...]] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self.audits = Audits(peer)
@@ -55,6 +66,7 @@ class Trust:
     def begin_step(self) -> None:
         self.audits.begin_step()
         self.joined.clear()
+        self.group = ()
         self._copies.clear()
 
     def signs(self, average_id: AverageId, total: Average) -> None:
@@ -71,10 +83,60 @@ class Trust:
         self._copies[roster.average_id] = claim.slices
         return claim
 
+    def confirms(self, claim: Claim) -> None:
+        """This peer signs that this came of a round."""
+        self._peer.world.signed.add((self._peer.name, claim.roster.average_id, CONFIRMED + claim.id))
+
+    def copy_of(self, round_id: AverageId) -> tuple[SignedSlice, ...]:
+        """The slices of a round of this step, as they came here."""
+        return self._copies.get(round_id, ())
+
+    def compare(self, mate: PeerId, exchange: Exchange, said: AverageId) -> None:
+        """A mate says that it holds something else of a round than this peer: either a reducer has signed two slices of it, or it lies."""
+        roster, round_id = exchange.roster, exchange.roster.average_id
+
+        def answered(found: object) -> None:
+            slices = found if isinstance(found, tuple) else ()
+            is_proven = self._is_signed(Claim(roster, slices)) and average_id_of(roster, slices) == said
+            pair = told_twice(self.copy_of(round_id), slices) if is_proven else None
+            if pair is not None:
+                self.refute(round_id, pair)
+            exchange.confirming.shown(mate, is_proven)
+
+        self._peer.rounds.ask(mate, lambda other: other.trust.copy_of(round_id), answered)
+
+    def is_certified(self, claim: Claim) -> bool:
+        """Whether more than half of a round's members have signed that this came of it."""
+        signed, round_id = self._peer.world.signed, claim.roster.average_id
+        sure = {name for name in claim.confirmed_by if (name, round_id, CONFIRMED + claim.id) in signed}
+        return 2 * len(sure.intersection(claim.roster.peers)) > len(claim.roster.peers)
+
+    def takes_section(self, mate: PeerId, claim: Claim, total: Average) -> bool:
+        """Whether this peer takes a section that a mate gives. One that is made up costs its giver a ban."""
+        peer = self._peer
+        if not peer.world.rules.certifies or "certificates" in peer.world.scenario.off:
+            return True
+        is_whole = self.is_certified(claim) and {each.root for each in claim.slices} == {root_of(total)}
+        whole, signed_by = peer.world.rules.num_microbatches, claim.confirmed_by
+        distrust = why_distrust_section(claim.roster, is_whole, signed_by, peer.record, self.group, whole)
+        if distrust is not None and distrust.is_lie:
+            self._ban(mate, distrust.reason)
+        elif distrust is not None:
+            self.disbelieve(mate)
+        return distrust is None
+
     def believes(self, mate: PeerId, found: Held) -> bool:
         """Whether this peer takes the average that a mate gives it. One that is made up costs its giver a ban."""
         peer, world = self._peer, self._peer.world
         if not world.rules.certifies or peer.record.phase is Phase.JOINING:
+            return True
+        if found.claim.roster.parts:
+            if not (found.claim.has_all_parts and all(map(self.is_certified, found.claim.sections))):
+                self._ban(mate, "a section of it is not certified")
+                return False
+            if not words_on(peer.record, peer.live()).certify(found.average_id):
+                self.disbelieve(mate)
+                return False
             return True
         claim, round_id = found.claim, found.claim.roster.average_id
         is_signed = claim.id == found.average_id and self._is_signed(claim)

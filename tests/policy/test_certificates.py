@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from peerd.policy.step import acts
 from peerd.policy.step.certificates import (
     Distrust,
     SignedSlice,
     average_id_of,
+    is_confirmed,
     is_upheld,
+    needs_confirming,
     told_twice,
     voters,
     why_distrust,
+    why_distrust_section,
     why_unproven,
     words_on,
 )
@@ -201,3 +206,41 @@ def test_a_round_of_an_older_ledger_is_not_believed_and_nobody_is_blamed() -> No
     found = why_distrust(roster("a", "b", "c"), True, peer("a", ledger_no=7), False, frozenset(), frozenset())
     assert isinstance(found, Distrust)
     assert not found.is_lie
+
+
+# Groups
+
+
+def test_what_comes_of_a_group_or_of_a_section_is_confirmed_and_what_comes_of_a_stage_shows_in_records() -> None:
+    whole = replace(roster("a", "b"), entries=(RosterEntry(PeerId("a"), 0, 0, 0b0011), RosterEntry(PeerId("b"), 0, 0, 0b1100)))
+    assert not needs_confirming(whole, NUM_MICROBATCHES)
+    assert needs_confirming(replace(whole, num_sections=2), NUM_MICROBATCHES)
+    assert needs_confirming(roster("a"), NUM_MICROBATCHES)
+
+
+@given(st.lists(st.sampled_from([ONE, OTHER, None]), min_size=1, max_size=9))
+def test_a_round_is_confirmed_by_more_than_half_of_its_members_and_by_nobody_else(words: list[AverageId | None]) -> None:
+    names = [f"p{number}" for number in range(len(words) + 1)]
+    told = {PeerId(name): word for name, word in zip(names, [ONE, *words], strict=True) if word is not None}
+    told |= {PeerId("stranger"): ONE, PeerId("another"): ONE}
+    agreeing, silent = 1 + words.count(ONE), words.count(None)
+    found = is_confirmed(ONE, told, roster(*names))
+    assert found is (True if 2 * agreeing > len(names) else None if 2 * (agreeing + silent) > len(names) else False)
+
+
+def test_a_section_is_taken_with_most_of_its_makers_signatures_and_the_sum_of_this_peers_group_signed_by_a_member_of_it() -> None:
+    entries = tuple(RosterEntry(PeerId(name), 0, 0, done) for name, done in (("a", 0b0011), ("b", 0b0100), ("c", 0b1000)))
+    made = replace(roster("a", "b", "c"), entries=entries, num_sections=2)
+    mine, group = peer("x", done=0b0011, group=ONE), {PeerId("x"), PeerId("a")}
+
+    def reason(taker: PeerRecord = mine, made: Roster = made, confirmed_by: str = "ab", is_certified: bool = True) -> Distrust | None:
+        return why_distrust_section(made, is_certified, set(map(PeerId, confirmed_by)), taker, group, NUM_MICROBATCHES)
+
+    assert reason() is None
+    assert reason(peer("x", done=0b0100)) is None, "it holds no group's sum"
+    for lie in (reason(is_certified=False), reason(made=replace(made, entries=entries[:2])), reason(made=replace(made, num_sections=1))):
+        assert lie is not None
+        assert lie.is_lie
+    for doubt in (reason(confirmed_by="bc"), reason(peer("x", done=0b0111, group=ONE)), reason(peer("x", done=0b0100, group=ONE))):
+        assert doubt is not None
+        assert not doubt.is_lie

@@ -9,7 +9,7 @@ import pytest
 from peerd.policy.step.groups import groups_of
 from peerd.table.record import PeerId, Phase
 from tests.policy.model_faults import HONEST, Fault, Kind, Scenario, Survivor, draw
-from tests.policy.protocol_model import World, run
+from tests.policy.protocol_model import Outcome, World, run
 from tests.some_seeds import some
 
 
@@ -92,6 +92,47 @@ def test_a_death_in_a_round_for_a_section_makes_no_group_average_again() -> None
     world.run(until=is_averaged)
     assert seen - {b""} <= groups
     assert world.run().problems == ()
+
+
+def lied_to_in_groups(kind: Kind, seed: int, off: frozenset[str] = frozenset()) -> Outcome:
+    """Two stages of seven peers or more, in groups of three with certified averages. One peer lies from the first second on."""
+    faults = (Fault(1.0, kind, name=PeerId("p1"), lasts_s=1e3),)
+    scenario = Scenario(seed=seed, num_stages=2, peers_per_stage=7 + seed % 4, num_microbatches=18, last_step=6, faults=faults, off=off)
+    return run(replace(scenario, limit_s=200.0, certifies=True, group_size=3, num_sections=3))
+
+
+LIES_IN_GROUPS = (Kind.FORK, Kind.FABRICATE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (Kind.FORGE, Kind.MISNAME)))
+
+
+@pytest.mark.parametrize("kind", LIES_IN_GROUPS)
+def test_numbers_that_a_peer_makes_up_in_groups_are_applied_by_nobody_else_and_stop_no_run(kind: Kind) -> None:
+    outcome = lied_to_in_groups(kind, 0)
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["averages by sections"] > 0
+
+
+@pytest.mark.parametrize(("kind", "off"), [(Kind.FORK, "confirm"), (Kind.FABRICATE, "certificates")])
+def test_hole_49_without_words_and_signatures_of_most_members_they_are(kind: Kind, off: str) -> None:
+    assert lied_to_in_groups(kind, 0, frozenset({off})).problems
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 40))])
+def test_certified_groups_survive_all_kinds_of_faults_exactly_and_blame_nobody(seed: int) -> None:
+    scenario = draw(seed, HONEST, delayed=seed % 3 == 2, group_size=3, certifies=True)
+    outcome = run(replace(scenario, num_stages=1 + seed % 2, num_sections=3))
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == outcome.counts["convicted"] == outcome.counts["bans"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", [Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME])
+def test_thirty_seeds_of_each_lie_in_groups_end_exactly(kind: Kind) -> None:
+    for seed in range(30):
+        outcome = lied_to_in_groups(kind, seed)
+        assert outcome.problems == (), seed
+        assert outcome.counts["inexact"] == 0, seed
 
 
 @pytest.mark.slow

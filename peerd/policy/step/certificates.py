@@ -6,17 +6,21 @@ Whoever holds other numbers holds another average, which all can see, and the li
 one reducer has signed for one slice of one round prove that it lies. An average counts once more than half of the voters hold it.
 
 A voter's record is its vote: that it holds the average, or that it has gone on to the next step with it.
+
+Where a large stage averages in groups, no record shows what came of the round of a group, or of one for a section. There the members tell
+each other, and go by it once more than half of them say the same; their signatures go with a section to those who were not in its round.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
+from peerd.policy.step.ledger import full
 from peerd.policy.step.norms import told_by
-from peerd.policy.step.roster import Roster, entry_of, lineage_after
+from peerd.policy.step.roster import Roster, entry_of, lineage_after, union_of, why_inexact
 from peerd.policy.step.tied import sum_told
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RunId
 from peerd.table.view import LiveView
@@ -70,6 +74,28 @@ class Distrust:
 def average_id_of(roster: Roster, slices: Sequence[SignedSlice]) -> AverageId:
     """The id of an average with its numbers; that of its round where no slice is signed."""
     return AverageId(digest("slices", roster.average_id, *(each.root for each in slices))) if slices else roster.average_id
+
+
+def needs_confirming(roster: Roster, num_microbatches: int) -> bool:
+    """Whether the members of a round tell each other what has come of it before they go by it: of a group's sum, and of a section.
+
+    An average of the whole stage shows in all its members' records, and each keeps its ledger until it counts. A group's sum takes the
+    ledger's place, and what a section is shows in no record.
+    """
+    return roster.num_sections > 1 or union_of(roster.entries) != full(num_microbatches)
+
+
+def is_confirmed(average_id: AverageId, told: Mapping[PeerId, AverageId], roster: Roster) -> bool | None:
+    """Whether more than half of a round's members hold this of it, as this peer does; None while that may still be.
+
+    `told`: what members say that they hold, this peer's own word included. Of two members both have to say the same.
+    """
+    members = roster.peers
+    words = Counter(told[name] for name in members if name in told)
+    if 2 * words[average_id] > len(members):
+        return True
+    silent = sum(name not in told for name in members)
+    return None if 2 * (words[average_id] + silent) > len(members) else False
 
 
 def told_twice(one: Sequence[SignedSlice], other: Sequence[SignedSlice]) -> tuple[SignedSlice, SignedSlice] | None:
@@ -214,3 +240,29 @@ def why_distrust(
     if roster.average_id in joined:
         return None
     return Distrust("too few mates hold it, and this peer was in no such round", is_lie=False)
+
+
+def why_distrust_section(
+    roster: Roster,
+    is_certified: bool,
+    confirmed_by: Collection[PeerId],
+    mine: PeerRecord,
+    group: Collection[PeerId],
+    num_microbatches: int,
+) -> Distrust | None:
+    """Why this peer does not take the section of an average that a mate gives it; None if it takes it.
+
+    `is_certified`: more than half of its makers have signed these numbers. `group`: the members of the round that made the sum which this
+    peer holds, if it holds one. What a roster says of other groups nobody here can see, and of this peer's own group it has to be right:
+    so who makes a section up deceives the groups alone that it has members in, and not most of the stage.
+    """
+    if why_inexact(roster.entries, num_microbatches) or roster.num_sections == 1:
+        return Distrust("its roster is not exact", is_lie=True)
+    if not is_certified:
+        return Distrust("most members of its round have not signed it", is_lie=True)
+    if not mine.group:
+        return None
+    maker = next((entry.peer for entry in roster.entries if entry.done == mine.done), None)
+    if maker is None or maker not in group or maker not in confirmed_by:
+        return Distrust("no member of this peer's group has signed it with their sum in it", is_lie=False)
+    return None
