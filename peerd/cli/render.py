@@ -219,6 +219,8 @@ def round_trip_of(peer: PeerInfo) -> str:
 def print_peers(reply: PeersReply) -> None:
     """Print the whole swarm."""
     out = console()
+    if reply.get("outdated"):
+        out.print(Text("this peer is paused, and hears nothing of the swarm: what follows is what it knew before", style="yellow"))
     out.print(Text(swarm_line(reply)))
     out.print(swarm_table(reply))
     if names := [f"{short_id(peer['id'])} {name}" for stage in reply["stages"] for peer in stage["peers"] if (name := name_of(peer))]:

@@ -57,24 +57,38 @@ def devices_of(reply: Mapping[str, Any]) -> list[Device]:
 
 def now_line(status: StatusReply) -> str:
     """What a daemon does now: why it pauses, when it will serve, or its last decision."""
-    joining = status.get("joining")
+    joining, peer = status.get("joining"), status["peer"]
     if pause := pause_line(status["owner"]):
         return pause
     if joining and joining["plan"]:
-        return f"joining stage {status['peer']['stage']}: {plain(joining['plan'], 300)}"
+        return f"joining stage {peer['stage']}: {plain(joining['plan'], 300)}"
+    if peer["leaving"]:
+        return f"finishing what it holds, then it leaves stage {peer['stage']}"
     texts = status.get("texts")
     answers = ["answers those who ask the model"] if texts and texts["answering"] else []
     return "; ".join([plain(status["decision"]), *(f"computes {text}" for _, text in computing_row(status)), *answers])
 
 
 def run_line(status: StatusReply, swarm: PeersReply | None) -> str:
-    """The run's name, how far it is, its loss, and the time left at the pace of its last steps."""
-    run, step = status["run"], status["peer"]["step"]
-    loss = loss_text(local_batch_at(run, step) > 0, status["peer"]["last_loss"], status.get("evaluation"))
-    far = f"step {step:,} of {run['steps']:,}" if run["steps"] else f"step {step:,}"
-    left_s = seconds_left(run["steps"] - step, run["tokens_per_step"], swarm["tokens_per_second"] if swarm else 0.0)
+    """The run's name and how far it is; with its loss, and the time left at the pace of its last steps, where this daemon knows them."""
+    run, peer = status["run"], status["peer"]
+    name, end = plain(run["name"], 64), f" of {run['steps']:,}" if run["steps"] else ""
+    if status["owner"]["resting"]:
+        return f"{name}: this peer paused at step {peer['step']:,}{end}"
+    step = peer["step"] if peer["phase"] != "joining" else swarm["work_step"] if swarm else None
+    if step is None:  # a joiner's own step is not the run's
+        return f"{name}: how far it is shows once this peer has caught up"
+    last_loss = peer["last_loss"] if peer["last_loss"] is not None or swarm is None else swarm["last_loss"]
+    loss = loss_text(local_batch_at(run, step) > 0, last_loss, status.get("evaluation"))
+    left_s = seconds_left(run["steps"] - step, run["tokens_per_step"], swarm["tokens_per_second"]) if swarm and _moves(status, swarm) else 0
     left = f", about {duration(left_s)} left" if left_s else ""
-    return f"{plain(run['name'], 64)}: {far}, loss {loss}{left}"
+    return f"{name}: step {step:,}{end}, loss {loss}{left}"
+
+
+def _moves(status: StatusReply, swarm: PeersReply) -> bool:
+    """Whether the run makes steps, as far as this daemon knows."""
+    stands = {"cut-off", "stage-empty", "no-trainer", "stalled", "diverged"} & {item["code"] for item in status["health"]}
+    return not stands and swarm["work_step"] is not None
 
 
 def seconds_left(steps: int, tokens_per_step: int, tokens_per_second: float) -> float:
@@ -94,7 +108,7 @@ def gave_line(found: Sequence[StatusReply]) -> str:
 
 def _peers_rows(found: Sequence[StatusReply], swarm: PeersReply | None) -> list[tuple[str, str]]:
     """A row about who takes part, as this home's daemon sees it, and which stages these daemons serve."""
-    if swarm is None:
+    if swarm is None or swarm.get("outdated"):
         return []
     stages = [(stage["stage"], max(stage.get("num_peers", 0), len(stage["peers"]))) for stage in swarm["stages"]]
     states = Counter(state_of(peer) for stage in swarm["stages"] for peer in stage["peers"])

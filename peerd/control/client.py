@@ -5,6 +5,7 @@ It turns a daemon that is absent, has ended, is silent or answers wrongly into a
 
 from __future__ import annotations
 
+import fcntl
 import json
 import socket
 import time
@@ -76,6 +77,8 @@ class ControlClient:
         folder = self.home.folder
         start = "start one with `peerd start RUN.toml` or `peerd join ADDRESS`, or name its home with --home"
         match error:
+            case FileNotFoundError() | NotADirectoryError() if _is_held(self.home.lock):
+                return NoDaemonError(f"the peerd daemon of {folder} is starting or ending, and answers nothing now", "wait some seconds")
             case FileNotFoundError() | NotADirectoryError():
                 return NoDaemonError(f"no peerd daemon runs from {folder}", start)
             case ConnectionRefusedError():
@@ -90,6 +93,18 @@ class ControlClient:
         return NoDaemonError(
             f"the daemon of {self.home.folder} ended before it answered `{verb}` ({reason})", f"read its log: {self.home.log}"
         )
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a daemon holds the lock of its home."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # gone again when the file is closed
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _lines(connection: socket.socket, silence_s: float) -> Iterator[bytes]:

@@ -305,6 +305,7 @@ class PeersReply(TypedDict):
     stages: list[StageInfo]
     access: NotRequired[AccessInfo]
     audits: NotRequired[AuditsInfo | None]  # None: peers of the run do not audit each other
+    outdated: NotRequired[bool]  # the daemon rests and hears nothing, so the table is what it knew; absent from older daemons
 
 
 class StepInfo(TypedDict):

@@ -189,7 +189,10 @@ class Answers:
 
     def table(self) -> PeersReply:
         """Return the whole table, as the verb peers does."""
-        return cast("PeersReply", {**self._table.peers(self.tokens_per_second()), "audits": audits_info(self._peer)})
+        return cast(
+            "PeersReply",
+            {**self._table.peers(self.tokens_per_second()), "audits": audits_info(self._peer), "outdated": self._peer.is_resting},
+        )
 
     async def wait(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
         step = number_in(request, "step", 0)
@@ -249,9 +252,9 @@ class Answers:
         return self._table.peer(replace(seat.state.record, version=published.version if published else 0, **measured))
 
     def tokens_per_second(self) -> float:
-        """Return the speed over the last few committed steps, as this daemon saw them."""
+        """Return the speed over the last few committed steps, as this daemon saw them; 0 while it rests, and sees none."""
         times = self._peer.seat.commits.recent
-        if len(times) < 2:
+        if len(times) < 2 or self._peer.is_resting:
             return 0.0
         began_s, ended_s = times[0][1], times[-1][1]
         step_s = (ended_s - began_s) / (len(times) - 1)

@@ -59,12 +59,16 @@ class Identity:
         return cls(key)
 
 
+LOOKS_TAKE_S = 0.2
+"""How long a home's lock may seem taken while a command only looks whether it is."""
+
+
 def lock_home(home: Home) -> FileLock:
     """Create the home if necessary, and hold its lock until the process ends."""
     try:
         home.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(home.lock, mode=0o600)
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=LOOKS_TAKE_S)
     except Timeout:
         raise IdentityInUseError(
             f"another daemon runs from {home.folder}", "stop it with `peerd leave`, or choose another folder with --home"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from peerd.cli.render import counted
-from peerd.cli.render_short import print_short, seconds_left
+from peerd.cli.render import counted, print_peers
+from peerd.cli.render_short import print_short, run_line, seconds_left
 from peerd.config.paths import Home
 from peerd.control.protocol import HealthItem, PeersReply
 from tests.cli.conftest import Command
@@ -49,6 +51,57 @@ def test_a_paused_peer_serves_nothing_and_says_when_it_goes_on(capsys: pytest.Ca
     assert told.count("its owner paused it") == 1
     assert "now paused: its owner paused it; it goes on after `peerd resume` run" in told
     assert "peers 4 peers in 2 stages (1 paused) more" in told
+
+
+@given(
+    facts=st.fixed_dictionaries(
+        {
+            "resting": st.booleans(),
+            "phase": st.sampled_from(["joining", "accumulating", "averaged"]),
+            "steps": st.sampled_from([0, 30]),
+            "step": st.integers(0, 30),
+            "work_step": st.none() | st.integers(0, 30),
+            "speed": st.sampled_from([0.0, 5120.0]),
+            "code": st.sampled_from(["", "stalled", "stage-empty", "no-trainer", "cut-off", "diverged", "clock"]),
+            "knows_swarm": st.booleans(),
+        }
+    )
+)
+def test_the_line_of_the_run_says_only_what_its_daemon_knows(facts: dict[str, Any]) -> None:
+    item = HealthItem(code=facts["code"], title="x", severity="problem", remedy="")
+    status = status_reply(
+        owner=owner_info(paused="x", resting=True) if facts["resting"] else owner_info(),
+        peer=peer_info(phase=facts["phase"], step=facts["step"]),
+        run=run_info(steps=facts["steps"]),
+        health=[item] if facts["code"] else [],
+    )
+    swarm = peers_reply()
+    swarm |= {"work_step": facts["work_step"], "tokens_per_second": facts["speed"]}
+    told = run_line(status, swarm if facts["knows_swarm"] else None)
+    joins, serves = facts["phase"] == "joining", not facts["resting"] and facts["phase"] != "joining"
+    if facts["resting"]:
+        assert told == f"demo: this peer paused at step {facts['step']}" + (" of 30" if facts["steps"] else "")
+    assert (f"step {facts['step']}" in told) >= serves
+    known = facts["work_step"] if facts["knows_swarm"] else None
+    if joins and not facts["resting"]:
+        assert told.startswith("demo: how far it is shows" if known is None else f"demo: step {known}")
+    shown = facts["step"] if serves else known
+    goes_on = known is not None and facts["speed"] and facts["code"] in ("", "clock") and shown is not None and shown < facts["steps"]
+    assert (" left" in told) == (not facts["resting"] and bool(goes_on))
+
+
+def test_a_peer_that_leaves_says_so_and_not_its_last_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    told = told_by(capsys, peer=peer_info(leaving=True), decision="working: 7 of 16 microbatches done")
+    assert "now finishing what it holds, then it leaves stage 0 run" in told
+
+
+def test_what_a_resting_peer_knew_of_the_swarm_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    swarm = peers_reply()
+    swarm["outdated"] = True
+    told = told_by(capsys, swarm, owner=owner_info(paused="its owner paused it", until="after `peerd resume`", resting=True))
+    assert "peers " not in told.partition("more")[0].replace("peer paused", "")
+    print_peers(swarm)
+    assert "hears nothing of the swarm" in capsys.readouterr().out
 
 
 def test_a_peer_that_joins_says_how_far_it_is_and_serves_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:

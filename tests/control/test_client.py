@@ -15,6 +15,7 @@ from peerd.config.paths import Home
 from peerd.control.client import ControlClient
 from peerd.control.protocol import MAX_LINE_BYTES
 from peerd.errors import NoDaemonError, PeerdError, PortTakenError, TimedOutError
+from peerd.swarm.identity import lock_home
 from tests.control.fake_daemon import answering, line
 
 
@@ -67,6 +68,16 @@ def test_an_error_reply_with_an_unknown_code_is_still_told(home: Home) -> None:
 
 def test_no_socket_means_no_daemon_and_says_what_to_run(home: Home) -> None:
     with pytest.raises(NoDaemonError, match=r"no peerd daemon runs from .*peerd join"):
+        ControlClient(home).request("status")
+
+
+def test_a_home_that_is_held_and_has_no_socket_belongs_to_a_daemon_that_starts_or_ends(home: Home) -> None:
+    lock = lock_home(home)
+    for _ in range(3):  # looking does not take the lock
+        with pytest.raises(NoDaemonError, match="is starting or ending"):
+            ControlClient(home).request("status")
+    lock.release()
+    with pytest.raises(NoDaemonError, match="no peerd daemon runs"):
         ControlClient(home).request("status")
 
 

@@ -115,6 +115,19 @@ def work_step(live: LiveView, num_stages: int) -> int | None:
     return min(known) if len(known) == num_stages else None
 
 
+def has_trainer(live: LiveView) -> bool:
+    """Whether some live peer has the run's data, and so launches microbatches."""
+    return any(record.trains or (record.summary is not None and record.summary.trainers) for record in live.records)
+
+
+def why_no_work(live: LiveView, num_stages: int) -> str:
+    """Why no microbatch passes all stages now, as this peer sees it; empty if one may."""
+    empty = next((stage for stage in range(num_stages) if stage_step(live, stage) is None), None)
+    if empty is not None:
+        return f"no peer in sight serves stage {empty}"
+    return "" if has_trainer(live) else "no peer in sight has the run's data"
+
+
 def why_no_average(live: LiveView, stage: int, step: int) -> str:
     """Why nobody of a stage has the average of this step, nor is past it; empty if somebody is: rule 10 (commit), hole 5."""
     members, mine = live.members(stage, step), live.mine

@@ -24,7 +24,7 @@ from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.batches import batch_to_seal
 from peerd.policy.step.certifying import are_ahead, reload_better, why_give_up, why_uncounted
 from peerd.policy.step.judging import given_up_after_s
-from peerd.policy.step.ledger import full, held, stage_step, why_no_average, why_not_averaged
+from peerd.policy.step.ledger import full, held, stage_step, why_no_average, why_no_work, why_not_averaged
 from peerd.policy.step.recovery import (
     checkpoint_to_bring,
     checkpoint_to_return_with,
@@ -65,8 +65,7 @@ def _join(now: Situation) -> Act:
     if now.live.is_outlived(mine):
         return _follow_run(now) or acts.Wait("the run has gone back while this peer joined")
     if newest is None or newest < mine.step:
-        held_back = step_to_go_back_to(mine, now.live, rules)
-        if held_back is not None:
+        if (held_back := step_to_go_back_to(mine, now.live, rules)) is not None:
             return _step_back(now) or acts.Wait(f"the run can resume only at step {held_back}")
         far = now.other_end_step
         if newest is not None and far is not None and far < mine.step and not is_left_behind(mine, newest, now.live, rules):
@@ -376,7 +375,8 @@ def _why_wait(now: Situation) -> str:
 def _wait(now: Situation) -> acts.Wait:
     whole, done = now.rules.num_microbatches, (held(now.live, now.mine.stage, now.mine.step) & full(now.rules.num_microbatches)).bit_count()
     works = now.mine.phase is Phase.ACCUMULATING and done < whole and not 0 < now.rules.last_step <= now.mine.step
-    return acts.Working(f"{done} of {whole} microbatches done") if works else acts.Wait(_why_wait(now))
+    reason = why_no_work(now.live, now.rules.num_stages) if works else _why_wait(now)
+    return acts.Wait(reason) if reason else acts.Working(f"{done} of {whole} microbatches done")
 
 
 def looks_lost(now: Situation) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from peerd.errors import PeerdError
 from peerd.policy.step.contributions import UNAVERAGED_STEPS
 from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
-from peerd.policy.step.ledger import full, held, stage_step
+from peerd.policy.step.ledger import full, has_trainer, held, stage_step
 from peerd.policy.step.roster import unreached_mates
 from peerd.policy.swarm.checkup import files_needed, too_few_files
 from peerd.policy.swarm.devices import kinds_of
@@ -152,10 +152,9 @@ def resumed(before: Progress, now_s: float) -> Progress:
 
 def _lacking(live: LiveView, num_stages: int) -> list[int]:
     """What there is nobody for: stages, TRAINER and OTHERS."""
-    trains = any(record.trains or (record.summary is not None and record.summary.trainers) for record in live.records)
     others = any(record.peer != live.me for record in live.records)
     empty = [stage for stage in range(num_stages) if not live.serving(stage)]
-    return [*empty, *([] if trains else [TRAINER]), *([] if others else [OTHERS])]
+    return [*empty, *([] if has_trainer(live) else [TRAINER]), *([] if others else [OTHERS])]
 
 
 def health(facts: Facts) -> list[HealthNote]:
