@@ -18,6 +18,7 @@ from peerd.cli import (
     organise,
     owner,
     plan,
+    runs,
     serve_api,
     service,
     simulate,
@@ -32,6 +33,7 @@ SECTIONS: dict[str, dict[click.Command, str]] = {
     },
     "Lend your machine": {
         doctor.doctor: "Check what can keep this machine out of a run.",
+        runs.runs: "Runs that look for volunteers, from a list.",
         volunteer.join: "Join a run at an address that you were given.",
         owner.pause: "Stop working for a while; nothing is lost.",
         owner.resume: "Go on after a pause.",

@@ -1,11 +1,18 @@
-"""The manifest's [about]: what people read of a run before they join. Nothing is computed from it."""
+"""A run's name, and the manifest's [about]: what people read of a run before they join. Nothing is computed from [about]."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 
+MAX_NAME_CHARS = 64
 MAX_CHARS = {"purpose": 600, "licence": 80, "contact": 120, "page": 200}
+
+
+def check_name(name: str) -> None:
+    """Raise a ValueError if a run cannot have this name."""
+    if not (1 <= len(name) <= MAX_NAME_CHARS and all(c.isalnum() or c in "-_." for c in name)):
+        raise ValueError(f"name must be 1 to {MAX_NAME_CHARS} letters, digits, '-', '_' or '.'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

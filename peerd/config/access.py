@@ -35,7 +35,8 @@ MAX_END_S = 1 << 53
 _LIST_DOMAIN = b"peerd access list\0"
 _INVITATION_DOMAIN = b"peerd invitation\0"
 _PEER_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
-_PEER_ID = re.compile(r"12D3KooW[1-9A-HJ-NP-Za-km-z]{44}", re.ASCII)
+PEER_ID = "12D3KooW[1-9A-HJ-NP-Za-km-z]{44}"
+_PEER_ID = re.compile(PEER_ID, re.ASCII)
 
 RawList = tuple[bytes, bytes]
 """A list as it travels: its body, and the organiser's signature."""

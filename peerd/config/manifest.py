@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from peerd.config import cut
 from peerd.config.about import AboutConfig as AboutConfig
+from peerd.config.about import check_name
 from peerd.config.bounds import Between, NumSteps, check_bounds
 from peerd.config.codec import parse_allowed, parse_averaged
 from peerd.config.data_config import DataConfig as DataConfig
@@ -169,8 +170,7 @@ class Manifest:
     about: AboutConfig = field(default_factory=AboutConfig)
 
     def __post_init__(self) -> None:
-        if not (1 <= len(self.name) <= 64 and all(c.isalnum() or c in "-_." for c in self.name)):
-            raise ValueError("name must be 1 to 64 letters, digits, '-', '_' or '.'")
+        check_name(self.name)
         check_bounds("", self)
         if self.train.dropout and self.model.has_own_dropout:
             raise ValueError(f"train.dropout does not go with a {self.model.title}, which places its own dropout")

@@ -63,6 +63,7 @@ VERBS = {
     },
     "join": {*_DAEMON_FLAGS, "--invitation"},
     "start": {*_DAEMON_FLAGS, "--placement"},
+    "runs": {"--add", "--at", "--home", "--json"},
     "status": {"--long", "--home", "--json"},
     "peers": {"--home", "--json"},
     "top": {"--home"},

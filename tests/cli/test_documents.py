@@ -52,6 +52,7 @@ ELSEWHERE = {
     **dict.fromkeys(("invite", "ban"), "cli/test_access.py"),
     "serve-api": "cli/test_serve_api.py",
     "chat": "cli/test_ask.py",
+    "runs": "cli/test_runs.py",
 }
 """The test that runs a verb which no paper daemon can answer."""
 
