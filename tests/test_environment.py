@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,18 @@ def test_what_is_installed_is_kept_where_it_is_the_wanted_build(tmp_path: Path, 
     python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     assert {build for build in ("cpu", "cuda", "rocm") if machine.runs(f"has_torch {build}").returncode == 0} == fits
+
+
+def test_an_installation_says_how_much_has_come_and_how_long_it_takes(tmp_path: Path) -> None:
+    counted = f'eval "$(declare -f venv_mb | sed s/venv_mb/real_mb/)"; venv_mb() {{ echo >>{tmp_path}/looks; real_mb; }}'
+    often = 'eval "$(declare -f tell_progress | sed s/every=20/every=1/)"'
+    until = f"until [[ $(wc -l <{tmp_path}/looks) -ge 3 ]]; do sleep 0.1; done"
+    installs = f"install() {{ mkdir -p $venv; head -c 3000000 /dev/zero >$venv/it; {until}; echo installed; echo a remark >&2; }}"
+    fails = "with_progress quietly false || echo failed"
+    told = Machine(tmp_path).runs(f"set -euo pipefail; {counted}; {often}; {installs}; with_progress install; {fails}")
+    assert (told.returncode, told.stdout) == (0, "installed\nfailed\n")
+    lines = told.stderr.splitlines()
+    assert re.fullmatch(r"peerd: 3 MB so far, \d+ s", lines[0])
+    assert "a remark" in lines
+    assert re.fullmatch(r"peerd: 3 MB in \d+ s", lines[-1])
+    assert "Terminated" not in told.stderr
