@@ -133,6 +133,9 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         click.option("--dashboard-port", type=port, default=0, show_default=True, help="Port of the dashboard; 0: any free one."),
         click.option("--dashboard-host", default="127.0.0.1", show_default=True, help="IP address it listens on."),
         click.option("--dashboard-public", "--public", is_flag=True, help="Anybody may look at it, nobody may act in it."),
+        click.option(
+            "--sample", metavar="TEXT", default="", help="After each evaluation the dashboard shows how the model goes on from it."
+        ),
         click.option("--no-dashboard", is_flag=True, help="No dashboard and no metrics."),
         click.option("--otel", is_flag=True, help="Export OpenTelemetry traces of some microbatches (OTEL_* variables)."),
         click.option("--tensorboard", metavar="DIR", default="", help="Write scalars for TensorBoard there."),

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from peerd.peer_names import check_name
 
+MAX_SAMPLE_CHARS = 300
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -78,6 +80,8 @@ class Settings:
     """Port of the dashboard; 0: the last port if it is free, else any."""
     dashboard_public: bool = False
     """Serve the dashboard to everybody, read-only."""
+    sample: str = ""
+    """Text from which the model goes on after each evaluation, for the dashboard; empty: none."""
     observe: bool = True
     """Keep a history of the run in the home, and the last timelines in memory."""
     otel: bool = False
@@ -116,6 +120,8 @@ class Settings:
                 check_name(getattr(self, name) or "")
             except ValueError as error:
                 raise ValueError(f"{name} {getattr(self, name)!a}: {error}") from None
+        if len(self.sample) > MAX_SAMPLE_CHARS:
+            raise ValueError(f"sample has {len(self.sample)} characters; the limit is {MAX_SAMPLE_CHARS}")
         if not 0 <= self.nice <= 19:
             raise ValueError("nice must be between 0 and 19")
         if self.sharers < 1:

@@ -45,6 +45,7 @@ from peerd.daemon.volunteering import Volunteering
 from peerd.daemon.watching.dashboard import Dashboard, no_dashboard, take_place
 from peerd.daemon.watching.observer import Observer
 from peerd.daemon.watching.otel import OpenTelemetry
+from peerd.daemon.watching.sample import Sampler
 from peerd.daemon.watching.sinks import sinks_of
 from peerd.daemon.watching.tracing import Tracing
 from peerd.errors import ExitCode, PeerdError, UsageError, system_error
@@ -277,7 +278,9 @@ class ControlService:
         spot = take_place(settings, home) if settings.dashboard else None
         self._answers = Answers(peer, self.departure, spot.address if spot else "")
         self.observer = Observer(peer, self._answers) if settings.observe else None
-        self._dashboard = Dashboard(spot, peer, self._answers, self.observer, settings.dashboard_public) if spot else None
+        self._ask = AskVerb(peer)
+        self._sampler = Sampler(peer, self._ask.ask)
+        self._dashboard = Dashboard(spot, peer, self._answers, self.observer, settings.dashboard_public, self._sampler) if spot else None
         self._otel = OpenTelemetry(peer.traces, peer.membership.me, peer.place.signed.run) if peer.traces else None
         self._is_open = False
 
@@ -305,7 +308,7 @@ class ControlService:
             await self._stack.enter_async_context(_running(self._follow_parent()))
         _say_ready(peer)
         gc.freeze()  # objects that exist now stay: searching them for cycles would take a tenth of a second each time
-        for looker in (self._dashboard, self._otel):
+        for looker in (self._dashboard, self._otel, self._sampler if settings.dashboard else None):
             if looker is not None:
                 await self._stack.enter_async_context(_running(looker.run()))
 
@@ -313,7 +316,7 @@ class ControlService:
         """Return the verbs of the control socket."""
         peer = self._peer
         own = AccessVerb(peer.membership.access, peer.place.signed, peer.settings, peer.membership.me)
-        told = AuditVerb(peer).verbs() | AskVerb(peer).verbs() | self._answers.verbs()
+        told = AuditVerb(peer).verbs() | self._ask.verbs() | self._answers.verbs()
         verbs = own.verbs() | told | Tracing(peer).verbs() | peer.past.verbs() | harmful_verbs(peer)
         verbs["dashboard"] = self._dashboard.tell if self._dashboard is not None else no_dashboard
         return verbs

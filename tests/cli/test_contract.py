@@ -24,6 +24,7 @@ _DAEMON_FLAGS = {
         "--dashboard-host",
         "--dashboard-public",
         "--public",
+        "--sample",
         "--no-dashboard",
         "--otel",
         "--tensorboard",

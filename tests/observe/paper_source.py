@@ -35,6 +35,9 @@ class PaperSource:
         self.local_batch = 0
         self.about: dict[str, str] = {}
         """What the organiser says of the run."""
+        self.sample: dict[str, object] | None = None
+        """How the model went on at the last evaluation."""
+        self.outdated = False
         self.join = f"/ip4/203.0.113.7/tcp/31337/p2p/{ME}#{'a' * 32}"
 
     async def past(self, reach_s: float) -> Mapping[str, Any]:
@@ -87,6 +90,8 @@ class PaperSource:
             "evaluation": [20, 4.6],
             "tokens_per_second": 5120.0,
             "num_peers": len(self.ids),
+            "outdated": self.outdated,
+            "sample": self.sample,
         }
         return {**moment, "stages": stages, "own": own, "steps": [], "samples": [], "events": [], "seen": {"step": 20, "event": 1}}
 

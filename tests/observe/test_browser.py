@@ -42,6 +42,28 @@ async def test_it_appears_with_figures_map_charts_events_and_shares() -> None:
         assert await page.is_hidden("#pause")
 
 
+async def test_the_page_shows_how_the_model_goes_on_and_only_as_text() -> None:
+    source = PaperSource()
+    async with served(source, public=True) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        assert await page.is_hidden("#sample")
+        source.sample = {"step": 1200, "prompt": "The sea ", "text": "was <b>blue</b>"}
+        await page.wait_for_selector("#sample-text:visible")
+        assert await page.inner_text("#sample blockquote") == "The sea was <b>blue</b>"
+        assert await page.inner_text("#sample-note") == "at step 1,200"
+
+
+async def test_what_a_paused_machine_knew_of_the_swarm_is_not_shown_as_what_is_so() -> None:
+    source = PaperSource()
+    source.outdated = source.paused = True
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        assert await page.inner_text("#step-note") == "when this machine paused"
+        assert await page.inner_text("#peers-note") == "not heard of during a pause"
+
+
 async def test_with_local_steps_the_loss_is_that_of_the_averaged_parameters() -> None:
     source = PaperSource()
     source.local_batch = 8

@@ -31,6 +31,7 @@ from peerd.control.states import state_of
 from peerd.daemon.answers import Answers, join_line
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.observer import Observer
+from peerd.daemon.watching.sample import Sampler
 from peerd.errors import PeerdError, PortTakenError, UsageError
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
@@ -128,11 +129,13 @@ async def no_dashboard(_request: Mapping[str, Any], _say: Say) -> Mapping[str, A
 class Dashboard:
     """Runs for as long as the daemon."""
 
-    def __init__(self, place: Spot, peer: Peer, answers: Answers, observer: Observer | None, public: bool) -> None:
+    def __init__(
+        self, place: Spot, peer: Peer, answers: Answers, observer: Observer | None, public: bool, sampler: Sampler | None = None
+    ) -> None:
         self.place = place
         self._peer, self._answers, self._observer = peer, answers, observer
         self._archive, self._past = peer.archive, peer.past
-        self._public = public
+        self._public, self._sampler = public, sampler
         self._codes = Codes()
         self._scrape: Callable[[], bytes] | None = None
         self._asked: tuple[float, Mapping[str, Any]] = (float("-inf"), {})
@@ -207,6 +210,8 @@ class Dashboard:
             "loss": table["last_loss"],
             "evaluation": _evaluation(evaluation) if (evaluation := self._peer.seat.training.evaluation) else None,
             "tokens_per_second": table["tokens_per_second"],
+            "outdated": bool(table.get("outdated")),
+            "sample": self._sampler.newest if self._sampler is not None else None,
             "num_peers": sum(stage["num_peers"] for stage in table["stages"]),
             "stages": [{**stage, "peers": [_peer(peer) for peer in stage["peers"]]} for stage in table["stages"]],
             "own": {

@@ -1,6 +1,6 @@
 // What a visitor wants to know first: what is trained, how to take part, which team gives most; and the speed before the first step is over.
 
-import { amount, draw, make, say } from "/assets/format.js";
+import { amount, draw, make, say, whole } from "/assets/format.js";
 import { qr } from "/assets/qr.js";
 
 const WINDOW_S = 60, ENOUGH_S = 4;
@@ -39,6 +39,16 @@ export function showCode(host, isPublic) {
   const picture = draw("svg", { viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": `QR code of ${location.origin}`, "shape-rendering": "crispEdges" });
   picture.append(draw("rect", { width: size, height: size, fill: "#fff" }), draw("path", { d: path, fill: "#000" }));
   figure.replaceChildren(picture, make("figcaption", {}, "this page"));
+}
+
+// How the model goes on from the organiser's text, in bold, at the last evaluation.
+export function showSample(host, told) {
+  const card = host.querySelector("#sample");
+  card.hidden = !told;
+  if (!told) return;
+  say(host.querySelector("#sample-note"), `at step ${whole(told.step)}`);
+  say(host.querySelector("#sample-prompt"), told.prompt);
+  say(host.querySelector("#sample-text"), told.text);
 }
 
 export function letCopy(host) {

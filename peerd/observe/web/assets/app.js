@@ -4,7 +4,7 @@ import { Chart, decimals, smoothed } from "/assets/chart.js";
 import { amount, bytes, clock, dayAndTime, duration, here, hereWithin, minutes, say, whole } from "/assets/format.js";
 import { SwarmMap, peerOf } from "/assets/map.js";
 import { NearMap } from "/assets/near.js";
-import { Beginning, letCopy, showAbout, showCode, showJoin, showTeams } from "/assets/about.js";
+import { Beginning, letCopy, showAbout, showCode, showJoin, showSample, showTeams } from "/assets/about.js";
 import { Events, LANES, markOf, showChosen, showHealth, showOwn, showRows, showShares } from "/assets/panels.js";
 
 const $ = (id) => document.getElementById(id);
@@ -74,6 +74,7 @@ function takeNow(now) {
   showOwn($("own"), $("own-said"), now.own, share, past.run.local_batch);
   showActs(now.own.paused);
   showJoin($("about"), past.run, now.own.join ?? "", now.own.invited);
+  showSample(document, now.sample);
   showHealth($("health"), $("notes"), now.own.health);
   showCharts();
   document.documentElement.dataset.updateMs = (performance.now() - began).toFixed(1);
@@ -110,7 +111,8 @@ function showFigures(now, stages) {
   const step = now.step ?? now.own.peer.step, peers = sum(stages.map((stage) => stage.num_peers));
   const left = run.steps && now.tokens_per_second ? ((run.steps - step) * run.tokens_per_step) / now.tokens_per_second : 0;
   say($("step"), whole(step));
-  say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
+  if (now.outdated) say($("step-note"), "when this machine paused");
+  else say($("step-note"), run.steps ? `of ${whole(run.steps)}${left > 0 ? `, ${duration(left)} left` : ""}` : "");
   $("progress").value = run.steps ? step / run.steps : 0;
   const ofStep = now.loss ?? losses.at(-1)?.[1] ?? null, before = losses.at(-11); // known even if no peer reports it any more
   const isLocal = run.local_batch > 0 && step >= run.local_steps_after;
@@ -123,9 +125,10 @@ function showFigures(now, stages) {
   const first = beginning.rate(now, run); // no step has ended yet
   say($("rate"), now.tokens_per_second || first ? amount(now.tokens_per_second || first) : "\u2013");
   say($("rate-note"), first ? "tokens/s so far" : "tokens/s");
-  say($("peers"), whole(peers));
+  say($("peers"), now.outdated ? "\u2013" : whole(peers));
   const suspects = sum(stages.map((stage) => stage.peers.filter((peer) => peer.phase === "suspect").length));
-  say($("peers-note"), `in ${stages.length} ${stages.length === 1 ? "stage" : "stages"}${suspects ? `, ${suspects} suspect` : ""}`);
+  if (now.outdated) say($("peers-note"), "not heard of during a pause");
+  else say($("peers-note"), `in ${stages.length} ${stages.length === 1 ? "stage" : "stages"}${suspects ? `, ${suspects} suspect` : ""}`);
 }
 
 function showCharts() {
