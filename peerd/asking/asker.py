@@ -7,7 +7,6 @@ makes no other stage compute anything again. Where the step changes, everything 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor
 from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, PeerGoneError, RemoteError, WrongStateError
 from peerd.models.stages import layers_of
+from peerd.policy.inference.left_out import LeftOut
 from peerd.policy.inference.paths import TextOffer, TextPath, choose_path
 from peerd.policy.inference.sampling import Sampling
 from peerd.table.record import PeerId
@@ -29,10 +29,6 @@ from peerd.wire.text_messages import Extended, TextCall
 
 MOST_ASKED = 4
 """Peers of one stage that are asked for an offer at once."""
-STALE_PAUSE_S, FAILED_PAUSE_S = 0.1, 2.0
-"""For so long a peer is not asked again that holds the step no more, or whose call failed."""
-CHANGE_S = 0.5
-"""How long to wait for a change of the table where there is no path."""
 CPU = torch.device("cpu")
 LOG = structlog.get_logger()
 Result = TypeVar("Result")
@@ -75,8 +71,7 @@ class Asker:
         """By stage, all inputs so far."""
         self._done = [0] * manifest.train.num_stages
         """By stage, of how many tokens the results are known."""
-        self._out_until_s: dict[PeerId, float] = {}
-        """Peers that are not asked now, and until when."""
+        self._left_out = LeftOut()
         self.tokens = [*prompt]
         self.steps: list[int] = []
         """With the parameters of which steps its tokens were computed, in this order."""
@@ -101,16 +96,11 @@ class Asker:
                 if now_s >= until_s:
                     raise
                 if isinstance(error, _NoPathError):
-                    await self._peers.changed(self._pause_s(now_s))
+                    await self._peers.changed(self._left_out.pause_s(now_s))
 
     async def close(self) -> None:
         """Let peers forget the text."""
         await asyncio.gather(*(self._peers.forget(peer, self._text) for peer in self.served), return_exceptions=True)
-
-    def _pause_s(self, now_s: float) -> float:
-        """How long to wait where no peer can be asked."""
-        soonest_s = min((until_s for until_s in self._out_until_s.values() if until_s > now_s), default=math.inf)
-        return min(CHANGE_S, max(0.01, soonest_s - now_s))
 
     async def _find(self) -> TextPath:
         """The present path, or another one. Raises _NoPathError."""
@@ -134,7 +124,7 @@ class Asker:
 
     async def _offers(self, stage: int) -> list[TextOffer]:
         now_s = time.monotonic()
-        asked = [peer for peer in self._peers.candidates(stage) if self._out_until_s.get(peer, 0.0) <= now_s][:MOST_ASKED]
+        asked = [peer for peer in self._peers.candidates(stage) if not self._left_out.includes(peer, now_s)][:MOST_ASKED]
         answers = await asyncio.gather(*(self._offer(peer, stage) for peer in asked))
         return [offer for offer in answers if offer is not None]
 
@@ -147,10 +137,9 @@ class Asker:
 
     def _leave_out(self, peer: PeerId, error: RemoteError) -> None:
         LOG.debug("a peer does not go on with a text", peer=peer, error=error.message)
-        pause_s = STALE_PAUSE_S if isinstance(error, WrongStateError | BusyError) else FAILED_PAUSE_S
-        if isinstance(error, BusyError) and error.retry_after_s:
-            pause_s = error.retry_after_s
-        self._out_until_s[peer] = time.monotonic() + pause_s
+        retry_after_s = error.retry_after_s if isinstance(error, BusyError) else 0.0
+        refused = isinstance(error, WrongStateError | BusyError)
+        self._left_out.note(peer, time.monotonic(), refused=refused, retry_after_s=retry_after_s)
 
     async def _through(self, path: TextPath) -> int:
         """Compute, stage by stage, what is missing."""

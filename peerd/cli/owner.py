@@ -59,7 +59,7 @@ def resume(context: click.Context, as_json: bool) -> None:
     "--disk", metavar="SIZE", help="Most disk for a run's checkpoints and averages: the oldest go first, the newest checkpoint stays."
 )
 @click.option("--duty", metavar="SHARE", help="Share of the time to compute, like 50%.")
-@click.option("--inference", metavar="SHARE", help="Share of the time to answer those who ask the model, like 2%; 0%: never.")
+@click.option("--inference", metavar="SHARE", help="Share of the time training waits for those who ask the model, like 2%; 0%: never.")
 @click.option("--power", metavar="WATTS", help="Most that the GPU may draw on average, like 200W: it rests as much as that takes.")
 @click.option("--hours", metavar="FROM-TO", help="Work only within these hours of the day, like 22:00-07:00.")
 @click.option("--max-temperature", metavar="DEGREES", help="Pause while the hottest sensor is above, in degrees Celsius.")

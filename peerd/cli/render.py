@@ -171,7 +171,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _inference(share: float) -> str:
-    return f"{100 * share:.3g}% of the time answers those who ask the model" if share else "answers nobody who asks the model"
+    return f"training waits up to {100 * share:.3g}% of the time for those who ask" if share else "answers nobody who asks the model"
 
 
 def _priority(nice: int) -> str:

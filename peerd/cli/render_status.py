@@ -116,9 +116,10 @@ def texts_rows(reply: StatusReply) -> list[tuple[str, str]]:
         return [("answers", "nobody who asks the model; `peerd limits --inference 2%` changes that")]
     now = "answers now" if found["answering"] else "not asked now"
     waiting = f", {found['waiting']} wait" if found["waiting"] else ""
+    held_up = f" (training waited {duration(found['held_up_s'])})" if found.get("held_up_s") else ""
     kept = f"{found['texts']} texts kept in {amount(found['bytes'])}B of {amount(found['most_bytes'])}B"
     steps = f"; with the parameters of step {', '.join(map(str, found['steps']))}" if found["steps"] else ""
-    return [("answers", f"{now}{waiting}: {amount(found['tokens'])} tokens in {duration(found['busy_s'])}; {kept}{steps}")]
+    return [("answers", f"{now}{waiting}: {amount(found['tokens'])} tokens in {duration(found['busy_s'])}{held_up}; {kept}{steps}")]
 
 
 def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:

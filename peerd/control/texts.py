@@ -14,8 +14,9 @@ class TextsInfo(TypedDict):
     waiting: int  # passes that wait for their turn
     bytes: int  # of the texts that are kept
     most_bytes: int
-    tokens: int  # computed since it serves its stage, prompts and replays included
+    tokens: int  # computed since the daemon began, prompts and replays included
     busy_s: float
+    held_up_s: NotRequired[float]  # of busy_s, how long training waited
     answering: bool  # a pass has ended within the last 10 s
     asking: int  # texts that its own user asks for now
 

@@ -169,6 +169,7 @@ class Seat:
         and could move another peer after it. What it has contributed counts on."""
         self.demands = before.demands
         self.service.counters.tokens += before.service.counters.tokens
+        self.texts.counts = before.texts.counts
         self._throughput_before = computed_elsewhere(before.throughput, before.demands, before.stage, self.stage)
 
     @property
@@ -202,7 +203,7 @@ class Seat:
 
     def keep_limits(self, limits: Limits) -> None:
         """Apply the owner's limits that concern the stage."""
-        self.service.pace = replace(self.service.pace, duty=limits.duty)
+        self.service.pace = self.texts.pace = replace(self.service.pace, duty=limits.duty)
         self.store.room.quota_bytes = limits.disk
         self.texts.turns.set_share(limits.inference)
 

@@ -17,6 +17,7 @@ def texts_info(peer: Peer) -> TextsInfo:
         "most_bytes": texts.sessions.limits.most_bytes,
         "tokens": texts.counts.tokens,
         "busy_s": texts.counts.busy_s,
+        "held_up_s": texts.counts.held_up_s,
         "answering": texts.is_answering,
         "asking": peer.num_asking,
     }

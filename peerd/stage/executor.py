@@ -38,11 +38,14 @@ class Priority(enum.IntEnum):
     LEDGER = -1
     """A control job that changes no parameter. It may run between two layers of a pass, which takes minutes where a microbatch does."""
     CONTROL = 0
-    BACKWARD = 1
-    FORWARD = 2
-    IDLE = 3
+    TEXT = 1
+    """A pass for those who ask the model, within the share of the time that the owner allows."""
+    BACKWARD = 2
+    FORWARD = 3
+    IDLE = 4
 
 
+_NO_TRAINING = frozenset({Priority.TEXT, Priority.IDLE})
 FORWARD_SHARE = 1 / FORWARDS_PER_MICROBATCH
 BACKWARD_SHARE = 1 - FORWARD_SHARE
 """The shares of the forward and the backward pass in the computing time of a microbatch."""
@@ -78,13 +81,24 @@ class Pace:
             self.rest(wanted - spent)
 
 
+@dataclass(order=True, slots=True)
+class _Job:
+    turn: tuple[int, int, int]
+    number: int
+    """Keeps jobs of equal turn in order of arrival."""
+    priority: Priority = field(compare=False)
+    work: Callable[[], Any] = field(compare=False)
+    future: Future[Any] = field(compare=False)
+    asked_s: float = field(compare=False)
+
+
 class Executor:
     """One worker thread with a priority queue. Jobs enter through `run` only."""
 
     def __init__(self, name: str = "torch") -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name, initializer=self._enter)
-        self._jobs: list[tuple[tuple[int, int, int], int, Priority, Callable[[], Any], Future[Any]]] = []
-        """A heap of (turn, number, priority, work, future). The number keeps jobs of equal turn in order of arrival."""
+        self._jobs: list[_Job] = []
+        """A heap."""
         self._numbers = itertools.count()
         self._guard = threading.Condition()
         """Held while a job is added to the heap or taken from it; told of each that is added."""
@@ -98,25 +112,49 @@ class Executor:
         `step` is the step of a forward or backward pass: if steps overlap, the older step goes first. Raises WrongStateError once this is
         closed.
         """
-        future: Future[Result] = Future()
+        return await _result_of(self._add(priority, work, step).future)
+
+    async def run_text(self, work: Callable[[], Result], wait_s: float) -> Result:
+        """Run a pass of a text once no work of training waits, and after `wait_s` in any case: then before all of that.
+
+        It never interrupts a pass. Raises as `run`.
+        """
+        job = self._add(Priority.IDLE if wait_s > 0 else Priority.TEXT, work)
+        timer = asyncio.get_running_loop().call_later(wait_s, self._hasten, job) if wait_s > 0 else None
+        try:
+            return await _result_of(job.future)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _add(self, priority: Priority, work: Callable[[], Any], step: int = 0) -> _Job:
         with self._guard:
             if self._is_closed:
                 raise WrongStateError("this peer has left the stage")
-            heapq.heappush(self._jobs, (_turn(priority, step), next(self._numbers), priority, work, future))
+            job = _Job(_turn(priority, step), next(self._numbers), priority, work, Future(), time.monotonic())
+            heapq.heappush(self._jobs, job)
             self._guard.notify()
             self._pool.submit(self._run_next)
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.add_done_callback(_report)  # nobody awaits the result any more
-            raise
+        return job
+
+    def _hasten(self, job: _Job) -> None:
+        """Let a text's pass that still waits go before training's."""
+        with self._guard:
+            job.priority, job.turn = Priority.TEXT, _turn(Priority.TEXT, 0)
+            heapq.heapify(self._jobs)
+
+    @property
+    def waits_since_s(self) -> float | None:
+        """Since when (`time.monotonic`) training has waited for the job that runs now; None: none of its work waits."""
+        with self._guard:
+            return min((job.asked_s for job in self._jobs if job.priority not in _NO_TRAINING and not job.future.cancelled()), default=None)
 
     def rest(self, seconds: float) -> None:
         """Let the time pass in the middle of a pass, which calls this. Control jobs run meanwhile, as they do between two passes."""
         until_s = time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             if (job := self._next_up_to(Priority.CONTROL, left_s)) is not None:
-                self._perform(*job)
+                self._perform(job)
 
     def fill(self) -> None:
         """Run a forward pass in the middle of a backward pass, which calls this once it has given the device all of its work.
@@ -125,33 +163,33 @@ class Executor:
         Where a control job waits, the thread stays free for that.
         """
         with self._guard:
-            if any(priority <= Priority.CONTROL for _, _, priority, *_ in self._jobs):
+            if any(job.priority <= Priority.CONTROL for job in self._jobs):
                 return
-            ahead = min((job for job in self._jobs if job[2] is Priority.FORWARD), key=lambda job: job[:2], default=None)
+            ahead = min((job for job in self._jobs if job.priority is Priority.FORWARD), default=None)
             if ahead is None:
                 return
             self._jobs.remove(ahead)
             heapq.heapify(self._jobs)
         busy_s = self.busy_s
-        self._perform(*ahead[2:])
+        self._perform(ahead)
         self.busy_s = busy_s  # its time is part of the pass's that called this
 
     @property
     def has_ledger_job(self) -> bool:
         """Whether the next job may run in the middle of a pass."""
         jobs = self._jobs
-        return bool(jobs) and jobs[0][2] is Priority.LEDGER
+        return bool(jobs) and jobs[0].priority is Priority.LEDGER
 
     def breathe(self) -> None:
         """Run such jobs now. Called in the middle of a pass, on whichever thread it is, while the pass stands still."""
         while (job := self._next_up_to(Priority.LEDGER)) is not None:
-            self._perform(*job)
+            self._perform(job)
 
-    def _next_up_to(self, most: Priority, wait_s: float = 0.0) -> tuple[Priority, Callable[[], Any], Future[Any]] | None:
+    def _next_up_to(self, most: Priority, wait_s: float = 0.0) -> _Job | None:
         """The next job if its priority is no lower than `most`; else None, once another job has come or `wait_s` have passed."""
         with self._guard:
-            if self._jobs and self._jobs[0][2] <= most:
-                return heapq.heappop(self._jobs)[2:]
+            if self._jobs and self._jobs[0].priority <= most:
+                return heapq.heappop(self._jobs)
             self._guard.wait(wait_s)
         return None
 
@@ -164,8 +202,8 @@ class Executor:
         """Cancel the jobs that have not begun. The running one goes on, which may take minutes: nothing can end it."""
         with self._guard:
             self._is_closed = True
-            for *_, future in self._jobs:
-                future.cancel()
+            for job in self._jobs:
+                job.future.cancel()
         self._pool.shutdown(wait=False)
 
     async def ended(self) -> None:
@@ -184,19 +222,19 @@ class Executor:
             job = heapq.heappop(self._jobs)
             self._is_at_work = True
         try:
-            self._perform(*job[2:])
+            self._perform(job)
         finally:
             self._is_at_work = False
 
-    def _perform(self, priority: Priority, work: Callable[[], Any], future: Future[Any]) -> None:
-        if not future.set_running_or_notify_cancel():
+    def _perform(self, job: _Job) -> None:
+        if not job.future.set_running_or_notify_cancel():
             return
         started = time.monotonic()
         try:
-            future.set_result(work())
+            job.future.set_result(job.work())
         except BaseException as error:  # raised where the future is awaited
-            future.set_exception(error)
-        if priority in (Priority.BACKWARD, Priority.FORWARD):
+            job.future.set_exception(error)
+        if job.priority in (Priority.BACKWARD, Priority.FORWARD):
             self.busy_s += time.monotonic() - started
 
 
@@ -218,6 +256,14 @@ def executor_here() -> Executor | None:
     return getattr(_HERE, "executor", None)
 
 
+async def _result_of(future: Future[Result]) -> Result:
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_report)  # nobody awaits the result any more
+        raise
+
+
 def _report(future: Future[Any]) -> None:
     error = None if future.cancelled() else future.exception()
     if error is not None and not isinstance(error, PeerdError):
@@ -225,6 +271,6 @@ def _report(future: Future[Any]) -> None:
 
 
 def _turn(priority: Priority, step: int) -> tuple[int, int, int]:
-    if priority <= Priority.CONTROL:
-        return 0, 0, 0
-    return (2, 0, 0) if priority is Priority.IDLE else (1, step, priority)
+    if priority in (Priority.BACKWARD, Priority.FORWARD):
+        return Priority.BACKWARD, step, priority
+    return max(priority, Priority.CONTROL), 0, 0

@@ -1,4 +1,4 @@
-"""Lets one pass of a text run at a time, in the askers' turns and within the share of the time that the owner allows."""
+"""Lets one pass of a text run at a time, in the askers' turns and as the share of the time that the owner allows permits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from peerd.errors import BusyError
 from peerd.policy.inference.turns import TimeShare, Turns
@@ -14,6 +15,17 @@ from peerd.table.record import PeerId
 MOST_WAIT_S = 30.0
 """An asker whose pass could not begin within this time is told so at once."""
 MOST_WAITING = 64
+
+
+@dataclass(slots=True)
+class TextTurn:
+    """One pass."""
+
+    wait_s: float
+    """After so many seconds it goes before training's work; until then it may begin where none of that waits."""
+    took_s: float = 0.0
+    held_up_s: float = 0.0
+    """For how long training waited for it. Who runs the pass notes both of these."""
 
 
 class TextTurns:
@@ -31,9 +43,9 @@ class TextTurns:
         self.share.set_share(share, time.monotonic())
         self._next()
 
-    def wait_s(self) -> float | None:
-        """Seconds until the share allows a pass; None: the owner allows none."""
-        return self.share.wait_s(time.monotonic())
+    def wait_s(self, *, is_busy: bool) -> float | None:
+        """Seconds until a pass may begin, if training's work waits (`is_busy`) or not; None: the owner allows none."""
+        return self.share.wait_s(time.monotonic(), is_busy=is_busy)
 
     @property
     def num_waiting(self) -> int:
@@ -41,15 +53,15 @@ class TextTurns:
 
     def check(self) -> None:
         """Raises BusyError, with the time to wait if it is known, where the wait would be long or the owner allows no pass."""
-        wait_s = self.wait_s()
+        wait_s = self.wait_s(is_busy=False)
         if wait_s is None:
             raise BusyError("this machine's owner lets nobody ask the model here")
         if wait_s > MOST_WAIT_S or len(self._waiting) >= MOST_WAITING:
             raise BusyError("this peer has no time for questions now", wait_s)
 
     @asynccontextmanager
-    async def turn(self, asker: PeerId) -> AsyncIterator[list[float]]:
-        """Wait for the asker's turn, and hold it until the block ends. The block adds to the list the seconds that its pass took.
+    async def turn(self, asker: PeerId) -> AsyncIterator[TextTurn]:
+        """Wait for the asker's turn, and hold it until the block ends.
 
         Raises BusyError as `check` does.
         """
@@ -63,17 +75,17 @@ class TextTurns:
             if (asker, mine) in self._waiting:
                 self._waiting.remove((asker, mine))
             elif mine.done() and not mine.cancelled():
-                self._end(asker, 0.0)
+                self._end(asker, TextTurn(0.0))
             raise
-        took_s: list[float] = []
+        turn = TextTurn(self.wait_s(is_busy=True) or 0.0)
         try:
-            yield took_s
+            yield turn
         finally:
-            self._end(asker, sum(took_s))
+            self._end(asker, turn)
 
-    def _end(self, asker: PeerId, took_s: float) -> None:
-        self.share.took(took_s, time.monotonic())
-        self._turns.took(asker, took_s)
+    def _end(self, asker: PeerId, turn: TextTurn) -> None:
+        self.share.charge(turn.held_up_s, time.monotonic())
+        self._turns.took(asker, turn.took_s)
         self._is_taken = False
         self._next()
 
@@ -86,7 +98,7 @@ class TextTurns:
         if self._is_taken or not self._waiting:
             return
         now_s = time.monotonic()
-        wait_s = self.share.wait_s(now_s)
+        wait_s = self.share.wait_s(now_s, is_busy=False)
         if wait_s is None:
             for _, each in self._waiting:
                 each.set_exception(BusyError("this machine's owner lets nobody ask the model here"))

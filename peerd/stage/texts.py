@@ -1,4 +1,4 @@
-"""Goes on with the texts of those who ask the model, in one stage: forward only, after all training work, within bounds.
+"""Goes on with the texts of those who ask the model, in one stage: forward only, within the owner's share of the time or in idle moments.
 
 A text belongs to one asker and to the parameters of one step. This peer keeps what the stage needs of the tokens so far. Where it has
 lost that, it says how many tokens it knows, and the asker sends the rest again. So a peer may forget any text at any time, and another
@@ -23,12 +23,12 @@ from peerd.models.sampling import choose
 from peerd.models.stages import layers_of
 from peerd.policy.inference.sampling import Sampling
 from peerd.policy.inference.sessions import SessionLimits, Sessions
-from peerd.policy.inference.turns import TokenRation
-from peerd.stage.executor import Executor, Priority
+from peerd.policy.inference.turns import TokenRation, held_up_s
+from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.jobs import check_tokens
 from peerd.stage.precision import extend_prefix
 from peerd.stage.state import StageState
-from peerd.stage.text_turns import TextTurns
+from peerd.stage.text_turns import TextTurn, TextTurns
 from peerd.table.record import PeerId, Phase
 from peerd.transfers import is_out_of_memory
 from peerd.wire.handlers import Receive
@@ -61,11 +61,13 @@ class _Text:
 
 @dataclass(slots=True)
 class TextCounts:
-    """Since this peer serves its stage."""
+    """Since the daemon began: a seat takes over the counts of the one before it."""
 
     tokens: int = 0
     """That passes have computed, prompts and replays included."""
     busy_s: float = 0.0
+    held_up_s: float = 0.0
+    """For how long training waited for passes."""
     last_s: float | None = None
     """When the last pass ended (`time.monotonic`)."""
 
@@ -94,6 +96,8 @@ class StageTexts:
         self._token_bytes: float | None = None
         """What a token of a text takes; known once one has been computed."""
         self.counts = TextCounts()
+        self.pace = Pace()
+        """The owner's limit of computing. The stand-in of a microbatch's time has no part in it."""
 
     @property
     def steps(self) -> frozenset[int]:
@@ -108,7 +112,7 @@ class StageTexts:
     def offer(self, stage: int) -> tuple[frozenset[int], float]:
         """These steps, and the seconds until it may compute. Raises WrongStateError if it is asked about another stage."""
         self._check_stage(stage)
-        return self.steps, self.turns.wait_s() or 0.0
+        return self.steps, self.turns.wait_s(is_busy=self._executor.waits_since_s is not None) or 0.0
 
     async def extend(self, asker: PeerId, asked: TextCall, receive: Receive) -> Extended:
         """Go on with a text, whose tensors `receive` fetches.
@@ -124,8 +128,8 @@ class StageTexts:
         if wait_s:
             raise BusyError("you have had as many tokens as one asker may have in a minute", wait_s)
         chunks = await receive()
-        async with self.turns.turn(counted) as took_s:
-            return await self._executor.run(Priority.IDLE, lambda: self._answer((asker, asked.text), asked, chunks, took_s))
+        async with self.turns.turn(counted) as turn:
+            return await self._executor.run_text(lambda: self._answer((asker, asked.text), asked, chunks, turn), turn.wait_s)
 
     async def forget(self, asker: PeerId, text: bytes) -> None:
         await self._executor.run(Priority.IDLE, lambda: self._forget((asker, text)))
@@ -173,7 +177,7 @@ class StageTexts:
         if (asked.sampling is not None) != self._state.holdings.module.is_last:
             raise BadMessageError("the last stage chooses the token that follows, and no other")
 
-    def _answer(self, key: tuple[PeerId, bytes], asked: TextCall, chunks: Sequence[bytes | memoryview], took_s: list[float]) -> Extended:
+    def _answer(self, key: tuple[PeerId, bytes], asked: TextCall, chunks: Sequence[bytes | memoryview], turn: TextTurn) -> Extended:
         """One job."""
         began_s = time.monotonic()
         try:
@@ -188,9 +192,11 @@ class StageTexts:
                 raise
             raise BusyError("this peer's device has no memory for texts now", self.sessions.limits.unused_s) from None
         finally:
-            spent_s = time.monotonic() - began_s
-            took_s.append(spent_s)
-            self.counts.busy_s += spent_s
+            self.counts.busy_s += time.monotonic() - began_s
+            self.pace.hold(began_s, 0.0)
+            ended_s = time.monotonic()
+            turn.took_s, turn.held_up_s = ended_s - began_s, held_up_s(began_s, ended_s, self._executor.waits_since_s)
+            self.counts.held_up_s += turn.held_up_s
 
     def _compute(self, key: tuple[PeerId, bytes], asked: TextCall, inputs: Tensor, tokens: Tensor | None) -> Extended:
         """Find the text, compute, and keep it."""

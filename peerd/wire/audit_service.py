@@ -11,7 +11,6 @@ from peerd.link.few_each import FewEach
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.receipts import HASH_BYTES
 from peerd.wire import convert
-from peerd.wire.deliveries import Watch
 from peerd.wire.door import Door
 from peerd.wire.handlers import AuditHandler
 from peerd.wire.messages import chunks_of
@@ -56,13 +55,9 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
                 given = [each for each in self._handler.kept_pass(request.signed) if each is not None]
                 headers = dict(zip(("inputs", "labels", "gradient"), map(convert.tensor_to, given), strict=False))
                 yield audit_pb2.PassMessage(header=audit_pb2.PassHeader(**headers))
-                with Watch(self._door.patience_s, lambda: None) as watch:
-                    for chunk in chunks_of(given):
-                        watch.sends(len(chunk))
-                        await self._door.traffic.uplink.turn(len(chunk))
+                async with self._door.giving(context, caller, chunks_of(given), "audits", PeerRole.STAGE_PEER) as chunks:
+                    async for chunk in chunks:
                         yield audit_pb2.PassMessage(chunk=chunk)
-                        self._door.traffic.gave("audits", PeerRole.STAGE_PEER, len(chunk))
-                await self._door.check_taken(context, caller, watch)
 
     async def TellCase(self, request: audit_pb2.AuditCase, context: Any) -> audit_pb2.AuditCase:
         async with self._door.answering(context, request.run):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ import structlog
 from peerd.errors import BadMessageError, BusyError, PeerdError, PeerGoneError, WrongStateError
 from peerd.link.few_each import FewEach, everybody
 from peerd.link.links import CHUNK_BYTES, MOST_RETRY_MS, RETRY_AFTER_MS, STATUS, Arrival, Bytes, next_within, with_time_for
-from peerd.link.traffic import Traffic
+from peerd.link.traffic import PeerRole, Traffic
 from peerd.link.tunnel import caller_of
 from peerd.table.record import PeerId, RunId
 from peerd.timeline.spans import SpanRing
@@ -138,6 +138,24 @@ class Door:
         """Refuse the rest of a call whose caller has not taken what was sent."""
         if watch.is_stalled:
             await self.refuse(context, caller, PeerGoneError("the caller took nothing of the answer for too long"))
+
+    @contextlib.asynccontextmanager
+    async def giving(
+        self, context: Any, caller: PeerId, chunks: Iterable[bytes], tensor: str, role: PeerRole
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The chunks of an answer, each as soon as the uplink has room for it; each is counted once it is sent. At the end of the block
+        a caller that has taken nothing for too long is refused."""
+        with Watch(self.patience_s, lambda: None) as watch:
+
+            async def each() -> AsyncIterator[bytes]:
+                for chunk in chunks:
+                    watch.sends(len(chunk))
+                    await self.traffic.uplink.turn(len(chunk))
+                    yield chunk
+                    self.traffic.gave(tensor, role, len(chunk))
+
+            yield each()
+        await self.check_taken(context, caller, watch)
 
     def check_run(self, run: str) -> None:
         if run != self.run:

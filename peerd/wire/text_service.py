@@ -1,4 +1,4 @@
-"""The called side of texts: what an asker sends is checked, then handed to the stage, which computes it after its training work."""
+"""The called side of texts: what an asker sends is checked, then handed to the stage, which computes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from peerd.link.few_each import FewEach
 from peerd.link.links import Bytes
 from peerd.link.traffic import PeerRole
 from peerd.wire.convert import ID_BYTES
-from peerd.wire.deliveries import Watch
 from peerd.wire.door import Door
 from peerd.wire.handlers import TextHandler
 from peerd.wire.messages import chunks_of
@@ -58,13 +57,10 @@ class TextServicer(Servicer[TextHandler], texts_pb2_grpc.TextsServicer):
                 await given_up(work)
             self._door.traffic.received("texts", PeerRole.PREVIOUS_STAGE, call.num_bytes)
             yield texts_pb2.ExtendedMessage(done=done_to(found))
-            with Watch(self._door.patience_s, lambda: None) as watch:
-                for chunk in chunks_of(() if found.outputs is None else (found.outputs,)):
-                    watch.sends(len(chunk))
-                    await self._door.traffic.uplink.turn(len(chunk))
+            outputs = () if found.outputs is None else (found.outputs,)
+            async with self._door.giving(context, caller, chunks_of(outputs), "texts", PeerRole.PREVIOUS_STAGE) as chunks:
+                async for chunk in chunks:
                     yield texts_pb2.ExtendedMessage(chunk=chunk)
-                    self._door.traffic.gave("texts", PeerRole.PREVIOUS_STAGE, len(chunk))
-            await self._door.check_taken(context, caller, watch)
 
     async def Forget(self, request: texts_pb2.ForgetTextRequest, context: Any) -> texts_pb2.ForgetTextReply:
         async with self._door.answering(context, request.run) as caller:

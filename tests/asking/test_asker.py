@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from peerd.errors import PeerGoneError, WrongStateError
-from peerd.policy.inference.sampling import GREEDY, Sampling
+from peerd.policy.inference.sampling import Sampling
 from peerd.policy.inference.sessions import SessionLimits
 from peerd.table.record import PeerId
 from peerd.wire.tensors import encode
@@ -19,7 +19,7 @@ from tests.stage.text_peers import NUM_STAGES, PROMPT, A, B, Peer, TextsHere, ag
 from tests.tiny_run import tiny_manifest
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.9, top_p=0.8, seed=3)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, top_p=0.8, seed=3)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("model", [{}, {"boundary": "subspace", "boundary_rank": 8}], ids=["plain", "subspace"])
 def test_the_stages_say_what_the_whole_model_says(model: dict[str, Any], sampling: Sampling) -> None:
     manifest = tiny_manifest(NUM_STAGES)

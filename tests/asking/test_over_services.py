@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from peerd.asking.asker import Asker
 from peerd.link.traffic import Traffic
 from peerd.policy.inference.paths import TextOffer
-from peerd.policy.inference.sampling import GREEDY
+from peerd.policy.inference.sampling import Sampling
 from peerd.table.record import PeerId
 from peerd.wire.door import Door
 from peerd.wire.handlers import Receive
@@ -70,7 +70,7 @@ async def test_a_text_goes_on_where_a_server_ends() -> None:
                 ends[peer.name] = await stack.enter_async_context(contextlib.AsyncExitStack())
                 there = serving([TextServicer(Door(RUN, PATIENCE_S, Traffic()), Handler(peer))])
                 served[peer.name] = stage, await ends[peer.name].enter_async_context(there)
-            asker = Asker(manifest, Network(served), PROMPT, GREEDY, PATIENCE_S)
+            asker = Asker(manifest, Network(served), PROMPT, Sampling(), PATIENCE_S)
             found = await said(asker, 3)
             gone = next(peer for peer, stage in asker.served.items() if stage == 1)
             await ends[gone].aclose()

@@ -31,7 +31,7 @@ def test_a_daemon_from_the_command_line_spares_a_laptop() -> None:
 
 
 def test_the_share_for_those_who_ask_is_shown_and_may_be_none(peerd: Command) -> None:
-    assert "2% of the time answers those who ask the model" in peerd("limits").out
+    assert "training waits up to 2% of the time for those who ask" in peerd("limits").out
     assert "answers nobody" in peerd("limits", "--inference", "0%").out
     assert json.loads(peerd("limits", "--inference", "none", "--json").out)["limits"]["inference"] == 1.0
     wrong = peerd("limits", "--inference", "101%")

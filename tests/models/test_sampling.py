@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.models.sampling import choose
-from peerd.policy.inference.sampling import GREEDY, Sampling, uniform
+from peerd.policy.inference.sampling import Sampling, uniform
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0])
 
@@ -20,7 +20,7 @@ def drawn(count: int = 60, **sampling: float) -> Counter[int]:
 
 
 def test_the_temperature_decides_between_the_likeliest_token_and_chance() -> None:
-    assert choose(LOGITS, GREEDY, 0) == 1
+    assert choose(LOGITS, Sampling(), 0) == 1
     assert set(drawn(temperature=1.0)) == {0, 1, 2}
     assert set(drawn(temperature=0.01)) == {1}
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peerd.policy.inference.left_out import CHANGE_S, FAILED_PAUSE_S, REFUSED_PAUSE_S, LeftOut
 from peerd.policy.inference.paths import TextOffer, choose_path
 from peerd.policy.inference.sessions import SessionId, SessionLimits, Sessions
-from peerd.policy.inference.turns import BURST_S, WINDOW_S, TimeShare, TokenRation, Turns
+from peerd.policy.inference.turns import BURST_S, DEBT_S, WINDOW_S, TimeShare, TokenRation, Turns, held_up_s
 from peerd.table.record import PeerId
 
 A, B = PeerId("a"), PeerId("b")
@@ -111,33 +112,47 @@ def test_refusals_say_why() -> None:
 
 
 @settings(max_examples=60)
-@given(st.floats(0.001, 1.0), st.lists(st.tuples(st.floats(0, 20), st.floats(0, 3)), max_size=50))
-def test_no_span_of_time_holds_more_than_the_share(share: float, asks: list[tuple[float, float]]) -> None:
-    """Passes are counted from where they begin; the last one of a span may be of any length."""
-    ration, now_s, passes = TimeShare(share, 0.0), 0.0, list[tuple[float, float]]()
-    for gap_s, length_s in asks:
+@given(st.floats(0.001, 1.0), st.lists(st.tuples(st.floats(0, 20), st.floats(0, 3), st.sampled_from([None, 0.0, 0.5, 1.0])), max_size=50))
+def test_training_waits_in_no_span_of_time_for_more_than_the_share(share: float, asks: list[tuple[float, float, float | None]]) -> None:
+    """Passes are counted from where they begin; the last one of a span may be of any length. The last number of each says from which part
+    of the pass on work of training waits."""
+    allowed, now_s, passes = TimeShare(share, 0.0), 0.0, list[tuple[float, float]]()
+    for gap_s, length_s, part in asks:
         now_s += gap_s
-        if ration.wait_s(now_s) == 0:
-            passes.append((now_s, length_s))
+        if allowed.wait_s(now_s, is_busy=part == 0.0) == 0:
+            held_s = held_up_s(now_s, now_s + length_s, None if part is None else now_s + part * length_s)
+            assert held_s == pytest.approx(length_s * (1 - (1 if part is None else part)))
+            passes.append((now_s, held_s))
             now_s += length_s
-            ration.took(length_s, now_s)
+            allowed.charge(held_s, now_s)
     for first, (begin_s, _) in enumerate(passes):
         for last in range(first, len(passes)):
-            spent_s = sum(length_s for _, length_s in passes[first:last])
-            assert spent_s <= share * (passes[last][0] - begin_s) + BURST_S + 1e-6
+            spent_s = sum(held_s for _, held_s in passes[first:last])
+            assert spent_s <= share * (passes[last][0] - begin_s) + BURST_S + DEBT_S + 1e-6
 
 
 def test_after_the_wait_that_is_told_the_next_pass_may_begin() -> None:
-    ration = TimeShare(0.02, 0.0)
-    ration.took(3.0, 10.0)
-    wait_s = ration.wait_s(10.0)
-    assert wait_s is not None
-    assert 49.0 < wait_s < 51.0
-    assert ration.wait_s(10.0 + wait_s + 1e-6) == 0
-    ration.set_share(0.0, 11.0)
-    assert ration.wait_s(1000.0) is None
-    ration.set_share(1.0, 1000.0)
-    assert ration.wait_s(1001.0) == 0
+    allowed = TimeShare(0.02, 0.0)
+    allowed.charge(3.0, 10.0)
+    for is_busy, due_s in ((True, (3.0 - BURST_S) / 0.02), (False, (3.0 - BURST_S - DEBT_S) / 0.02)):
+        wait_s = allowed.wait_s(10.0, is_busy=is_busy)
+        assert wait_s == pytest.approx(due_s)
+        assert allowed.wait_s(10.0 + due_s + 1e-6, is_busy=is_busy) == 0
+        allowed = TimeShare(0.02, 0.0)
+        allowed.charge(3.0, 10.0)
+    allowed.set_share(0.0, 11.0)
+    assert allowed.wait_s(1000.0, is_busy=False) is None
+    allowed.set_share(1.0, 1000.0)
+    assert allowed.wait_s(1003.0, is_busy=True) == 0
+
+
+def test_what_is_computed_while_no_training_waits_is_free() -> None:
+    allowed = TimeShare(0.02, 0.0)
+    for now_s in range(1000):
+        assert allowed.wait_s(now_s, is_busy=True) == 0
+        allowed.charge(held_up_s(now_s, now_s + 0.9, None), now_s + 0.9)
+    assert held_up_s(5.0, 7.0, 3.0) == 2.0  # the work of training was there before the pass
+    assert held_up_s(5.0, 7.0, 6.5) == 0.5
 
 
 @settings(max_examples=40)
@@ -215,3 +230,27 @@ def test_the_peer_that_answers_soonest_is_asked() -> None:
     path = choose_path([[near, far]], lambda _step: False)
     assert path is not None
     assert path.peers == (B,)
+
+
+def test_peers_are_left_out_for_as_long_as_they_say_or_by_what_befell_their_calls() -> None:
+    left_out = LeftOut()
+    assert not left_out.includes(A, 0.0)
+    assert left_out.pause_s(0.0) == CHANGE_S
+    for pause_s, told in (
+        (REFUSED_PAUSE_S, {"refused": True}),
+        (FAILED_PAUSE_S, {"refused": False}),
+        (40.0, {"refused": True, "retry_after_s": 40.0}),
+    ):
+        left_out.note(A, 100.0, **told)
+        assert left_out.includes(A, 100.0 + 0.99 * pause_s)
+        assert not left_out.includes(A, 100.0 + 1.01 * pause_s)
+        assert not left_out.includes(B, 100.0)
+
+
+def test_where_no_peer_can_be_asked_the_asker_waits_for_the_first_that_can() -> None:
+    left_out = LeftOut()
+    left_out.note(A, 0.0, refused=True, retry_after_s=0.3)
+    left_out.note(B, 0.0, refused=True, retry_after_s=30.0)
+    assert left_out.pause_s(0.1) == pytest.approx(0.2)
+    assert 0 < left_out.pause_s(0.2999999) <= 0.02
+    assert left_out.pause_s(1.0) == CHANGE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import threading
@@ -81,6 +82,49 @@ async def test_where_steps_overlap_what_an_older_one_lacks_comes_first(executor:
     await gate.open()
     await asyncio.gather(*jobs)
     assert ran == ["BACKWARD 7", "FORWARD 7", "BACKWARD 8", "FORWARD 8", "IDLE 0"]
+
+
+async def test_a_text_within_its_share_runs_before_training_and_another_one_once_it_may(executor: Executor) -> None:
+    gate, ran = await held(executor), list[str]()
+
+    def text(name: str, wait_s: float) -> asyncio.Future[None]:
+        return asyncio.ensure_future(executor.run_text(lambda: ran.append(name), wait_s))
+
+    def training() -> None:
+        time.sleep(0.005)
+        if "hastened" in ran:
+            ran.append("training")
+        else:
+            executor._add(Priority.BACKWARD, training)  # it waits before this one ends
+
+    jobs = [text("late", 60.0), asyncio.ensure_future(executor.run(Priority.FORWARD, lambda: ran.append("forward")))]
+    jobs += [asyncio.ensure_future(executor.run(Priority.CONTROL, lambda: ran.append("control"))), text("first", 0.0)]
+    jobs += [text("hastened", 0.1), asyncio.ensure_future(executor.run(Priority.FORWARD, training))]
+    await asyncio.sleep(0)
+    await gate.open()
+    await asyncio.gather(*jobs)
+    assert ran == ["control", "first", "forward", "hastened", "training", "late"]
+
+
+def since_s(executor: Executor) -> float:
+    return math.inf if executor.waits_since_s is None else executor.waits_since_s
+
+
+async def test_it_is_known_since_when_training_waits(executor: Executor) -> None:
+    """Neither texts nor what goes after training count."""
+    gate = await held(executor)
+    begun = [asyncio.ensure_future(executor.run(Priority.IDLE, lambda: None)), asyncio.ensure_future(executor.run_text(lambda: None, 0.0))]
+    await asyncio.sleep(0)
+    assert since_s(executor) == math.inf
+    before_s = time.monotonic()
+    begun.append(asyncio.ensure_future(executor.run(Priority.FORWARD, lambda: None)))
+    await asyncio.sleep(0)
+    assert before_s <= since_s(executor) <= time.monotonic()
+    begun[-1].cancel()
+    await asyncio.gather(begun[-1], return_exceptions=True)
+    assert since_s(executor) == math.inf
+    await gate.open()
+    await asyncio.gather(*begun[:2])
 
 
 async def test_every_job_runs_on_the_same_thread_and_never_two_at_once(executor: Executor) -> None:

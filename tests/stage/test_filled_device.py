@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,11 +51,11 @@ async def test_forward_passes_begin_before_a_backward_pass_is_over_and_change_no
         fill(executor)
         within.discard(executor)
 
-    def performing(executor: Executor, priority: Priority, work: Callable[[], Any], future: Any) -> None:
+    def performing(executor: Executor, job: Any) -> None:
         nonlocal filled
         filled += executor in within
-        assert executor not in within or priority is Priority.FORWARD
-        perform(executor, priority, work, future)
+        assert executor not in within or job.priority is Priority.FORWARD
+        perform(executor, job)
 
     monkeypatch.setattr(Executor, "fill", filling)
     monkeypatch.setattr(Executor, "_perform", performing)

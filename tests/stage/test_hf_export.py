@@ -24,7 +24,7 @@ from peerd.generate import GenerationRequest, generate, generate_tokens, open_te
 from peerd.models.blocks import describe_entry
 from peerd.models.published import byte_signs, check_publishable, publish
 from peerd.models.stages import build_stage
-from peerd.policy.inference.sampling import GREEDY
+from peerd.policy.inference.sampling import Sampling
 from peerd.stage.export import write_export
 from peerd.stage.hf_export import split_into_shards, write_hf_export
 from peerd.train.corpus import agree_on_data
@@ -151,8 +151,8 @@ def test_greedy_text_is_that_of_transformers_token_by_token(tmp_path: Path) -> N
     due = loaded.generate(torch.tensor([given]), max_new_tokens=length - len(given), do_sample=False, eos_token_id=None)[0].tolist()
     for name in ("a", "b"):
         model = open_text_model([tmp_path / name])
-        assert [*given, *generate_tokens(model, given, length - len(given), GREEDY)] == due
-    model, beyond = open_text_model([tmp_path / "a"]), [*generate_tokens(model, given, 2 * length, GREEDY)]
+        assert [*given, *generate_tokens(model, given, length - len(given), Sampling())] == due
+    model, beyond = open_text_model([tmp_path / "a"]), [*generate_tokens(model, given, 2 * length, Sampling())]
     windows = [[*given, *beyond[:number]][-length:] for number in range(2 * length)]
     with torch.no_grad():
         assert beyond == [int(loaded(torch.tensor([window])).logits[0, -1].argmax()) for window in windows]

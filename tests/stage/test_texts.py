@@ -1,18 +1,22 @@
-"""What a peer does for askers: after all training work, within the owner's share and each asker's ration."""
+"""What a peer does for askers: within the owner's share or in idle moments, and within each asker's ration."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from peerd.config.codec import parse_codec
+from peerd.config.manifest import Manifest
 from peerd.errors import BadMessageError, BusyError, WrongStateError
-from peerd.policy.inference.sampling import GREEDY
-from peerd.stage.executor import Priority
+from peerd.policy.inference.sampling import Sampling
+from peerd.policy.inference.turns import DEBT_S
+from peerd.stage.executor import Pace, Priority
 from peerd.table.record import PeerId
 from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import encode
@@ -21,36 +25,79 @@ from tests.stage.text_peers import NUM_STAGES, PROMPT, STRANGER, A, Peer, TextsH
 from tests.tiny_run import tiny_manifest
 
 
-def test_training_goes_first() -> None:
-    """A pass of a text waits until no pass of training waits."""
+async def num_computed_before(manifest: Manifest, peers: list[list[Peer]]) -> int:
+    """How many microbatches are computed before the pass of a text that comes while one runs, where another one always waits."""
+    peer, num_before = peers[0][0], 0
+    entered, release = threading.Event(), threading.Event()
+
+    def microbatch() -> None:
+        nonlocal num_before
+        entered.set()
+        release.wait(10)
+        time.sleep(0.005)
+        if not peer.texts.counts.tokens:
+            num_before += 1
+            peer.executor._add(Priority.FORWARD, microbatch)  # it waits before this one ends
+
+    peer.executor._add(Priority.FORWARD, microbatch)
+    await asyncio.to_thread(entered.wait, 10)
+    asked = asyncio.create_task(asker_of(manifest, peers).next_token())
+    while not peer.executor._jobs:  # noqa: ASYNC110 - the executor tells nobody what waits
+        await asyncio.sleep(0)
+    peer.executor._add(Priority.FORWARD, microbatch)
+    release.set()
+    await asked
+    return num_before
+
+
+def test_within_the_owners_share_a_pass_goes_before_the_training_that_waits() -> None:
     manifest = tiny_manifest(1)
-    order: list[str] = []
-    with peers_of(manifest) as peers:
-        peer = peers[0][0]
+    with peers_of(manifest, share=0.02) as peers:
+        assert run(num_computed_before(manifest, peers)) == 1
+        counts = peers[0][0].texts.counts
+        assert counts.held_up_s == pytest.approx(counts.busy_s, abs=0.05)
+
+
+def owe(peer: Peer, seconds: float) -> None:
+    """Let passes have held training up for so much more than the share allows."""
+    share = peer.texts.turns.share
+    share.charge(share._saved_s + seconds, time.monotonic())
+
+
+def test_beyond_the_share_a_pass_waits_until_it_allows_one_where_training_never_rests() -> None:
+    manifest = tiny_manifest(1)
+    with peers_of(manifest, share=0.05) as peers:
+
+        async def ask() -> tuple[int, float]:
+            owe(peers[0][0], 0.01)
+            began_s = time.monotonic()
+            return await num_computed_before(manifest, peers), time.monotonic() - began_s
+
+        num_before, took_s = run(ask())
+        assert num_before > 1
+        assert took_s >= 0.01 / 0.05
+
+
+def test_beyond_the_share_a_pass_takes_an_idle_moment() -> None:
+    manifest = tiny_manifest(1)
+    with peers_of(manifest, share=0.001) as peers:
 
         async def ask() -> None:
-            async def text() -> None:
-                await asker_of(manifest, peers).next_token()
-                order.append("text")
-
-            async def microbatch(name: str) -> None:
-                await peer.executor.run(Priority.FORWARD, lambda: order.append(name))
-
-            held = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            first = asyncio.create_task(
-                peer.executor.run(Priority.FORWARD, lambda: asyncio.run_coroutine_threadsafe(held.wait(), loop).result())
-            )
-            asking = asyncio.create_task(text())
-            while not any(job[2] is Priority.IDLE for job in peer.executor._jobs):  # noqa: ASYNC110 - the executor tells nobody what waits
-                await asyncio.sleep(0)
-            others = [asyncio.create_task(microbatch(name)) for name in ("one", "two")]
-            await asyncio.sleep(0)
-            held.set()
-            await asyncio.gather(first, asking, *others)
+            owe(peers[0][0], DEBT_S / 2)  # where training never rests it could begin in 50 s
+            await asker_of(manifest, peers).next_token()
 
         run(ask())
-    assert order == ["one", "two", "text"]
+        assert peers[0][0].texts.counts.held_up_s == 0
+
+
+async def test_a_machine_rests_after_passes_as_its_owner_wants() -> None:
+    """With a duty of a tenth it rests for nine times as long as it computed; training that waits is told the whole."""
+    manifest, rested = tiny_manifest(1), list[float]()
+    with peers_of(manifest) as peers:
+        texts = peers[0][0].texts
+        texts.pace = Pace(stand_in_s=0.0, duty=0.1, rest=rested.append)
+        await asker_of(manifest, peers).next_token()
+        assert sum(rested) == pytest.approx(9 * texts.counts.busy_s, rel=0.2)
 
 
 def call_of(**wrong: Any) -> TextCall:
@@ -68,7 +115,7 @@ async def extended(peer: Peer, call: TextCall, asker: PeerId = A) -> Extended:
 
 def test_an_owner_who_allows_nothing_or_little_is_obeyed() -> None:
     manifest = tiny_manifest(1)
-    call = call_of(sampling=GREEDY)
+    call = call_of(sampling=Sampling())
     with peers_of(manifest, share=0.0) as peers:
         assert peers[0][0].texts.offer(0) == (frozenset(), 0.0)
         with pytest.raises(WrongStateError, match="goes on with no text"):
@@ -77,7 +124,7 @@ def test_an_owner_who_allows_nothing_or_little_is_obeyed() -> None:
         peer = peers[0][0]
 
         async def after_much() -> None:
-            peer.texts.turns.share.took(60.0, 0.0)
+            peer.texts.turns.share.charge(60.0, time.monotonic())
             await extended(peer, call)
 
         with pytest.raises(BusyError, match="no time for questions") as refused:
@@ -89,7 +136,7 @@ def test_one_asker_and_all_strangers_have_so_many_tokens_a_minute() -> None:
     """Strangers together have what one asker has that has a record."""
     manifest = tiny_manifest(1)
     whole = manifest.train.sequence_length
-    call = call_of(sampling=GREEDY, inputs=tokens_of([1] * whole))
+    call = call_of(sampling=Sampling(), inputs=tokens_of([1] * whole))
     with peers_of(manifest) as peers:
         peer = peers[0][0]
         peer.texts._ration.each = 2 * whole
@@ -116,7 +163,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "negative": {"inputs": tokens_of([-1])},
     "too long": {"begin": 16},
     "tokens told": {"tokens": tokens_of([0] * 4)},
-    "a choice": {"sampling": GREEDY},
+    "a choice": {"sampling": Sampling()},
 }
 
 
@@ -130,7 +177,7 @@ def test_what_no_asker_should_send_is_refused(wrong: str) -> None:
             run(extended(peers[1][0], call_of(stage=1)))
         lossy = encode(torch.zeros(1, *manifest.model.boundary_shape(1, 3)), parse_codec("int8"))
         with pytest.raises(BadMessageError, match="lossy"):
-            run(extended(peers[1][0], call_of(stage=1, inputs=lossy, sampling=GREEDY)))
+            run(extended(peers[1][0], call_of(stage=1, inputs=lossy, sampling=Sampling())))
         with pytest.raises(WrongStateError, match="serves stage 0"):
             run(extended(peers[0][0], call_of(stage=1)))
         assert run(extended(peers[0][0], call_of())).outputs is not None

@@ -17,7 +17,7 @@ from peerd.models.prefix import RecomputedPrefix
 from peerd.models.sampling import choose
 from peerd.models.stages import build_stage
 from peerd.policy.inference.paths import TextOffer
-from peerd.policy.inference.sampling import GREEDY, Sampling
+from peerd.policy.inference.sampling import Sampling
 from peerd.policy.inference.sessions import SessionLimits
 from peerd.stage.executor import Executor
 from peerd.stage.state import StageState
@@ -31,6 +31,7 @@ STRANGER = PeerId("stranger")
 A, B = PeerId("a"), PeerId("b")
 NUM_STAGES, PROMPT = 2, [5, 9, 200, 31]
 LIMITS = SessionLimits(most_bytes=1 << 20)
+GREEDY = Sampling()
 Value = TypeVar("Value")
 
 

@@ -17,7 +17,7 @@ from peerd.errors import UsageError
 from peerd.generate import CPU, Continued
 from peerd.models.sampling import choose
 from peerd.models.stages import build_stage
-from peerd.policy.inference.sampling import GREEDY, Sampling
+from peerd.policy.inference.sampling import Sampling
 from peerd.reference import train_reference
 from peerd.train.corpus import Corpus
 from tests.swarm.daemons import Daemon, Swarm, until
@@ -26,7 +26,7 @@ from tests.swarm.runs import swarm_manifest
 pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PACE_MS, EVERY, TOKENS, FEW, PROMPT = 300, 8, 8, 3, "def "
-"""A step takes a second or more. Texts wait for idle moments, so that a token may take as long where one peer is left in a stage."""
+"""A step takes a second or more; a text's pass waits for the microbatch that is computed."""
 
 
 def due_text(manifest: Manifest, step: int, cache: Path, sampling: Sampling, count: int) -> str:
@@ -76,7 +76,7 @@ def test_a_text_goes_on_while_the_swarm_trains_and_a_peer_dies() -> None:
         assert whole["steps"] == [step]
         assert whole["rerouted"] >= 1
         assert [len(peers) for peers in whole["peers"]] == [1, 2]
-        assert whole["text"] == due_text(manifest, step, cache, GREEDY, TOKENS)
+        assert whole["text"] == due_text(manifest, step, cache, Sampling(), TOKENS)
         first.wait_for_step(before + 2)
         swarm.assert_exact()
 
@@ -89,3 +89,20 @@ def test_a_text_goes_on_while_the_swarm_trains_and_a_peer_dies() -> None:
         assert asked(first, FEW)["peers"][0] == [others[0].status["peer"]["id"]]
         with pytest.raises(UsageError, match="context 32"):
             first.request("ask", prompt="x" * 40)
+
+
+def test_greedy_text_of_the_swarm_is_that_of_transformers_on_the_export_of_its_step() -> None:
+    transformers = pytest.importorskip("transformers")
+    manifest = swarm_manifest(num_stages=2, steps=3)
+    with Swarm(manifest) as swarm:
+        first = swarm.start(stage=0)
+        swarm.join(1)
+        swarm.wait_for_step(manifest.train.steps)
+        given = [*PROMPT.encode()]
+        count = manifest.train.sequence_length - len(given)
+        said = asked(first, count)
+        assert said["steps"] == [manifest.train.steps]
+        first.request("export", folder=str(swarm.folder / "exported"), format="hf")
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(swarm.folder / "exported")
+        due = loaded.generate(torch.tensor([given]), max_new_tokens=count, do_sample=False, eos_token_id=None)[0].tolist()
+        assert said["text"] == bytes(due[len(given) :]).decode("utf-8", "replace")

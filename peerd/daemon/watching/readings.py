@@ -57,6 +57,7 @@ def readings(peer: Peer, answers: Answers, observer: Observer | None) -> dict[st
         "peerd_boundary_bytes_total": counters["boundary_bytes"],
         "peerd_boundary_crossings_total": counters["boundary_crossings"],
         **_of_microbatches(counters),
+        **_of_texts(peer),
         "peerd_inexact_steps_total": counters["inexact_steps"],
         "peerd_ledger_resets_total": counters["ledger_resets"],
         "peerd_reloads_total": counters["reloads"],
@@ -91,6 +92,18 @@ def _of_microbatches(counters: Counters) -> dict[str, Reading]:
         "peerd_microbatches_suppressed_total": counters["suppressed_microbatches"],
         "peerd_microbatches_duplicate_total": counters["duplicate_microbatches"],
         "peerd_microbatches_lost_total": counters["lost_microbatches"],
+    }
+
+
+def _of_texts(peer: Peer) -> dict[str, Reading]:
+    texts = peer.seat.texts
+    return {
+        "peerd_texts": len(texts.sessions.ids),
+        "peerd_text_bytes": texts.sessions.num_bytes,
+        "peerd_text_tokens_total": texts.counts.tokens,
+        "peerd_text_seconds_total": texts.counts.busy_s,
+        "peerd_text_training_waits_seconds_total": texts.counts.held_up_s,
+        "peerd_asking": peer.num_asking,
     }
 
 

@@ -26,9 +26,6 @@ class Sampling:
             raise ValueError(f"a temperature is from 0 to {MAX_TEMPERATURE:g}, and top-p above 0 and up to 1")
 
 
-GREEDY = Sampling()
-
-
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on these two alone, alike on every machine."""
     digest = hashlib.blake2b(f"{seed}/{position}".encode(), digest_size=8, person=b"peerd sampling").digest()

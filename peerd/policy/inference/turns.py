@@ -7,22 +7,34 @@ from dataclasses import dataclass, field
 
 from peerd.table.record import PeerId
 
-BURST_S = 2.0
+BURST_S = 0.5
 """So much computing time may be saved up: an answer comes at once where nobody has asked for a while."""
+DEBT_S = 0.1
+"""Passes that begin in idle moments may hold training up for so much more than the share: training's work may come while one runs."""
 FORGOTTEN_S = 3600.0
 """An asker's past counts for so long."""
 WINDOW_S = 60.0
 LEAST_WAIT_S = 1e-3
 
 
-class TimeShare:
-    """The share of the time that goes to inference. In any span of T seconds passes of at most share * T + BURST_S begin, but for the last.
+def held_up_s(began_s: float, ended_s: float, waits_since_s: float | None) -> float:
+    """For how long a pass of a text held training up: the part of the pass in which training's work waited, from `waits_since_s` on.
 
-    Times are seconds on the caller's clock, which never goes back.
+    None: none waited when the pass ended.
+    """
+    return 0.0 if waits_since_s is None else max(0.0, ended_s - max(began_s, waits_since_s))
+
+
+class TimeShare:
+    """For which share of the time training may wait for texts. Within it, a pass goes before training's work; beyond it, the pass waits for
+    an idle moment. What is computed while no work of training waits is not charged.
+
+    In any span of T seconds training waits for at most share * T + BURST_S + DEBT_S and the last pass. Times are seconds on the caller's
+    clock, which never goes back.
     """
 
     def __init__(self, share: float, now_s: float) -> None:
-        """`share`: 0 for none, up to 1."""
+        """`share`: 0 for no passes at all, up to 1."""
         self.share = share
         self._saved_s = BURST_S
         self._since_s = now_s
@@ -31,15 +43,18 @@ class TimeShare:
         self._save(now_s)
         self.share = share
 
-    def wait_s(self, now_s: float) -> float | None:
-        """How long the next pass has to wait; None: there is none, because the owner has switched inference off."""
+    def wait_s(self, now_s: float, *, is_busy: bool) -> float | None:
+        """Seconds until the next pass may begin: before training's work if `is_busy`, otherwise in a moment in which none waits.
+
+        None: there is no next pass, because the owner has switched inference off.
+        """
         if not self.share:
             return None
         self._save(now_s)
-        return max(0.0, -self._saved_s / self.share)
+        return max(0.0, -(self._saved_s if is_busy else self._saved_s + DEBT_S) / self.share)
 
-    def took(self, seconds: float, now_s: float) -> None:
-        """Note a pass that has ended."""
+    def charge(self, seconds: float, now_s: float) -> None:
+        """Note for how long a pass that has ended held training up."""
         self._save(now_s)
         self._saved_s -= seconds
 

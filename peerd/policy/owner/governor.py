@@ -53,7 +53,7 @@ class Limits:
     duty: float = 1.0
     """Share of the time that the device computes, above 0 and up to 1."""
     inference: float = INFERENCE_SHARE
-    """Share of the time in which it computes for those who ask the model something, from 0, for never, up to 1."""
+    """Share of the time for which training waits for passes of those who ask the model something; 0: no such passes."""
     power: float = 0.0
     """Watts that the GPU may draw on average; it computes a smaller share of the time where it would draw more."""
     hours: Hours | None = None
