@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.link.links import Bytes
@@ -20,6 +20,9 @@ from peerd.wire.texts import TextClient
 if TYPE_CHECKING:
     from peerd.daemon.peer import Peer
     from peerd.daemon.seat import Seat
+
+UNKNOWN_S = 1.0
+"""The round trip to a peer to which none has been measured, longer than nearly all."""
 
 
 def texts_of(seat: Seat, room: Room) -> StageTexts:
@@ -43,18 +46,19 @@ class RunPeers:
         return sorted(away_s, key=lambda peer: (away_s[peer], peer))
 
     def _away_s(self, peer: PeerId) -> float:
-        """The round trip to a peer; very long if it is not known."""
+        """The round trip to a peer; long if it is not known."""
         record = self._peer.membership.find(peer)
         if peer == self._me or record is None:
             return 0.0
         round_trip_s = self._peer.gossip.position.round_trip_s(record)
-        return math.inf if round_trip_s is None else round_trip_s
+        return UNKNOWN_S if round_trip_s is None else round_trip_s
 
     async def offer(self, peer: PeerId, stage: int) -> TextOffer:
         if peer == self._me:
             steps, wait_s = self._peer.reception.offer_text(peer, stage)
             return TextOffer(peer=peer, steps=steps, wait_s=wait_s)
-        return await self._client.offer(peer, stage, self._peer.patience_s)
+        offer = await self._client.offer(peer, stage, self._peer.patience_s)
+        return replace(offer, round_trip_s=self._away_s(peer))
 
     async def extend(self, peer: PeerId, call: TextCall) -> Extended:
         if peer != self._me:
