@@ -46,7 +46,7 @@ SHOWN_EVENTS = 100
 CHURN_SPANS = 200
 """Into so many parts of the time that is shown are comings and goings counted."""
 RECENT_STEPS = 50
-OWN_FIELDS = ("join", "counters", "decision", "joining", "rebalancing", "moves", "health", "uptime_s")
+OWN_FIELDS = ("join", "counters", "decision", "joining", "rebalancing", "moves", "health", "uptime_s", "texts")
 RECENT_S = 10.0
 CONTRIBUTIONS_KEPT_S = 15.0
 BACKLOG = 64

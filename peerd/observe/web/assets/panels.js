@@ -92,6 +92,7 @@ export function showOwn(host, said, own, share, localBatch) {
     ["Phase", own.paused ? "paused" : peer.paused ? "pausing" : peer.leaving ? "leaving" : peer.phase], ["Queue", `${peer.queue} held`], ["Speed", `${amount(peer.throughput)} samples/s`],
     ["Microbatches", whole(counters.accumulated_microbatches)],
     ...(localBatch ? [["Updates of its own", `${whole(counters.own_updates)}, each after ${localBatch} microbatches`]] : []), ["Given", `${amount(peer.tokens)} tokens`],
+    ...(own.texts?.share ? [["Answers to those who ask", `${own.texts.answering ? "now; " : ""}${amount(own.texts.tokens)} tokens in ${duration(own.texts.busy_s)}`]] : []),
     ["Share of the work", share === null ? "not counted yet" : `${(100 * share).toFixed(1)}%`],
     ["Sent", bytes(counters.bytes_sent)], ["Received", bytes(counters.bytes_received)],
     ["Exactness", exact ? `${exact} faults counted` : "every step exact"], ["Up", duration(own.uptime_s)],
