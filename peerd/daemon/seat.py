@@ -377,9 +377,8 @@ class Seat:
 
     def applied(self, held: HeldAverage) -> None:
         if self.state.record.phase is not Phase.JOINING:  # else it catches up with steps that it had no part in
-            self._unaveraged = unaveraged_after(
-                self.unaveraged, held.roster, self.state.record.peer, had_work=self._had_work, in_group=bool(held.group)
-            )
+            me, in_group = self.state.record.peer, bool(held.group)
+            self._unaveraged = unaveraged_after(self.unaveraged, held.roster, me, had_work=self._had_work, in_group=in_group)
             self._accumulated, self._reloads = self.service.counters.accumulated, self.stepper.reloads
             if self.auditor is not None:
                 self.auditor.applied(held.roster, held.lineage)
