@@ -266,14 +266,20 @@ class Auditor:
         elif finished is not None and self._is_to_judge(evidence, finished):
             self._cases.hear(evidence, self._voters(finished), clock_s())
             self._work.start(self._replays.hold(finished), expects=(PeerdError,))
-        elif is_convicting(evidence.case(self._host.run), self._voters_of(item)):
-            self._cases.hear(evidence, self._voters_of(item), clock_s())
+        elif (voters := self._convinced_by(evidence, finished)) is not None:
+            self._cases.hear(evidence, voters, clock_s())
         elif finished is None and item.stage == self._state.record.stage and item.step == self._state.record.step:
             self._early.append(evidence)
 
     def _is_to_judge(self, evidence: Evidence, finished: AuditedStep) -> bool:
         most_chance = self._cases.standing.most_chance(finished.members)
         return not self._cases.why_unheard(evidence, self._voters(finished), most_chance, finished.step)
+
+    def _convinced_by(self, evidence: Evidence, finished: AuditedStep | None) -> frozenset[PeerId] | None:
+        """The voters by whose words others have convicted somebody; None: they have not."""
+        case, item = evidence.case(self._host.run), evidence.item(self._host.run)
+        known = [self._voters_of(item)] if finished is None else [self._voters(finished), self._voters_of(item)]
+        return next((voters for voters in known if is_convicting(case, voters)), None)
 
     def _voters_of(self, item: Item) -> frozenset[PeerId]:
         """The peers of the item's stage, as this peer knows them."""
@@ -294,21 +300,23 @@ class Auditor:
             self._tell(known)
         for news in self._cases.rule(now_s, self._judge_s, self._state.record.step):
             self._heed(news)
-        self._replays.release(known.item.step for known in self._cases.known.values() if known.is_open)
+        self._replays.release(self._cases.steps_needed())
         self._host.cast_out([peer for peer in self._cases.losers if peer != self._host.me])
 
     async def _judge(self, known: KnownCase) -> None:
         finished = self._finished.get(known.item.step)
-        if finished is None or known.item.stage != self._state.record.stage:
-            return
         try:
+            if finished is None or known.item.stage != self._state.record.stage:
+                return
             told = await self._told(known.evidence.signed, finished, known.case.accuser)
             word = await self._replays.measure(told, finished, Priority.FORWARD)
         except PeerdError as error:
             LOG.info("this peer cannot judge a mate's work", mate=known.item.audited, step=known.item.step, reason=error.message)
             return
+        finally:
+            known.is_computing = False
         self._cases.hear(known.evidence.with_words([self._signed_word(known.item, word)]), None, clock_s())
-        self._tell(known)
+        self._tell(known, everybody=bool(known.losers))
         self._changed.set()
 
     def _signed_word(self, item: Item, word: AuditWord) -> SignedWord:

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 from peerd.policy.step.auditing import Item, was_due
 from peerd.policy.step.coins import Commitments
 from peerd.policy.step.evidence import Evidence
-from peerd.policy.step.verdicts import MOST_CASES, Case, CaseVerdict, Ruling, Standing, asked, is_convicting, verdict_on, why_unheard
+from peerd.policy.step.verdicts import (
+    MOST_CASES,
+    Case,
+    CaseVerdict,
+    Ruling,
+    Standing,
+    asked,
+    confirms,
+    is_convicting,
+    verdict_on,
+    why_unheard,
+)
 from peerd.policy.step.withholding import Withholding
 from peerd.table.record import PeerId, RunId
 
@@ -32,6 +43,7 @@ class KnownCase:
     opened_at_s: float
     is_asked: bool = False
     """This peer computes the item, or has."""
+    is_computing: bool = False
     ruling: Ruling = Ruling.OPEN
     losers: frozenset[PeerId] = frozenset()
 
@@ -112,14 +124,19 @@ class Cases:
         return why_unheard(case, voters, others, is_due, self.standing.is_paused(case.accuser, step))
 
     def to_judge(self, now_s: float, judge_s: float) -> list[KnownCase]:
-        """The cases that this peer is to judge now. It is asked once for each."""
+        """The cases that this peer is to judge now, or to confirm. It is asked once for each."""
         found = []
         for known in self.known.values():
             silent = int((now_s - known.opened_at_s) / judge_s)
-            if known.is_open and not known.is_asked and self.me in asked(known.case, known.voters, silent):
-                known.is_asked = True
+            is_judge = known.is_open and self.me in asked(known.case, known.voters, silent)
+            if not known.is_asked and (is_judge or confirms(known.case, known.voters, self.me)):
+                known.is_asked = known.is_computing = True
                 found.append(known)
         return found
+
+    def steps_needed(self) -> set[int]:
+        """The steps whose parameters this peer needs for cases."""
+        return {known.item.step for known in self.known.values() if known.is_open or known.is_computing}
 
     def to_insist(self) -> list[KnownCase]:
         """This peer's own cases on which all that were asked have spoken: it computes the item once more."""

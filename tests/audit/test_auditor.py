@@ -268,6 +268,27 @@ def test_what_others_have_decided_is_believed_by_the_stage_before_and_by_a_newco
     lived(act, factors=[-1.0])
 
 
+def test_the_stage_before_believes_a_conviction_although_not_all_mates_had_a_vote() -> None:
+    """Two of four stand, as the others came after the first step. The stage before cannot know that, and wants the words of three."""
+
+    async def act(stage: AuditedStage) -> None:
+        liar, newcomer, *founders = stage.mates
+        for each in stage.mates:
+            each.cases.standing.found(founder.me for founder in founders)
+        await stage.step()
+        await until(lambda: all(each.cast == [liar.me] for each in (newcomer, *founders)))
+
+        def is_out() -> bool:
+            stage.caller.auditor._look()
+            return stage.caller.cast == [liar.me]
+
+        await until(is_out)
+        [known] = [known for known in stage.caller.cases.known.values() if known.losers]
+        assert {judge for judge, word in known.case.words.items() if word.differs} == {newcomer.me, *(each.me for each in founders)}
+
+    lived(act, factors=[-1.0])
+
+
 def test_a_peer_that_comes_later_asks_its_mates_for_convictions_and_checks_them_itself() -> None:
     async def act(stage: AuditedStage) -> None:
         liar, *honest = stage.mates

@@ -14,7 +14,7 @@ from peerd.policy.hashing import digest
 from peerd.policy.step.auditing import AuditWord, Item, Rates, chance, coin, due, was_due
 from peerd.policy.step.coins import Commitments, heads_of, secret_of
 from peerd.policy.step.ledger import indices
-from peerd.policy.step.verdicts import Case, Ruling, Standing, asked, verdict_on, why_unheard
+from peerd.policy.step.verdicts import Case, Ruling, Standing, asked, confirms, is_convicting, verdict_on, why_unheard
 from peerd.policy.step.withholding import Withholding
 from peerd.table.record import PeerId, Phase
 
@@ -224,6 +224,28 @@ class Audits:
             peer.after(AGAIN_S, lambda: self.hear(case, again + 1))
         elif not self._why_unheard(case):
             self._take(case)
+        else:
+            self._believe(case)
+
+    def _believe(self, case: Case) -> None:
+        """Take what others have decided: by the words of those that had a vote, as far as this peer knows, or of most that serve there."""
+        peer, item = self._peer, case.item
+        held = peer.kept.of_step(item.step) if item.stage == peer.record.stage else None
+        members = held.claim.roster.peers if held is not None else ()
+        there = self.standing.not_lost(record.peer for record in peer.live().serving(item.stage))
+        for voters in (self.standing.standing(members), there):
+            if item.id not in self.cases and is_convicting(case, voters):
+                known = self.cases[item.id] = Open(case, voters, peer.now)
+                self._look_at(known)
+
+    def hear_decided(self, case: Case) -> None:
+        """A peer of another stage tells what is decided there."""
+        if case.item.stage == self._peer.record.stage:
+            self.hear(case)
+        elif case.item.id in self.cases:
+            self._merge(case)
+        else:
+            self._believe(case)
 
     def say(self, case: Case, judge: PeerId, word: AuditWord) -> None:
         """A mate has computed an item again. Its word comes with the case, as it may come before it."""
@@ -251,7 +273,8 @@ class Audits:
         peer, case = self._peer, known.case
         age_s = peer.now - known.opened_at_s
         judges = asked(case, known.voters, int(age_s / JUDGE_S))
-        if peer.name in judges and not known.is_asked:
+        confirms_it = confirms(case, known.voters, peer.name) and "new members confirm" not in peer.world.scenario.off
+        if (peer.name in judges or confirms_it) and not known.is_asked:
             known.is_asked = True
             peer.after(peer.world.rng.uniform(*REPLAY_S), lambda: self._judge(known))
         if case.accuser == peer.name and not judges and not case.insists:
@@ -268,6 +291,8 @@ class Audits:
         for name in self._mates():
             told = AuditWord(WRONG, TOLERANCE) if peer.lies.equivocates and name < peer.name else word
             peer.world.send(peer, name, lambda mate, told=told: mate.trust.audits.say(before, peer.name, told))  # type: ignore[misc]
+        if known.losers:
+            self._tell_everybody(known.case)
         self._look_at(known)
 
     def _rule(self, known: Open, age_s: float) -> None:
@@ -287,9 +312,15 @@ class Audits:
             peer.world.note(f"{peer.name} convicts {name}")
             peer.world.blames(name, "convicted")
         if fresh:
-            self._tell(lambda mate: mate.trust.audits.hear(case))
+            self._tell_everybody(case)
             self.look()
             peer.poke()
+
+    def _tell_everybody(self, case: Case) -> None:
+        peer = self._peer
+        for record in peer.live().records:
+            if record.peer != peer.name:
+                peer.world.send(peer, record.peer, lambda other: other.trust.audits.hear_decided(case))
 
     def _tell(self, act: object) -> None:
         peer = self._peer

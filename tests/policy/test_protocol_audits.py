@@ -12,12 +12,15 @@ import pytest
 
 from peerd.table.record import PeerId
 from tests.policy.model_faults import HONEST, Fault, Kind, Scenario, draw
+from tests.policy.model_peer import ModelPeer
 from tests.policy.protocol_model import Outcome, World
 from tests.some_seeds import some
 
 LIAR, ACCOMPLICE = PeerId("p1"), PeerId("p3")
 SIZES = [(1, 3), (2, 4), (1, 7)]
 OUT_WITHIN_STEPS = 3
+VOTELESS = 3
+"""A seed with which one of the liar's three mates has added nothing to the first average."""
 
 
 def lied_to(
@@ -51,6 +54,33 @@ def test_where_all_is_computed_again_a_liar_is_out_within_three_steps_and_the_ru
     assert outcome.problems == ()
     assert outcome.counts["inexact"] == 0
     assert outcome.counts["convicted"] == outcome.counts[f"convicted of {LIAR}"] >= num_peers - 1
+
+
+def heard_everywhere(seed: int, off: frozenset[str] = frozenset()) -> World:
+    """A run in which some peers have no microbatch of the first step, so they have no vote. It ends once all honest peers know the liar."""
+    fault = Fault(0.0, Kind.FALSIFY, name=LIAR, lasts_s=1e3)
+    size = {"num_stages": 2, "peers_per_stage": 4, "num_microbatches": 3 + seed % 3}
+    world = World(Scenario(seed=seed, last_step=12, faults=(fault,), audits=4, certifies=True, limit_s=60.0, off=off, **size))  # type: ignore[arg-type]
+    world.run(until=lambda: not unaware(world))
+    return world
+
+
+def unaware(world: World) -> list[ModelPeer]:
+    """The honest peers by whose word the liar still stands."""
+    return [peer for peer in world.peers.values() if peer.name != LIAR and not peer.trust.audits.standing.has_lost(LIAR)]
+
+
+@pytest.mark.parametrize("seed", [0, VOTELESS, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 12))])
+def test_other_stages_hear_of_a_liar_where_not_all_its_mates_have_a_vote(seed: int) -> None:
+    world = heard_everywhere(seed)
+    assert unaware(world) == []
+    assert world.run().problems == ()
+
+
+def test_without_the_words_of_new_members_other_stages_never_hear_of_it() -> None:
+    world = heard_everywhere(VOTELESS, frozenset({"new members confirm"}))
+    assert {peer.record.stage for peer in unaware(world)} == {0}
+    assert world.peers[LIAR].record.stage == 1
 
 
 @pytest.mark.parametrize("kind", [Kind.SHIELD, Kind.EQUIVOCATE])

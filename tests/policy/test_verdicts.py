@@ -15,6 +15,7 @@ from peerd.policy.step.verdicts import (
     Ruling,
     Standing,
     asked,
+    confirms,
     is_convicting,
     judges_in_turn,
     tellers,
@@ -200,6 +201,17 @@ def test_words_convict_by_themselves_once_they_are_those_of_most_of_the_stage() 
     assert not is_convicting(opened, peers(4))
     assert is_convicting(opened.with_word(PeerId("p3"), WRONG), peers(4))
     assert not is_convicting(opened.with_word(PeerId("x"), WRONG), peers(4)), "a stranger to the stage has no vote"
+
+
+def test_a_member_without_a_vote_computes_the_item_once_those_with_one_have_convicted_somebody() -> None:
+    voters, new = peers(4), PeerId("new")
+    opened = case({"p1": WRONG, "p2": WRONG})
+    assert not confirms(opened, voters, new)
+    convicting = opened.with_word(PeerId("p3"), WRONG)
+    assert confirms(convicting, voters, new)
+    assert not confirms(convicting.with_word(new, WRONG), voters, new), "it has done so"
+    assert not any(confirms(convicting, voters, peer) for peer in voters)
+    assert confirms(case({"p1": WRONG, "p2": RIGHT, "p3": RIGHT}), voters, new), "the accuser has lied"
 
 
 def test_convictions_are_asked_of_mates_and_others_in_turn_and_in_an_order_of_ones_own() -> None:

@@ -164,6 +164,15 @@ def is_convicting(case: Case | None, voters: Collection[PeerId]) -> bool:
     return case is not None and bool(verdict_on(case, voters).losers)
 
 
+def confirms(case: Case, voters: Collection[PeerId], me: PeerId) -> bool:
+    """Whether a member of the item's average that has no vote, as it is new, computes the item again, too: somebody is convicted.
+
+    Peers of other stages do not know who stood there, so they want the words of more than half of all that serve there.
+    """
+    is_judge = me in voters or me in case.words or me in (case.item.audited, case.accuser)
+    return not is_judge and is_convicting(case, voters)
+
+
 @dataclass(slots=True)
 class _Known:
     """What this peer knows of a mate."""
