@@ -17,8 +17,8 @@ import structlog
 
 from peerd.background import Tasks
 from peerd.errors import RemoteError
-from peerd.policy.step.asides import sums
-from peerd.stage.moves import MoveCopy, beginning_of, name_of, whose_to_copy
+from peerd.policy.step.copying import DueCopies, whose_to_copy
+from peerd.stage.moves import MoveCopy, beginning_of, name_of
 from peerd.table.record import PeerId, PeerRecord
 from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import ToldMoves
@@ -26,8 +26,6 @@ from peerd.wire.messages import ToldMoves
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
 
-MOST_COPIED = 8
-"""Mates whose moves a peer copies: each log has so many copies, however large the stage is."""
 MOST_ASKED = 8
 """Times that a mate is asked after an average."""
 LOOK_S = 1.0
@@ -49,14 +47,6 @@ def copies_of(seat: Seat, averaging: AveragingClient, timeout_s: float) -> MoveC
     return copies
 
 
-Shown = tuple[int, int, int]
-
-
-def shown_by(record: PeerRecord) -> Shown:
-    """What a record shows of its peer's own updates: others than before follow from another one."""
-    return record.incarnation, record.step, sums(record).get(record.peer, 0)
-
-
 class MoveCopies:
     """The copies that one peer keeps while it serves a stage."""
 
@@ -72,7 +62,7 @@ class MoveCopies:
     def fetch(self, peers: Collection[PeerId]) -> None:
         """Ask for what is new, unless this peer still does. `peers`: those whose changes are in the last average."""
         if self._fetching is None or self._fetching.done():
-            self._fetching = self._tasks.start(self._fetch(self._wanted(peers)))
+            self._fetching = self._tasks.start(self._fetch(whose_to_copy(self._me, peers)))
 
     def follow(self, changed: Callable[[], Awaitable[object]], mates: Callable[[], Iterable[PeerRecord]]) -> None:
         """From now on, ask mates whose records show an update of their own. `changed` waits for other records, not for ever."""
@@ -82,21 +72,14 @@ class MoveCopies:
         await self._tasks.close()
 
     async def _follow(self, changed: Callable[[], Awaitable[object]], mates: Callable[[], Iterable[PeerRecord]]) -> None:
-        asked = dict[PeerId, Shown]()
+        copies = DueCopies(self._me)
         while True:
             await changed()
-            records = {record.peer: record for record in mates()}
-            shown = {peer: shown_by(records[peer]) for peer in self._wanted(records)}
-            await self._fetch([peer for peer in shown if shown[peer] != asked.get(peer)])
-            asked = shown
-
-    def _wanted(self, peers: Collection[PeerId]) -> list[PeerId]:
-        """The peers whose moves this one copies."""
-        return [peer for peer in whose_to_copy(self._me, peers, MOST_COPIED) if peer.isascii() and peer.isalnum()]
+            await self._fetch(copies.due(mates()))
 
     async def _fetch(self, peers: Sequence[PeerId]) -> None:
         async with self._asks:
-            for peer in peers:
+            for peer in filter(_names_a_file, peers):
                 try:
                     for _ in range(MOST_ASKED):
                         if not await self._goes_on(peer):
@@ -124,3 +107,7 @@ class MoveCopies:
         self._folder.mkdir(parents=True, exist_ok=True)
         name = f"{name_of(peer, incarnation, self._stage)}.kept-by-{self._me}.jsonl"
         return MoveCopy(self._folder / name, beginning_of(peer, incarnation, self._stage))
+
+
+def _names_a_file(peer: PeerId) -> bool:
+    return peer.isascii() and peer.isalnum()

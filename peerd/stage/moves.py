@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +165,6 @@ def _next(chain: VersionId, line: bytes) -> VersionId | None:
         return told if told == after(chain, move) else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def whose_to_copy(me: PeerId, peers: Collection[PeerId], most: int) -> list[PeerId]:
-    """Return the peers whose moves this one copies: those that follow it in a ring of their names, so that each has as many copies."""
-    ring = sorted({*peers, me})
-    place = ring.index(me)
-    return [*ring[place + 1 :], *ring[:place]][:most]
 
 
 def _name(lineage: Lineage) -> str:

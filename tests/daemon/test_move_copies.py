@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from peerd.daemon.move_copies import MOST_ASKED, MoveCopies
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.stage import moves
-from peerd.stage.moves import MoveCopy, MoveLog, beginning_of, whose_to_copy
+from peerd.stage.moves import MoveCopy, MoveLog, beginning_of
 from peerd.table.record import Aside, PeerId, PeerRecord
 from peerd.wire.messages import ToldMoves
 
@@ -158,11 +158,3 @@ def test_nothing_that_a_mate_may_tell_is_more_than_refused(tmp_path_factory: pyt
     with pytest.raises(BadMessageError):
         copy.add(0, lines)
     assert copy.num_moves == 0
-
-
-@given(st.sets(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=30), st.integers(1, 9))
-def test_every_log_has_as_many_copies(names: set[str], most: int) -> None:
-    peers = [PeerId(name) for name in sorted(names)]
-    of = [peer for me in peers for peer in whose_to_copy(me, peers, most)]
-    assert {of.count(peer) for peer in peers} == {min(most, len(peers) - 1)}
-    assert all(me not in whose_to_copy(me, peers, most) for me in peers)

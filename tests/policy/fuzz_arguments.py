@@ -16,6 +16,7 @@ from peerd.policy.step.acts import LoadCheckpoint, Reload, Wait
 from peerd.policy.step.certificates import STATEMENT, SignedSlice
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.contributions import Report, StageTally, Tally
+from peerd.policy.step.copying import DueCopies
 from peerd.policy.step.following import Followers
 from peerd.policy.step.groups import Levels
 from peerd.policy.step.recovery import Beginning
@@ -231,6 +232,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     NetworkPosition: _position,
     News: _news,
     Followers: _followers,
+    DueCopies: lambda w: DueCopies(w.live.me),
     Takeover: _takeover,
     Diverging: lambda _w: Diverging(),
     DirectoryReading: lambda w: DirectoryReading(w.random.choice((w.live, LiveView(me=w.live.me, records=()))), w.random.randint(1, 12)),
