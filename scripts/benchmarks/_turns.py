@@ -116,11 +116,11 @@ class Peers:
         told = [(daemon.stage, daemon.status["links"]) for daemon in self._swarm.living if daemon.status is not None]
         return [(stage, link["tensor"], link["codec"]) for stage, links in told for link in links]
 
-    def counters(self) -> dict[str, int]:
-        """Counts that should be 0 in a fair race."""
+    def counters(self, names: Sequence[str] = HITCHES) -> dict[str, int]:
+        """Sums over all daemons; by default the counts that should be 0 in a fair race."""
         self._swarm.poll()
         told: list[Mapping[str, int]] = [dict(daemon.status["counters"]) for daemon in self._swarm.daemons if daemon.status is not None]  # type: ignore[arg-type]
-        return {name: sum(counters[name] for counters in told) for name in HITCHES}
+        return {name: sum(counters[name] for counters in told) for name in names}
 
     def __enter__(self) -> Peers:
         self._swarm.__enter__()

@@ -27,6 +27,9 @@ resumes after all were killed. A row has the largest peak of a daemon over its e
 Its download should take at most 0.4 of what one donor's uplink takes, and the donors keep 0.85 of their speed. The same once more where
 training fills more than half of the donors' uplinks, 5 Mbit/s: there they should keep 0.85, too.
 
+`local`: 2 stages of 3 peers with local steps, of a real model of 25 million parameters a stage, keep at least 0.8 of their speed at
+20 Mbit/s up, 100 down and 60 ms. Beside it the defaults of a new run on the same links. It takes 15 minutes and 10 GB.
+
 `placement`: the uplinks of one stage of two bind. A joiner that chooses its stage, and movers, make the swarm 1.5 times as fast.
 
 A stand-in sleeps in place of work, on all sides alike: in `link` 60 ms a microbatch, in `averaging` a second, in `join` three, elsewhere
@@ -52,6 +55,7 @@ from scripts.benchmarks._big import D_MODEL, big
 from scripts.benchmarks._home_scenarios import SCENARIOS, chosen
 from scripts.benchmarks._joining import joining
 from scripts.benchmarks._link import LINK_SCENARIOS, Turns, over_links
+from scripts.benchmarks._local import local
 from scripts.benchmarks._namespaces import Network, require_root
 from scripts.benchmarks._placement import placement
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
@@ -80,7 +84,8 @@ WITHIN = 0.95
 MICROBATCHES = {"1f1b": 64, "codecs": 24, "mediated": 24, "latency": 96}
 """Per step. Where codecs are compared, raw activations take five times as long as the work, and more through a trainer."""
 STAGES = {"1f1b": 2, "codecs": 2, "mediated": 4, "latency": 4}
-STEPS, AVERAGING, LINK, BIG, JOIN, PLACEMENT = 2, "averaging", "link", "big", "join", "placement"
+STEPS, AVERAGING, LINK, BIG, JOIN, LOCAL, PLACEMENT = 2, "averaging", "link", "big", "join", "local", "placement"
+MILLIONS = {BIG: 300.0, LOCAL: 25.0}
 COMPARED = (*(spec.example for spec in CODECS if spec.auto), "auto")
 
 
@@ -263,7 +268,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench home", description=__doc__, formatter_class=raw)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument(
-        "--part", choices=[LINK, *STAGES, AVERAGING, BIG, JOIN, PLACEMENT], default=LINK, help="what to measure (default link)"
+        "--part", choices=[LINK, *STAGES, AVERAGING, BIG, JOIN, LOCAL, PLACEMENT], default=LINK, help="what to measure (default link)"
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds, in each of which every side has one turn (default 3)")
     parser.add_argument("--steps", type=int, metavar="N", help=f"steps that count in a turn (default {STEPS}); of {AVERAGING}: in all (5)")
@@ -278,13 +283,20 @@ def parse() -> argparse.Namespace:
     averages.add_argument("--scenario", nargs="+", choices=names, default=names, help="default all")
     averages.add_argument("--peers", type=int, nargs="+", choices=(2, 4), default=[2, 4], help="default 2 and 4")
     averages.add_argument("--megabytes", type=float, default=64.0, metavar="MB", help="raw gradients of a peer (default 64)")
-    parser.add_argument("--millions", type=int, choices=[*D_MODEL], default=300, help=f"{BIG}: parameters (default 300)")
+    sizes = f"parameters, of {BIG} in all (300, 100 or 30; default 300), of {LOCAL} in a stage (default 25)"
+    parser.add_argument("--millions", type=float, metavar="M", help=sizes)
     given = parser.parse_args()
     given.steps = given.steps if given.steps is not None else 5 if given.part == AVERAGING else STEPS
     if given.microbatches is None:
         given.microbatches = MICROBATCHES.get(given.part)
     if min(given.rounds, given.steps, 1 if given.microbatches is None else given.microbatches) < 1 or not 1 <= given.megabytes <= 2000:
         parser.error("--rounds, --steps and --microbatches must be at least 1, --megabytes between 1 and 2000")
+    if given.millions is None:
+        given.millions = MILLIONS.get(given.part)
+    elif given.part == BIG and given.millions not in D_MODEL:
+        parser.error(f"{BIG} has no model of so many million parameters, but of {', '.join(map(str, D_MODEL))}")
+    elif not 0.1 <= given.millions <= 1000:
+        parser.error("--millions must be between 0.1 and 1000")
     if not 0.1 <= given.stretch <= 100:
         parser.error("--stretch must be between 0.1 and 100")
     if given.part == AVERAGING and not chosen(given.scenario, given.peers):
@@ -295,12 +307,14 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     given = parse()
     if given.part == BIG:
-        return big(given.millions, given.json)
+        return big(int(given.millions), given.json)
     require_root()
     if given.part == AVERAGING:
         return averaging(chosen(given.scenario, given.peers), given.megabytes, given.steps, given.json)
     if given.part == JOIN:
         return joining(given.json)
+    if given.part == LOCAL:
+        return local(given.millions, given.rounds, given.steps, given.json)
     if given.part == PLACEMENT:
         return placement(given.json)
     if given.part == LINK:

@@ -4,6 +4,11 @@ Everything is computed in one process, by what peers and the reference compute w
 microbatch passes one, by chance. A synchronous run makes an update of as many microbatches as all copies of a stage have in one update of
 their own. So after the same tokens both have made as many updates. The loss is that of the averaged model on evaluation text.
 
+The table also has the time to a loss at 20 Mbit/s and 60 ms: that of the best synchronous rate after a share of its tokens (--target). How
+long a step takes there is simulated by peerd's own policies for a run of home size, as in `scripts/bench race`: 8 stages of some 130
+million parameters, two peers each. Boundaries are in int8 there, and so are averages of synchronous steps, which costs their loss nothing
+here.
+
 Each result is appended to --results as it is there, and what is there is not computed again: a table may be made in pieces.
 """
 
@@ -11,8 +16,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
@@ -28,15 +35,19 @@ from peerd.config.paths import cache_folder
 from peerd.data.sources import STDLIB
 from peerd.data.tokens import prepare_tokens
 from peerd.models.stages import initial_parameter_spec
+from peerd.planner.contenders import NUM_REPLICAS
 from peerd.reference import train_reference
 from peerd.train.corpus import Corpus
+from scripts.benchmarks._race import HomeSize, Link, step_s
 from scripts.benchmarks._report import SCHEMA, progress, run
+from scripts.benchmarks.race import reaches_at
 
 SEQUENCES, SEQUENCE_LENGTH = 4, 128
 """Of a microbatch."""
 NUM_STAGES = 2
-MARKS = 4
+MARKS = 8
 """Evaluations of a run, at equal distances in tokens."""
+LINE = Link(20, 60)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -109,6 +120,28 @@ def loss_of(size: Size, cell: Cell) -> dict[str, object]:
     return {"losses": losses, "took_s": round(time.monotonic() - began_s, 1)}
 
 
+@functools.lru_cache
+def step_at_home_s(updates: int, codec: str, is_local: bool) -> float:
+    """Seconds of a step at home size, with `updates` times the microbatches of a synchronous run; `codec`: of local steps' averages."""
+    home = HomeSize()
+    microbatches = home.microbatches * max(1, updates)
+    train = dataclasses.replace(
+        home.run.train, microbatches_per_step=microbatches, local_batch=home.microbatches // NUM_REPLICAS if is_local else 0
+    )
+    wire = WireConfig(activations="int8", activation_gradients="int8", weight_gradients=codec if is_local else "int8")
+    return step_s(dataclasses.replace(home.run, train=train, wire=wire), home, LINE)
+
+
+def seconds_at_home(size: Size, cell: Cell, tokens: float) -> float:
+    """Seconds in which so many tokens of a run of this table would be trained at home size."""
+    manifest = size.manifest(cell)
+    steps = tokens / manifest.tokens_per_step
+    exact = min(steps, float(manifest.train.local_steps_after)) if cell.updates else steps
+    local = steps - exact
+    found = exact * step_at_home_s(cell.updates, cell.codec, False) if exact else 0.0
+    return found + (local * step_at_home_s(cell.updates, cell.codec, True) if local else 0.0)
+
+
 def sent_bytes(size: Size, cell: Cell) -> float:
     """Bytes that a peer of the larger stage sends for averages, by butterfly: its part to all others, and its sum to all others."""
     manifest = size.manifest(cell)
@@ -145,38 +178,74 @@ def known_in(path: Path | None, size: Size) -> dict[Cell, dict[str, object]]:
     return {Cell(**each["cell"]): each["found"] for each in told if each["size"] == dataclasses.asdict(size)}
 
 
-def table_of(size: Size, known: dict[Cell, dict[str, object]]) -> list[dict[str, object]]:
-    """A row for each setting, with the mean over its seeds of each evaluation, and how far the last is from the best synchronous one."""
-    groups: dict[Cell, list[list[float]]] = {}
-    for cell, found in sorted(known.items()):
-        losses = [float(loss) for _, loss in found["losses"]]  # type: ignore[attr-defined]
-        groups.setdefault(dataclasses.replace(cell, seed=0), []).append(losses[-MARKS:])
-    means = {cell: [statistics.fmean(at) for at in zip(*runs, strict=True)] for cell, runs in groups.items()}
-    best = min((losses[-1] for cell, losses in means.items() if not cell.updates), default=None)
+Curve = list[tuple[float, float]]
+"""Evaluation losses, with the tokens before each."""
+
+
+def curves_of(known: dict[Cell, dict[str, object]]) -> dict[Cell, list[Curve]]:
+    """The curves of all seeds of each setting."""
+    found: dict[Cell, list[Curve]] = {}
+    for cell, told in sorted(known.items()):
+        curve = [(float(tokens), float(loss)) for tokens, loss in told["losses"]]  # type: ignore[attr-defined]
+        found.setdefault(dataclasses.replace(cell, seed=0), []).append(curve)
+    return found
+
+
+def mean_of(curves: Sequence[Curve]) -> Curve:
+    return [(at[0][0], statistics.fmean(loss for _, loss in at)) for at in zip(*curves, strict=True)]
+
+
+def loss_after(curve: Curve, tokens: float) -> float:
+    """By linear interpolation between evaluations."""
+    for (before, higher), (after, lower) in itertools.pairwise(curve):
+        if tokens <= after:
+            return higher + (lower - higher) * (tokens - before) / (after - before)
+    return curve[-1][1]
+
+
+def table_of(size: Size, known: dict[Cell, dict[str, object]], target: float) -> list[dict[str, object]]:
+    """A row for each setting: the mean curve of its seeds, how far its end is from the best synchronous one, and its time to the target.
+
+    `target`: a share of the tokens, after which the best synchronous rate has the loss that counts.
+    """
+    groups = curves_of(known)
+    means = {cell: mean_of(curves) for cell, curves in groups.items()}
+    best = min((cell for cell in means if not cell.updates), key=lambda cell: means[cell][-1][1], default=None)
+    wanted = -math.inf if best is None else loss_after(means[best], target * means[best][-1][0])
+
+    def hours(cell: Cell) -> float:
+        tokens = reaches_at(means[cell], wanted)
+        return seconds_at_home(size, cell, tokens) / 3600 if math.isfinite(tokens) else math.inf
+
+    at_best = math.inf if best is None else min(hours(cell) for cell in means if not cell.updates)
     return [
         {
             **dataclasses.asdict(cell),
             "name": cell.name,
             "seeds": len(groups[cell]),
-            "losses": losses,
-            "behind": None if best is None else losses[-1] / best - 1,
+            "losses": [loss for _, loss in curve],
+            "behind": None if best is None else curve[-1][1] / means[best][-1][1] - 1,
             "sent_bytes": sent_bytes(size, cell),
+            "target": wanted if math.isfinite(wanted) else None,
+            "hours": hours(cell) if math.isfinite(hours(cell)) else None,
+            "sooner": at_best / hours(cell) if math.isfinite(hours(cell)) else None,
         }
-        for cell, losses in sorted(means.items(), key=lambda item: (item[0].updates > 0, item[1][-1]))
+        for cell, curve in sorted(means.items(), key=lambda item: (item[0].updates > 0, item[1][-1][1]))
     ]
 
 
 def print_rows(size: Size, rows: Sequence[dict[str, object]]) -> None:
-    parts = ", ".join(f"{number}/{MARKS}" for number in range(1, MARKS + 1))
     print(
-        f"{NUM_STAGES} stages of {size.replicas} peers, {size.layers} layers of width {size.d_model}, {size.tokens:,} tokens; "
-        f"evaluation loss after {parts} of them"
+        f"{NUM_STAGES} stages of {size.replicas} peers, {size.layers} layers of width {size.d_model}, {size.tokens:,} tokens; evaluation "
+        f"losses at equal distances; hours at home size to {rows[0]['target']} at {LINE.name}"
     )
     width = max(len(str(row["name"])) for row in rows)
     for row in rows:
-        losses = "  ".join(f"{loss:.4f}" for loss in row["losses"])  # type: ignore[attr-defined]
+        losses = "  ".join(f"{loss:.4f}" for loss in row["losses"][-MARKS:])  # type: ignore[index]
         behind = "" if row["behind"] is None else f"{row['behind']:+7.2%}"
-        print(f"{row['name']:<{width}}  seeds {row['seeds']}  {losses}  {behind}  {float(str(row['sent_bytes'])) / 1e6:9.1f} MB sent")
+        time = "never" if row["hours"] is None else f"{row['hours']:.1f} h, {row['sooner']:.2f} times sooner"
+        sent = f"{float(str(row['sent_bytes'])) / 1e6:9.1f} MB sent"
+        print(f"{row['name']:<{width}}  seeds {row['seeds']}  {losses}  {behind}  {sent}  {time}")
 
 
 def parse() -> argparse.Namespace:
@@ -193,10 +262,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--outer", nargs="+", default=["0.7:0.9"], metavar="RATE:MOMENTUM", help="of the averages (default 0.7:0.9)")
     parser.add_argument("--after", type=float, nargs="+", default=[0.0], metavar="SHARE", help="synchronous beginnings (default 0)")
     parser.add_argument("--codec", nargs="+", default=["none"], metavar="CODEC", help="of the averaged changes (default none)")
+    parser.add_argument("--target", type=float, default=0.75, metavar="SHARE", help="of the best synchronous run's tokens (default 0.75)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append results here, and do not compute again what is there")
     given = parser.parse_args()
     if min(given.tokens, given.seeds, given.replicas, given.local_batch, *given.updates) < 1 or given.d_model % 8 or given.layers < 2:
         parser.error("all numbers must be at least 1, --d-model a multiple of 8 and --layers at least 2")
+    if not 0 < given.target <= 1:
+        parser.error("--target must be between 0 and 1")
     return given
 
 
@@ -212,7 +284,7 @@ def main() -> int:
         if given.results is not None:
             with given.results.open("a") as file:
                 file.write(json.dumps({"size": dataclasses.asdict(size), "cell": dataclasses.asdict(cell), "found": found}) + "\n")
-    rows = table_of(size, known)
+    rows = table_of(size, known, given.target)
     if given.json:
         print(json.dumps({"schema": SCHEMA, **dataclasses.asdict(size), "rows": rows}))
     else:

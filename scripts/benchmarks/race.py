@@ -94,8 +94,8 @@ class Race:
         return {seed: known[cell] for seed, cell in cells.items() if cell in known}
 
 
-def reaches_at(losses: Losses, target: float) -> float:
-    """Updates until the loss is at the target; infinite if it never is."""
+def reaches_at(losses: Sequence[tuple[float, float]], target: float) -> float:
+    """Updates until the loss is at the target; infinite if it never is. `losses`: those of evaluations, with the updates before each."""
     if losses[0][1] <= target:
         return losses[0][0]
     for (before, higher), (after, lower) in pairwise(losses):
