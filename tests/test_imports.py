@@ -133,6 +133,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "policy": "the governor judges",
     },
     "observe": {
+        "config": "accounts are kept in the form in which a receipt has them",
         "policy": "rosters say who computed what",
         "table": "the view is what it watches",
         "timeline": "spans go to OpenTelemetry",
@@ -148,7 +149,9 @@ ALLOWED: dict[str, dict[str, str]] = {
         "control": "the socket's client",
         "data": "what `peerd new` finds out about text and tokenizer",
         "planner": "what a new run costs its volunteers",
+        "policy": "what a receipt proves",
         "sim": "simulating needs no daemon: it runs in the client's own process",
+        "table": "a receipt names its run by its id",
         "timeline": "a timeline is written and summed up where it was asked for",
     },
 }
@@ -165,7 +168,7 @@ WITHIN_POLICY: dict[str, set[str]] = {
 }
 
 # Modules of the control room that the thin client may load.
-CLIENT_SIDE = {f"peerd.control.{name}" for name in ("asking", "audits", "client", "protocol", "reach", "states", "texts")}
+CLIENT_SIDE = {f"peerd.control.{name}" for name in ("asking", "audits", "client", "contributions", "protocol", "reach", "states", "texts")}
 
 # Libraries that only these rooms may import: they are slow to load, or belong to one room's craft.
 HEAVY: dict[str, set[str]] = {

@@ -11,6 +11,8 @@ from peerd.table.record import PeerId
 
 MOST_REMEMBERED = 256
 """Audits that are remembered one by one, the last ones."""
+MOST_PEERS = 2_048
+"""Peers whose audits are counted."""
 
 
 class AuditOutcome(StrEnum):
@@ -49,6 +51,8 @@ class AuditTallies:
     num_drawn: int = 0
     counts: Counter[AuditOutcome] = field(default_factory=Counter)
     """Audits by what came of them first; the rulings of cases count besides."""
+    of_peers: dict[PeerId, tuple[int, int]] = field(default_factory=dict)
+    """Of each audited peer how many items were right, and how many differed; the peers that were audited last."""
     last: deque[AuditNote] = field(default_factory=lambda: deque(maxlen=MOST_REMEMBERED))
 
     def drew(self, num_items: int, num_drawn: int) -> None:
@@ -66,6 +70,10 @@ class AuditTallies:
     def audited(self, item: Item, word: AuditWord) -> None:
         outcome = AuditOutcome.ACCUSED if word.accuses else AuditOutcome.DIFFERS if word.differs else AuditOutcome.RIGHT
         self._note(AuditNote(item, outcome, word.deviation))
+        right, differed = self.of_peers.pop(item.audited, (0, 0))
+        self.of_peers[item.audited] = (right + (not word.differs), differed + word.differs)
+        if len(self.of_peers) > MOST_PEERS:
+            del self.of_peers[next(iter(self.of_peers))]
 
     def ruled(self, item: Item, outcome: AuditOutcome) -> None:
         """Note how a case ended. An audit of this peer's own is remembered with that."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from peerd.cli.options import ask, daemon_command, is_printed
+from peerd.errors import UsageError
 
 SHOWN_STEPS = 20
 ASK_SILENCE_S = 30.0
@@ -34,8 +35,10 @@ def history(context: click.Context, since: int | None, events: bool, as_json: bo
 
 @click.command()
 @click.option("--share", is_flag=True, help="Print a few lines to paste elsewhere (Markdown).")
+@click.option("--receipt", metavar="FILE", help="Write a signed receipt of this machine's own work, which anybody can check.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), metavar="N", help="With --receipt: of the last days.  [default: all]")
 @daemon_command
-def contributions(context: click.Context, share: bool, as_json: bool) -> None:
+def contributions(context: click.Context, share: bool, receipt: str | None, days: float | None, as_json: bool) -> None:
     """Show who computed what: steps and tokens of each peer.
 
     Counted from the rosters that all members of an average agreed on, not from what a peer says of itself. Your daemon
@@ -45,13 +48,21 @@ def contributions(context: click.Context, share: bool, as_json: bool) -> None:
     Examples:
       peerd contributions
       peerd contributions --share
+      peerd contributions --receipt FILE --days 1
     """
+    if (share and receipt) or (days and not receipt):
+        raise UsageError("--receipt goes without --share, and --days with --receipt only")
+    if receipt:
+        from peerd.cli.receipts import write_receipt
+
+        return write_receipt(context, receipt, days, as_json)
     reply = ask(context, "contributions", silence_s=ASK_SILENCE_S)
     if is_printed(reply, as_json):
-        return
+        return None
     from peerd.cli.render_history import print_contributions, shared_text
 
     if share:
         click.echo(shared_text(reply))
     else:
         print_contributions(reply)
+    return None

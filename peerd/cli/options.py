@@ -114,6 +114,7 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         ),
         click.option("--nickname", metavar="NAME", help="What others see beside this peer's id.  [default: the last; '' for none]"),
         click.option("--team", metavar="NAME", help="The name of a team, shown beside it and added up.  [default: the last]"),
+        click.option("--unlisted/--listed", default=None, help="Be named in no table of who computed how much.  [default: the last]"),
         click.option(
             "--nice", type=click.IntRange(0, 19), default=10, show_default=True, help="Give way to other programs; 0: as much as they do."
         ),

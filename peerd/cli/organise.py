@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 EXPORT_SILENCE_S = 600.0
 _SAME_SETTINGS = (
-    *("port", "direct_port", "device", "nice", "nickname", "team", "compute_stand_in_ms", "slow_factor", "dashboard_port"),
+    *("port", "direct_port", "device", "nice", "nickname", "team", "unlisted", "compute_stand_in_ms", "slow_factor", "dashboard_port"),
     *("dashboard_public", "sample"),
 )
 """Flags whose values are the settings of the same name."""

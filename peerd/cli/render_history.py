@@ -18,6 +18,7 @@ DAY_S = 86400.0
 SHOWN_CONTRIBUTORS = 30
 SHOWN_EVENTS = 200
 SHOWN_NAME = 16
+NOT_NAMED = "(not named)"
 _STYLES = {"suspect": "yellow", "gone": "red", "banned": "red", "raised": "yellow", "unaveraged": "yellow", "cleared": "green"}
 
 
@@ -34,6 +35,10 @@ class Share:
     """No other peer has a count of it."""
     part: float
     """Share of all counted tokens."""
+    signed: int = 0
+    """Tokens that members of its stages have signed."""
+    week: int = 0
+    """Of these those of the last week."""
 
 
 def print_history(reply: HistoryReply, *, most_steps: int | None, with_events: bool) -> None:
@@ -107,12 +112,17 @@ def print_contributions(reply: ContributionsReply) -> None:
     if not shares:
         out.print(Text("nothing is counted yet: the first average is still to come"))
         return
-    table = _table(("peer", "tokens", "share", "microbatches", "averages", "stages"), right=5, first_right=1)
+    table = _table(("peer", "tokens", "share", "this week", "signed", "averages", "stages"), right=6, first_right=1)
     for share in shares[:SHOWN_CONTRIBUTORS]:
-        name = short_id(share.peer) + (" (you)" if share.peer == reply["me"] else "") + (" *" if share.own_word else "")
+        name = (
+            (short_id(share.peer) if share.peer else NOT_NAMED)
+            + (" (you)" if share.peer == reply["me"] else "")
+            + (" *" if share.own_word else "")
+        )
         name += f" {_short(known)}" if (known := _name_in(reply, share.peer)) else ""
         stages = ",".join(map(str, share.stages))
-        table.add_row(name, amount(share.tokens), f"{share.part:.1%}", amount(share.microbatches), amount(share.steps), stages)
+        week, signed = (amount(tokens) if share.signed else "-" for tokens in (share.week, share.signed))
+        table.add_row(name, amount(share.tokens), f"{share.part:.1%}", week, signed, amount(share.steps), stages)
     out.print(table)
     if len(shares) > SHOWN_CONTRIBUTORS:
         out.print(Text(f"and {len(shares) - SHOWN_CONTRIBUTORS} more (--json has all)"))
@@ -145,11 +155,12 @@ def teams_of(reply: ContributionsReply, shares: Sequence[Share]) -> list[tuple[s
 
 def shares_of(reply: ContributionsReply) -> list[Share]:
     """The contribution of each peer, the largest first."""
-    rows: dict[str, list[tuple[int, int, int, int, bool]]] = {}
+    rows: dict[str, list[tuple[int, int, int, int, bool, int, int]]] = {}
     for stage in reply["stages"]:
         for row in stage["peers"]:
-            own_word = row["reporter"] == row["peer"] != reply["me"]
-            rows.setdefault(row["peer"], []).append((stage["stage"], row["tokens"], row["microbatches"], row["steps"], own_word))
+            own_word = row["reporter"] == row["peer"] not in (reply["me"], "") and not row.get("signed_tokens")
+            signed = row.get("signed_tokens", 0), row.get("week_tokens", 0)
+            rows.setdefault(row["peer"], []).append((stage["stage"], row["tokens"], row["microbatches"], row["steps"], own_word, *signed))
     total = sum(tokens for each in rows.values() for _, tokens, *_ in each)
     shares = [
         Share(
@@ -160,6 +171,8 @@ def shares_of(reply: ContributionsReply) -> list[Share]:
             stages=tuple(sorted({row[0] for row in each})),
             own_word=any(row[4] for row in each),
             part=tokens / total if total else 0.0,
+            signed=sum(row[5] for row in each),
+            week=sum(row[6] for row in each),
         )
         for peer, each in rows.items()
     ]
@@ -175,6 +188,10 @@ def coverage(reply: ContributionsReply) -> list[str]:
         stages = [str(s["stage"]) for s in reply["stages"] if (s["first_step"], s["last_step"], s["steps"]) == (first, last, steps)]
         which = "all stages" if len(stages) == reply["num_stages"] else _stages(stages)
         lines.append(f"{which}: {steps} averages counted, of steps {first} to {last}")
+    for stage in reply["stages"]:
+        if (account := stage.get("account")) is not None:
+            word = f"signed up to step {account['step'] - 1} by {account['signatures']} of {account['signers']} signers"
+            lines.append(f"stage {stage['stage']}: {word}")
     unknown = [str(stage) for stage in range(reply["num_stages"]) if stage not in told]
     if unknown:
         lines.append(f"{_stages(unknown)}: nobody who knows could be asked")

@@ -32,6 +32,8 @@ from peerd.config.train_config import TrainConfig as TrainConfig
 from peerd.errors import ManifestError, disk_error
 
 MAX_MANIFEST_BYTES = 64 * 1024
+MANIFEST_DOMAIN = b"peerd manifest\0"
+"""What every text begins with that an organiser signs of a manifest."""
 MAX_BOUNDARY_BYTES = 256 * 1024 * 1024
 MAX_WISHES = 512
 _WISH = re.compile(r"[A-Za-z0-9]{1,64}=(0|[1-9][0-9]{0,3})", re.ASCII)

@@ -59,6 +59,8 @@ class Settings:
     """What others see beside this peer's id; empty: nothing; None: what this home was told last."""
     team: str | None = None
     """The name of a team, shown beside it."""
+    unlisted: bool | None = None
+    """Be named in no table of who computed how much; None: what this home was told last."""
     nice: int = 0
     """The process raises its niceness to this, 0 to 19, so that other programs go first; 0: as it was started."""
     spares_laptop: bool = False

@@ -8,6 +8,8 @@ status    -                                    StatusReply: this daemon
 peers     -                                    PeersReply: the whole swarm as this daemon's table shows it
 history   since (int), events (bool), after    HistoryReply: steps and evaluations numbered `since` and later, events above `after`
 contributions  -                               ContributionsReply: the work of each peer, by stage
+receipt   last_s (0: all)                      {"schema", "receipt" (base64)}: this peer's own work, signed
+accounts  -                                    {"schema", "run", "accounts"}: "stage", "step" and "id" of each that this daemon keeps
 wait      serving (bool) or step, timeout_s    {"schema", "step", "serving"}
 leave     now (bool)                           {"schema"}; the daemon drains first unless `now`, with progress lines
 pause     for_s (0: until resume), wait        {"schema", OwnerInfo's fields}, once held work is handed on; progress lines until then
@@ -36,6 +38,10 @@ from typing import Any, NotRequired, TypedDict
 
 from peerd import SCHEMA as SCHEMA
 from peerd.control.audits import AuditsInfo
+from peerd.control.contributions import AccountInfo as AccountInfo
+from peerd.control.contributions import ContributionInfo as ContributionInfo
+from peerd.control.contributions import ContributionsReply as ContributionsReply
+from peerd.control.contributions import StageContributionsInfo as StageContributionsInfo
 from peerd.control.reach import ReachInfo as ReachInfo
 from peerd.control.reach import RelayInfo as RelayInfo
 from peerd.control.texts import TextsInfo
@@ -333,32 +339,6 @@ class HistoryReply(TypedDict):
     steps: list[StepInfo]  # steps whose loss this daemon knows
     evaluations: list[EvaluationInfo]  # made since a daemon of this home joined the run
     events: list[EventInfo]  # empty unless requested
-
-
-class ContributionInfo(TypedDict):
-    peer: str
-    steps: int  # averages it took part in
-    microbatches: int
-    tokens: int
-    reporter: str  # peer that counted; the peer itself only if no other peer has a count
-
-
-class StageContributionsInfo(TypedDict):
-    stage: int
-    first_step: int
-    last_step: int
-    steps: int  # number of steps counted in that range
-    peers: list[ContributionInfo]
-
-
-class ContributionsReply(TypedDict):
-    schema: int
-    me: str
-    run: str
-    num_stages: int
-    stages: list[StageContributionsInfo]  # stages of which a count exists
-    names: NotRequired[dict[str, str]]  # of peers that are there and have told one, by id
-    teams: NotRequired[dict[str, str]]
 
 
 class PeerTraceInfo(TypedDict):

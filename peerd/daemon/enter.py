@@ -64,8 +64,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     contacts = tuple(parse_address(each) for each in settings.join.split())
     place = None if contacts else await _with_progress(lambda report: _known_run(settings, local, report))
     book = _address_book(local, place.signed if place else None, contacts)
-    local.remember_names(settings.nickname, settings.team)
-    row = Row(settings.stays_s, local.nickname, local.team)
+    local.remember_names(settings.nickname, settings.team, settings.unlisted)
+    row = Row(settings.stays_s, local.nickname, local.team, local.unlisted)
     membership: Membership | None = None
     ration = DialRation()
     refuse_own_address([each.peer for each in contacts], identity.peer, home)

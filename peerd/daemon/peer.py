@@ -26,6 +26,7 @@ from peerd.daemon.reception import Reception
 from peerd.daemon.run_data import SWARM
 from peerd.daemon.seat import Seat
 from peerd.daemon.training import HeldData
+from peerd.daemon.watching.accounts import Accounting
 from peerd.daemon.watching.history import Past
 from peerd.daemon.watching.otel import MicrobatchTraces
 from peerd.errors import WrongStateError
@@ -44,6 +45,7 @@ from peerd.swarm.meeting import Meeting
 from peerd.table.record import PeerId
 from peerd.timeline.spans import SpanRing
 from peerd.train.sharing import DataFetcher, DataGiver
+from peerd.wire.accounts import AccountsTold, AccountsWanted
 from peerd.wire.audit_service import AuditServicer
 from peerd.wire.call_tracing import CallTracing
 from peerd.wire.checkup import CheckupServicer
@@ -86,6 +88,7 @@ class Peer:
         self.clocks = ClockWatch(network.links, membership, period_s)
         self._line_probes = LineProbes(network.links, membership)
         self.notes = Notes(membership, entry.local, manifest.train)
+        self.accounting = Accounting(self, archive)
         self.past = Past(self, archive)
         self.fetcher = DataFetcher(DataClient(network.links, run), membership, manifest.data, cache_folder(), self.patience_s)
         self.giver = DataGiver(manifest.data, cache_folder())
@@ -176,6 +179,7 @@ class Peer:
             self.meeting.run,
             self.reachability.run,
             self.notes.run,
+            self.accounting.run,
             self.clocks.run,
             self._line_probes.run,
             self._sweep,
@@ -197,6 +201,9 @@ class Peer:
 
     async def tallies(self) -> Sequence[StageTally]:
         return await self.past.tallies()
+
+    async def accounts(self, wanted: AccountsWanted) -> AccountsTold:
+        return await self.accounting.told(wanted)
 
     async def hide(self, hidden: bool) -> None:
         """Join the DHT in the other role: a peer that cannot be dialled reads and writes, and stores nothing for others."""

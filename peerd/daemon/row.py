@@ -25,9 +25,9 @@ LOG = structlog.get_logger()
 class Row(OwnRow):
     """The row that `Membership` publishes; there is none before a stage is served."""
 
-    def __init__(self, stays_s: float = 0.0, nickname: str = "", team: str = "") -> None:
+    def __init__(self, stays_s: float = 0.0, nickname: str = "", team: str = "", unlisted: bool = False) -> None:
         """`stays_s`: how long this peer means to stay from now on; 0: not said. The names are checked ones."""
-        self._names = (nickname, team)
+        self._names, self._unlisted = (nickname, team), unlisted
         self._seat: Seat | None = None
         self._stays_until_s = clock_s() + stays_s
 
@@ -69,6 +69,7 @@ class Row(OwnRow):
             drift=min(seat.state.holdings.drift or 0.0, MAX_DRIFT),
             nickname=self._names[0],
             team=self._names[1],
+            unlisted=self._unlisted,
             tokens=counters.tokens,
             last_loss=believable_loss(history[-1].loss) if history else None,
             evaluation=seat.training.evaluation,

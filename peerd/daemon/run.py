@@ -317,7 +317,7 @@ class ControlService:
         peer = self._peer
         own = AccessVerb(peer.membership.access, peer.place.signed, peer.settings, peer.membership.me)
         told = AuditVerb(peer).verbs() | self._ask.verbs() | self._answers.verbs()
-        verbs = own.verbs() | told | Tracing(peer).verbs() | peer.past.verbs() | harmful_verbs(peer)
+        verbs = own.verbs() | told | Tracing(peer).verbs() | peer.past.verbs() | peer.accounting.verbs() | harmful_verbs(peer)
         verbs["dashboard"] = self._dashboard.tell if self._dashboard is not None else no_dashboard
         return verbs
 

@@ -348,6 +348,185 @@ class ContributionsReply(_message.Message):
 Global___ContributionsReply: _TypeAlias = ContributionsReply  # noqa: Y015
 
 @_typing.final
+class AccountsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BEFORE_S_FIELD_NUMBER: _builtins.int
+    AUDITED_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    stage: _builtins.int
+    since: _builtins.int
+    """the last few accounts of this step and later; or, with rows, the account of this step"""
+    rows: _builtins.bool
+    """with all rows of it"""
+    before_s: _builtins.int
+    """with rows: the newest account that was signed before this time, in seconds since the epoch, in place of one of a step"""
+    audited: _builtins.str
+    """and what the callee's own audits of this peer have found"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        stage: _builtins.int = ...,
+        since: _builtins.int = ...,
+        rows: _builtins.bool = ...,
+        before_s: _builtins.int = ...,
+        audited: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "before_s", b"before_s", "rows", b"rows", "run", b"run", "since", b"since", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccountsRequest: _TypeAlias = AccountsRequest  # noqa: Y015
+
+@_typing.final
+class Vouch(_message.Message):
+    """A signature under an account."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNER_FIELD_NUMBER: _builtins.int
+    TIME_S_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    signer: _builtins.str
+    time_s: _builtins.int
+    """when, by its clock, in seconds since the epoch"""
+    signature: _builtins.bytes
+    """64 bytes"""
+    def __init__(
+        self,
+        *,
+        signer: _builtins.str = ...,
+        time_s: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signature", b"signature", "signer", b"signer", "time_s", b"time_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Vouch: _TypeAlias = Vouch  # noqa: Y015
+
+@_typing.final
+class Account(_message.Message):
+    """What the members of a stage sign: the counts of the averages of the steps from first_step up to step, without step itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    ROOT_FIELD_NUMBER: _builtins.int
+    AVERAGES_FIELD_NUMBER: _builtins.int
+    MICROBATCHES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SIGNERS_FIELD_NUMBER: _builtins.int
+    VOUCHES_FIELD_NUMBER: _builtins.int
+    first_step: _builtins.int
+    step: _builtins.int
+    root: _builtins.bytes
+    """the hash of all rows, 32 bytes"""
+    averages: _builtins.int
+    microbatches: _builtins.int
+    tokens: _builtins.int
+    @_builtins.property
+    def signers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at most 31"""
+
+    @_builtins.property
+    def vouches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Vouch]:
+        """at most 62"""
+
+    def __init__(
+        self,
+        *,
+        first_step: _builtins.int = ...,
+        step: _builtins.int = ...,
+        root: _builtins.bytes = ...,
+        averages: _builtins.int = ...,
+        microbatches: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        signers: _abc.Iterable[_builtins.str] | None = ...,
+        vouches: _abc.Iterable[Global___Vouch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["averages", b"averages", "first_step", b"first_step", "microbatches", b"microbatches", "root", b"root", "signers", b"signers", "step", b"step", "tokens", b"tokens", "vouches", b"vouches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Account: _TypeAlias = Account  # noqa: Y015
+
+@_typing.final
+class PeerAudits(_message.Message):
+    """What the callee's audits of a peer have found in this stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    RIGHT_FIELD_NUMBER: _builtins.int
+    DIFFERED_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """up to which"""
+    right: _builtins.int
+    differed: _builtins.int
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        right: _builtins.int = ...,
+        differed: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["differed", b"differed", "right", b"right", "signature", b"signature", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerAudits: _TypeAlias = PeerAudits  # noqa: Y015
+
+@_typing.final
+class AccountsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCOUNTS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    AUDITS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Account]:
+        """at most 4; with rows one"""
+
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tally]:
+        """at most 20,000"""
+
+    @_builtins.property
+    def audits(self) -> Global___PeerAudits: ...
+    def __init__(
+        self,
+        *,
+        accounts: _abc.Iterable[Global___Account] | None = ...,
+        rows: _abc.Iterable[Global___Tally] | None = ...,
+        audits: Global___PeerAudits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "audits", b"audits", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AccountsReply: _TypeAlias = AccountsReply  # noqa: Y015
+
+@_typing.final
 class TimelineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

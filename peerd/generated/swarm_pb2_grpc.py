@@ -54,6 +54,11 @@ class SwarmStub:
                 request_serializer=peerd_dot_generated_dot_swarm__pb2.ContributionsRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_swarm__pb2.ContributionsReply.FromString,
                 _registered_method=True)
+        self.Accounts = channel.unary_unary(
+                '/peerd.Swarm/Accounts',
+                request_serializer=peerd_dot_generated_dot_swarm__pb2.AccountsRequest.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_swarm__pb2.AccountsReply.FromString,
+                _registered_method=True)
         self.Timeline = channel.unary_unary(
                 '/peerd.Swarm/Timeline',
                 request_serializer=peerd_dot_generated_dot_swarm__pb2.TimelineRequest.SerializeToString,
@@ -92,6 +97,13 @@ class SwarmServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Accounts(self, request, context):
+        """What the members of a stage have signed of who computed what in it, as the callee keeps it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Timeline(self, request, context):
         """What the callee did and when, of the last steps; with most = 0 only what its clock says.
         """
@@ -121,6 +133,11 @@ def add_SwarmServicer_to_server(servicer, server):
                     servicer.Contributions,
                     request_deserializer=peerd_dot_generated_dot_swarm__pb2.ContributionsRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_swarm__pb2.ContributionsReply.SerializeToString,
+            ),
+            'Accounts': grpc.unary_unary_rpc_method_handler(
+                    servicer.Accounts,
+                    request_deserializer=peerd_dot_generated_dot_swarm__pb2.AccountsRequest.FromString,
+                    response_serializer=peerd_dot_generated_dot_swarm__pb2.AccountsReply.SerializeToString,
             ),
             'Timeline': grpc.unary_unary_rpc_method_handler(
                     servicer.Timeline,
@@ -236,6 +253,33 @@ class Swarm:
             '/peerd.Swarm/Contributions',
             peerd_dot_generated_dot_swarm__pb2.ContributionsRequest.SerializeToString,
             peerd_dot_generated_dot_swarm__pb2.ContributionsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Accounts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peerd.Swarm/Accounts',
+            peerd_dot_generated_dot_swarm__pb2.AccountsRequest.SerializeToString,
+            peerd_dot_generated_dot_swarm__pb2.AccountsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class SwarmStub:
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
     Contributions: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]
     """Who computed what, as the callee counted it from the rosters of the averages it applied."""
+    Accounts: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.AccountsRequest, _swarm_pb2.AccountsReply]
+    """What the members of a stage have signed of who computed what in it, as the callee keeps it."""
     Timeline: _grpc.UnaryUnaryMultiCallable[_swarm_pb2.TimelineRequest, _swarm_pb2.TimelineReply]
     """What the callee did and when, of the last steps; with most = 0 only what its clock says."""
 
@@ -53,6 +55,8 @@ class SwarmAsyncStub(SwarmStub):
     """Which runs this peer serves. Needs no membership: it is what `join ADDRESS` asks first."""
     Contributions: _aio.UnaryUnaryMultiCallable[_swarm_pb2.ContributionsRequest, _swarm_pb2.ContributionsReply]  # type: ignore[assignment]
     """Who computed what, as the callee counted it from the rosters of the averages it applied."""
+    Accounts: _aio.UnaryUnaryMultiCallable[_swarm_pb2.AccountsRequest, _swarm_pb2.AccountsReply]  # type: ignore[assignment]
+    """What the members of a stage have signed of who computed what in it, as the callee keeps it."""
     Timeline: _aio.UnaryUnaryMultiCallable[_swarm_pb2.TimelineRequest, _swarm_pb2.TimelineReply]  # type: ignore[assignment]
     """What the callee did and when, of the last steps; with most = 0 only what its clock says."""
 
@@ -88,6 +92,14 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_swarm_pb2.ContributionsReply, _abc.Awaitable[_swarm_pb2.ContributionsReply]]:
         """Who computed what, as the callee counted it from the rosters of the averages it applied."""
+
+    @_abc_1.abstractmethod
+    def Accounts(
+        self,
+        request: _swarm_pb2.AccountsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_swarm_pb2.AccountsReply, _abc.Awaitable[_swarm_pb2.AccountsReply]]:
+        """What the members of a stage have signed of who computed what in it, as the callee keeps it."""
 
     @_abc_1.abstractmethod
     def Timeline(

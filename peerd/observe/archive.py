@@ -21,7 +21,7 @@ from peerd.errors import DiskError, PeerdError, disk_error
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.store import HistoryStore
 from peerd.policy.step.roster import Roster
-from peerd.table.record import Evaluation
+from peerd.table.record import Evaluation, PeerId
 from peerd.unwritten import UNWRITTEN
 
 PRUNE_PERIOD_S = 600.0
@@ -56,6 +56,10 @@ class Archive:
     def note_average(self, roster: Roster, tokens: int) -> None:
         """Note an applied average and the number of tokens of one of its microbatches."""
         self._note("averages", (roster, tokens))
+
+    def note_listed(self, peer: PeerId, is_listed: bool) -> None:
+        """Note whether a peer may be named in tables of who computed how much."""
+        self._note("listed", (peer, is_listed))
 
     def note_evaluation(self, evaluation: Evaluation) -> None:
         self._note("evaluations", evaluation)

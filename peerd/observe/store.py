@@ -13,11 +13,13 @@ from pathlib import Path
 
 import structlog
 
+from peerd.observe.account_store import SCHEMA as ACCOUNTS
+from peerd.observe.account_store import AccountStore
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import TIERS, thinned
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster
-from peerd.table.record import Evaluation
+from peerd.table.record import Evaluation, PeerId, RunId
 
 VERSION = 1
 MAX_STEPS = 50_000
@@ -35,6 +37,7 @@ CREATE TABLE IF NOT EXISTS events
 CREATE TABLE IF NOT EXISTS tallies
     (stage INTEGER, peer TEXT, steps INTEGER NOT NULL, microbatches INTEGER NOT NULL, tokens INTEGER, PRIMARY KEY (stage, peer))
     WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unlisted (peer TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counted
     (stage INTEGER PRIMARY KEY, first_step INTEGER NOT NULL, last_step INTEGER NOT NULL, steps INTEGER NOT NULL);
 """
@@ -64,7 +67,7 @@ class HistoryStore:
             if verdict != "ok" or version not in (0, VERSION):
                 raise sqlite3.DatabaseError(f"{verdict}; of version {version}")
             with db:
-                db.executescript(_SCHEMA)
+                db.executescript(_SCHEMA + ACCOUNTS)
                 if not any(name == "tokens" for _, name, *_ in db.execute("PRAGMA table_info(tallies)")):
                     db.execute("ALTER TABLE tallies ADD COLUMN tokens INTEGER")  # old rows keep NULL: their tokens were not counted
                 db.execute(f"PRAGMA user_version={VERSION}")
@@ -83,6 +86,10 @@ class HistoryStore:
     def close(self) -> None:
         self._db.close()
 
+    def accounts(self, run: RunId, me: PeerId) -> AccountStore:
+        """The accounts of this run that this file keeps for a peer."""
+        return AccountStore(self._db, run, me)
+
     # Writing
 
     def add(
@@ -92,8 +99,12 @@ class HistoryStore:
         events: Iterable[Event] = (),
         averages: Iterable[tuple[Roster, int]] = (),
         evaluations: Iterable[Evaluation] = (),
+        listed: Iterable[tuple[PeerId, bool]] = (),
     ) -> None:
-        """Add rows. A later evaluation of a step replaces the earlier one; each average comes with its tokens per microbatch."""
+        """Add rows. A later evaluation of a step replaces the earlier one; each average comes with its tokens per microbatch.
+
+        `listed`: peers with whether they may be named.
+        """
         with self._db:
             self._db.executemany(
                 "INSERT INTO steps VALUES (?, ?, ?, ?) ON CONFLICT (step) DO UPDATE SET"
@@ -108,6 +119,10 @@ class HistoryStore:
             self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", [(each.step, each.loss) for each in evaluations])
             for roster, tokens in averages:
                 self._count(roster, tokens)
+            for peer, is_listed in listed:
+                self._db.execute(
+                    "DELETE FROM unlisted WHERE peer = ?" if is_listed else "INSERT OR IGNORE INTO unlisted VALUES (?)", (peer,)
+                )
 
     def _count(self, roster: Roster, tokens: int) -> None:
         """Credit the members of an applied average with their microbatches."""
@@ -183,6 +198,10 @@ class HistoryStore:
             (span_s, since_s),
         )
         return [((span + 0.5) * span_s, kind, count) for span, kind, count in rows]
+
+    def unlisted(self) -> set[PeerId]:
+        """The peers that are to be named nowhere, as their last records say, also of those that have left."""
+        return {PeerId(peer) for (peer,) in self._db.execute("SELECT peer FROM unlisted")}
 
     def tallies(self) -> list[StageTally]:
         found = []

@@ -99,6 +99,8 @@ class LocalState:
         self.peers: list[str] = []
         self.nickname = self.team = ""
         """What others see beside this peer's id."""
+        self.unlisted = False
+        """Whether this peer is to be named in no table of who computed how much."""
         self.start = ""
         self.data = ""
         """Paths on this machine of the state that the run begins from and of the run's text; empty if they are not here."""
@@ -107,6 +109,7 @@ class LocalState:
             self._incarnation = _count(document["incarnation"])
             self._organisers = {str(run): str(key) for run, key in document["organisers"].items()}
             self.nickname, self.team = (_name(document.get(name, "")) for name in ("nickname", "team"))
+            self.unlisted = document.get("unlisted") is True
             last = document.get("last", {})
             self.run, self.port = str(last.get("run", "")), int(last.get("port", 0))
             self.manifest = bytes.fromhex(last["manifest"]) if "manifest" in last else None
@@ -149,13 +152,14 @@ class LocalState:
             self.start, self.data = start or self.start, data or self.data
             self._write()
 
-    def remember_names(self, nickname: str | None, team: str | None) -> None:
-        """Remember names that the owner has given; None leaves the one before, and an empty one takes it away."""
+    def remember_names(self, nickname: str | None, team: str | None, unlisted: bool | None = None) -> None:
+        """Remember names, and whether it is to be named at all. None leaves what was before, and an empty name takes it away."""
         with self._guard:
-            before = (self.nickname, self.team)
+            before = (self.nickname, self.team, self.unlisted)
             self.nickname = self.nickname if nickname is None else nickname
             self.team = self.team if team is None else team
-            if (self.nickname, self.team) != before:
+            self.unlisted = self.unlisted if unlisted is None else unlisted
+            if (self.nickname, self.team, self.unlisted) != before:
                 self._write()
 
     def remember_peers(self, addresses: Sequence[str]) -> None:
@@ -170,7 +174,7 @@ class LocalState:
         last = {"run": self.run, "port": self.port, "peers": self.peers, "start": self.start, "data": self.data}
         if self.manifest is not None:
             last["manifest"] = self.manifest.hex()
-        names = {name: told for name, told in (("nickname", self.nickname), ("team", self.team)) if told}
+        names = {name: told for name, told in (("nickname", self.nickname), ("team", self.team), ("unlisted", self.unlisted)) if told}
         document = json.dumps({"incarnation": self._incarnation, "organisers": self._organisers, "last": last, **names})
         if not self._has_written:
             replace_file(self._path, document)

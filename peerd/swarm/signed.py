@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 import msgpack
 
-from peerd.config.manifest import Manifest, parse_bytes, run_id
+from peerd.config.manifest import MANIFEST_DOMAIN, Manifest, parse_bytes, run_id
 from peerd.errors import BadMessageError, SignatureError
 from peerd.link.peer_keys import public_key_of, verify
 from peerd.swarm.identity import SIGNATURE_BYTES, Identity
@@ -24,7 +24,6 @@ MOST_PUSHED = 2
 NUM_FIELDS = 27
 """Number of places that every record has. Each later place holds a part: fields that only some records fill in."""
 _RECORD_DOMAIN = b"peerd record\0"
-_MANIFEST_DOMAIN = b"peerd manifest\0"
 
 _FIELDS = sorted(
     ((name, *hint.__metadata__) for name, hint in get_type_hints(PeerRecord, include_extras=True).items()), key=lambda entry: int(entry[1])
@@ -114,12 +113,12 @@ def has_signed(peer: PeerId, message: bytes, signature: bytes) -> bool:
 def sign_manifest(manifest: Manifest, organiser: Any) -> SignedManifest:
     """Sign with the organiser's Ed25519PrivateKey."""
     body = manifest.canonical_bytes()
-    return SignedManifest(manifest, body, organiser.public_key().public_bytes_raw(), organiser.sign(_MANIFEST_DOMAIN + body))
+    return SignedManifest(manifest, body, organiser.public_key().public_bytes_raw(), organiser.sign(MANIFEST_DOMAIN + body))
 
 
 def read_manifest(body: bytes, organiser_key: bytes, signature: bytes) -> SignedManifest:
     """Verify and parse. The caller compares `run` to find out whether it is the right organiser."""
-    if len(organiser_key) != 32 or not verify(organiser_key, _MANIFEST_DOMAIN + body, signature):
+    if len(organiser_key) != 32 or not verify(organiser_key, MANIFEST_DOMAIN + body, signature):
         raise SignatureError(
             "the run's manifest is not signed by its organiser", "ask the organiser for the right address; do not join this one"
         )

@@ -263,6 +263,8 @@ class Vitals:
     nickname: Annotated[str, 46, NAME] = ""
     """What its owner calls it. Anybody may take any name; only the id says who a peer is."""
     team: Annotated[str, 46, NAME] = ""
+    unlisted: Annotated[bool, 49, FLAG] = False
+    """Its owner wants it named in no table of who computed how much (policy/step/leaderboard.py)."""
     drift: Annotated[float, 48, real(MAX_DRIFT)] = 0.0
     """How far its parameters were off their mean over its stage when averaged last, as a share of their norm. 0: never, or equal."""
     reach: Annotated[Reach, 30, one_of(Reach)] = Reach.UNKNOWN

@@ -72,6 +72,7 @@ _ALLOWANCES = {
     "Propose": Allowance(num_bytes=MAX_REQUEST_BYTES),
     "Give": Allowance(8, MAX_REQUEST_BYTES),
     "Beat": Allowance(8, MAX_BEAT_BYTES),
+    "Accounts": Allowance(3),
     "Carry": Allowance(2 * MOST, BLOCK_BYTES + SMALL_BYTES, is_apart=True),
     "Show": Allowance(num_bytes=MAX_CERTIFICATE_BYTES + SMALL_BYTES),
     "GetReceipts": Allowance(num_bytes=MAX_KNOWN_BYTES),

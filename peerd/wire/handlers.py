@@ -11,6 +11,7 @@ from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.wire.accounts import AccountsTold, AccountsWanted
 from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
 from peerd.wire.messages import (
@@ -57,6 +58,10 @@ class Described(Protocol):
 
     async def tallies(self) -> Sequence[StageTally]:
         """Return the number of microbatches that each peer computed, as this peer counted them."""
+        ...
+
+    async def accounts(self, wanted: AccountsWanted) -> AccountsTold:
+        """Return what the members of a stage have signed of it, as far as this peer keeps it."""
         ...
 
 

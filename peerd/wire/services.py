@@ -34,7 +34,7 @@ from peerd.link.tunnel import caller_of
 from peerd.policy.step.sections import SECTIONS_AT_ONCE
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import MAX_SPANS, SpanKind
-from peerd.wire import convert, rosters, timelines
+from peerd.wire import accounts, convert, rosters, timelines
 from peerd.wire.budgets import most_arriving
 from peerd.wire.chunks import Chunk, Headed, opening
 from peerd.wire.deliveries import Delivery, Lending
@@ -140,6 +140,13 @@ class SwarmServicer(Servicer[SwarmHandler], swarm_pb2_grpc.SwarmServicer):
         async with self._door.answering(context, request.run), self._telling:
             tallies = await self._described.tallies()
         reply = swarm_pb2.ContributionsReply(stages=convert.tallies_to(tallies))
+        self._door.traffic.sent_bytes += reply.ByteSize()
+        return reply
+
+    async def Accounts(self, request: swarm_pb2.AccountsRequest, context: Any) -> swarm_pb2.AccountsReply:
+        async with self._door.answering(context, request.run), self._telling:
+            told = await self._described.accounts(accounts.wanted_from(request))
+            reply = await asyncio.to_thread(accounts.told_to, told)
         self._door.traffic.sent_bytes += reply.ByteSize()
         return reply
 

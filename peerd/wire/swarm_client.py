@@ -1,4 +1,4 @@
-"""The calling side of the Swarm service: records, descriptions of peers, contributions and timelines."""
+"""The calling side of the Swarm service: records, descriptions of peers, contributions, accounts and timelines."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from peerd.policy.swarm.spreading import MOST_PAGES, PAGE_RECORDS
 from peerd.table.record import PeerId, RawRecord, RunId
 from peerd.timeline.spans import Span
 from peerd.wire import convert, timelines
+from peerd.wire.accounts import AccountsTold, AccountsWanted, told_from, wanted_to
 from peerd.wire.admission import Admission, Everybody
 from peerd.wire.clients import Client
 from peerd.wire.conversations import Conversations
@@ -116,6 +117,12 @@ class SwarmClient(Client):
         reply = await self._ask(peer, "Contributions", swarm_pb2.ContributionsRequest(run=self._run), timeout_s)
         self._links.traffic.received_bytes += reply.ByteSize()
         return convert.tallies_from(reply.stages)
+
+    async def accounts(self, peer: PeerId, wanted: AccountsWanted, timeout_s: float) -> AccountsTold:
+        """Ask for accounts of a stage. Their form is checked, and their signatures are not."""
+        reply = await self._ask(peer, "Accounts", wanted_to(self._run, wanted), timeout_s)
+        self._links.traffic.received_bytes += reply.ByteSize()
+        return await asyncio.to_thread(told_from, reply, self._run, wanted, peer)
 
     async def timeline(self, peer: PeerId, steps: tuple[int, int], most: int, timeout_s: float) -> ReceivedTimeline:
         """Return what the peer did in the steps from the first to the last, at most `most` spans, and its clock."""

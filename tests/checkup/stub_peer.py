@@ -24,6 +24,7 @@ from peerd.swarm.directory import Directory
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import sign_manifest
 from peerd.table.record import PeerId, RawRecord
+from peerd.wire.accounts import AccountsTold, AccountsWanted
 from peerd.wire.checkup import CheckupServicer
 from peerd.wire.door import Door
 from peerd.wire.messages import Description
@@ -70,6 +71,9 @@ class Stub:
 
     async def tallies(self) -> Sequence[StageTally]:
         return ()
+
+    async def accounts(self, wanted: AccountsWanted) -> AccountsTold:
+        return AccountsTold()
 
 
 @contextlib.asynccontextmanager

@@ -30,6 +30,7 @@ OWNER = {"schema": 1, **owner_info(Limits())}
 REPLIES = {
     "history": dict(history_reply(3)),
     "contributions": dict(contributions_reply()),
+    "receipt": {"schema": 1, "receipt": "AAAA"},
     "dashboard": {"schema": 1, "address": "http://127.0.0.1:8642/"},
     "pause": OWNER,
     "resume": OWNER,
@@ -53,6 +54,7 @@ ELSEWHERE = {
     "serve-api": "cli/test_serve_api.py",
     "chat": "cli/test_ask.py",
     "runs": "cli/test_runs.py",
+    "verify-receipt": "cli/test_receipts.py",
 }
 """The test that runs a verb which no paper daemon can answer."""
 

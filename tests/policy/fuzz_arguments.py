@@ -37,7 +37,7 @@ from peerd.policy.swarm.spreading import DirectoryReading, News
 from peerd.table.record import MAX_STAGES, NO_RECORD, AverageId, PeerRecord, Phase, RawRecord, RunId
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
-from tests.policy import fuzz_audits
+from tests.policy import fuzz_accounts, fuzz_audits
 from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
 
 
@@ -241,6 +241,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Sidelining: _sidelining,
     Levels: lambda w: Levels(_some(w), w.random.choice((0, 1, 4, 32))),
     **fuzz_audits.MAKERS,
+    **fuzz_accounts.MAKERS,
     QueueReadings: lambda _w: QueueReadings(),
     StepClocks: lambda _w: StepClocks(),
 }
@@ -385,6 +386,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     **dict.fromkeys(("is_signed", "is_counted", "is_late", "is_certified"), lambda w: w.random.random() < 0.5),
     ("one", "PeerRecord"): lambda w: w.random.choice(w.records),
     **fuzz_audits.ARGUMENTS,
+    **fuzz_accounts.ARGUMENTS,
     "limits": lambda _w: Limits(),
     **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
     **dict.fromkeys(("in_group", "in_groups"), lambda w: w.random.random() < 0.5),

@@ -236,6 +236,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "software": lambda w: w.random.choice(("", "0", "\u00e9" * 64)),
     "device": lambda w: w.random.choice(("", "cpu", "\u00e9" * 64)),
     "drift": lambda w: w.real(MAX_DRIFT),
+    "unlisted": lambda w: w.random.random() < 0.5,
     "nickname": lambda w: w.random.choice(("", "a", "\u00e9" * MAX_NAME_CHARACTERS)),
     "team": lambda w: w.random.choice(("", "b", "\u4e00" * MAX_NAME_CHARACTERS)),
     "memory_bytes": lambda w: w.count(),

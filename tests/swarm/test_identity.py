@@ -128,6 +128,9 @@ def test_names_are_remembered_until_they_are_replaced_or_taken_away(tmp_path: Pa
         assert (again.nickname, again.team) == (state.nickname, state.team)
         return again.nickname, again.team
 
+    for wanted, expected in ((None, False), (True, True), (None, True), (False, False)):
+        LocalState(home).remember_names(None, None, wanted)
+        assert LocalState(home).unlisted is expected
     told = [after(*names) for names in ((None, None), ("anna", None), (None, "rust"), ("bob", None), (None, None), ("", "c"))]
     assert told == [("", ""), ("anna", ""), ("anna", "rust"), ("bob", "rust"), ("bob", "rust"), ("", "c")]
     home.state.write_text(home.state.read_text().replace('"c"', '"a\\u202e"'))

@@ -82,7 +82,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "tied_sums": st.lists(st.builds(TiedSum, steps, st.binary(max_size=16).map(AverageId)), max_size=8).map(tuple),
     "tied": st.builds(Lineage, counts, st.binary(max_size=32)),
     "reach": st.sampled_from(Reach),
-    **dict.fromkeys(("relays", "leaving", "paused", "trains"), st.booleans()),
+    **dict.fromkeys(("relays", "leaving", "paused", "trains", "unlisted"), st.booleans()),
     "suspects": st.lists(st.builds(Suspicion, peers, counts, counts), max_size=8).map(tuple),
     "voids": st.lists(st.builds(Void, peers, counts, steps), max_size=8).map(tuple),
     "throughput": reals.filter(lambda rate: rate <= 1e9),

@@ -21,6 +21,7 @@ from peerd.swarm.identity import Identity
 from peerd.swarm.membership import Membership
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerId, PeerRecord, RawRecord, RunId
+from peerd.wire.accounts import AccountsTold, AccountsWanted
 from peerd.wire.clients import StageClient
 from peerd.wire.door import Door
 from peerd.wire.messages import Call, CallResult, Description
@@ -86,6 +87,9 @@ class Listener:
 
     async def tallies(self) -> list[StageTally]:
         return [StageTally(stage=1, first_step=0, last_step=4, steps=5, tallies=(Tally(peer="abc", steps=5, microbatches=40),))]
+
+    async def accounts(self, wanted: AccountsWanted) -> AccountsTold:
+        return AccountsTold()
 
 
 class StateRow(FixedRow):

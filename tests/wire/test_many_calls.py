@@ -63,6 +63,7 @@ class Calls:
             ("/peerd.Swarm/Converse", lambda: [message for _ in range(3) for message in self._gossip()]),
             ("/peerd.Swarm/Describe", lambda: [swarm_pb2.DescribeRequest()]),
             ("/peerd.Swarm/Contributions", lambda: [swarm_pb2.ContributionsRequest(run=RUN)]),
+            ("/peerd.Swarm/Accounts", self._accounts),
             ("/peerd.Swarm/Timeline", lambda: [swarm_pb2.TimelineRequest(run=RUN, last_step=9, most=rng.choice((0, 9)))]),
             ("/peerd.Stage/Backpropagate", self._microbatch),
             ("/peerd.Stage/Cancel", lambda: [stage_pb2.CancelRequest(call_id=self._bytes(16))]),
@@ -95,6 +96,9 @@ class Calls:
     def _gossip(self) -> list[Any]:
         known = self._bytes(7 * self._rng.randrange(3))
         return [swarm_pb2.GossipRequest(run=RUN, records=convert.records_to([self._record]), want_news=bool(known), known=known)]
+
+    def _accounts(self) -> list[Any]:
+        return [swarm_pb2.AccountsRequest(run=RUN, stage=1, since=self._number(), rows=self._rng.choice((False, True)))]
 
     def _microbatch(self) -> list[Any]:
         call = self._callee.call(index=self._rng.randrange(3))

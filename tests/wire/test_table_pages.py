@@ -13,6 +13,7 @@ from peerd.link.traffic import Traffic
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.swarm.spreading import MOST_PAGES, PAGE_RECORDS, page
 from peerd.table.record import PeerId, RawRecord
+from peerd.wire.accounts import AccountsTold, AccountsWanted
 from peerd.wire.convert import MAX_RECORDS
 from peerd.wire.door import Door
 from peerd.wire.messages import Description
@@ -53,6 +54,9 @@ class Librarian:
 
     async def tallies(self) -> Sequence[StageTally]:
         return ()
+
+    async def accounts(self, wanted: AccountsWanted) -> AccountsTold:
+        return AccountsTold()
 
 
 @dataclass

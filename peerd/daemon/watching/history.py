@@ -9,12 +9,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from peerd.config.schedule import learning_rate_at
-from peerd.control.protocol import SCHEMA, ContributionInfo, StageContributionsInfo, StepInfo
+from peerd.control.protocol import SCHEMA, AccountInfo, ContributionInfo, StageContributionsInfo, StepInfo
 from peerd.control.server import Say, Verb
 from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
-from peerd.policy.step.contributions import Contribution, Report, StageTally, merge, why_impossible
+from peerd.policy.step.accounts import WorkDone
+from peerd.policy.step.contributions import Contribution, Report, StageContributions, StageTally, merge, why_impossible
+from peerd.policy.step.leaderboard import SignedStage, nameless, with_signed, without_names
 from peerd.policy.step.ledger import work_step
 from peerd.stage.history import HistoryEntry
 from peerd.swarm.clock import clock_s
@@ -103,19 +105,39 @@ class Past:
             for tally in tallies
             if why_impossible(tally, num_stages, reached, per_step, manifest.tokens_per_microbatch_at) is None
         ]
-        stages: list[StageContributionsInfo] = [
-            {
-                "stage": found.stage,
-                "first_step": found.first_step,
-                "last_step": found.last_step,
-                "steps": found.steps,
-                "peers": [_row(row, manifest.tokens_per_microbatch_at(found.last_step)) for row in found.rows],
-            }
-            for found in merge(reports)
-        ]
-        names, teams = ({r.peer: told for r in live.records if (told := getattr(r, name))} for name in ("nickname", "team"))
+        unlisted = await self._unlisted(live)
+        stages = [await self._stage(found, asked, unlisted) for found in merge(reports)]
+        named = [r for r in live.records if r.peer not in unlisted]
+        names, teams = ({r.peer: told for r in named if (told := getattr(r, name))} for name in ("nickname", "team"))
         reply = {"schema": SCHEMA, "me": self._peer.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
         return {**reply, "names": names, "teams": teams}
+
+    async def _unlisted(self, live: LiveView) -> set[PeerId]:
+        """Those that are to be named nowhere. This daemon's own user sees its row as it is."""
+        known = await self._archive.read(lambda store: store.unlisted()) or set()
+        there = {record.peer: record.unlisted for record in live.records}
+        return {peer for peer in known | there.keys() if there.get(peer, peer in known)} - {self._peer.membership.me}
+
+    async def _stage(self, told: StageContributions, asked: Sequence[PeerId], unlisted: set[PeerId]) -> StageContributionsInfo:
+        """The rows of a stage, with what its members have signed of them."""
+        serving = {record.peer for record in self._peer.membership.live().serving(told.stage)}
+        signed = await self._peer.accounting.signed_stage(told.stage, [peer for peer in asked if peer in serving])
+        found = without_names(with_signed(told, signed) if signed is not None else told, unlisted)
+        tokens = self._peer.place.manifest.tokens_per_microbatch_at(found.last_step)
+        info: StageContributionsInfo = {
+            "stage": found.stage,
+            "first_step": found.first_step,
+            "last_step": found.last_step,
+            "steps": found.steps,
+            "peers": [_row(row, tokens) for row in found.rows],
+        }
+        if signed is not None:
+            rows, week = nameless(signed.rows, unlisted), nameless(signed.week, unlisted)
+            for row in info["peers"]:
+                name = PeerId(row["peer"])
+                row["signed_tokens"], row["week_tokens"] = rows.get(name, WorkDone()).tokens, week.get(name, WorkDone()).tokens
+            info["account"] = account_info(signed)
+        return info
 
     async def tallies(self) -> Sequence[StageTally]:
         """What this daemon counted itself."""
@@ -130,6 +152,20 @@ class Past:
             return await self._peer.swarm_client.contributions(peer, ASK_TIMEOUT_S)
         except RemoteError:
             return ()
+
+
+def account_info(signed: SignedStage) -> AccountInfo:
+    """The account of a stage, and since when its week is counted."""
+    account = signed.signed.account
+    signers = set(account.signers).intersection(each.signer for each in signed.signed.vouches)
+    return {
+        "step": account.step,
+        "id": account.id.hex(),
+        "signatures": len(signers),
+        "signers": len(account.signers),
+        "signed_s": signed.signed.time_s,
+        "week_from_s": signed.since_s,
+    }
 
 
 def _row(row: Contribution, tokens: int) -> ContributionInfo:

@@ -24,7 +24,7 @@ from peerd.policy.step.ledger import work_step
 from peerd.policy.step.roster import Roster
 from peerd.policy.swarm.health import unaveraged_for
 from peerd.swarm.clock import clock_s
-from peerd.table.record import PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase
 
 LOOK_PERIOD_S = 1.0
 LOOKS_PER_SAMPLE = 2
@@ -49,6 +49,8 @@ class Observer:
         """The newest step that was taken from the stage's own history."""
         self._evaluated = -1
         """The newest step whose evaluation was noted."""
+        self._unlisted: dict[PeerId, bool] = {}
+        """Of each peer that is there, whether it wants not to be named."""
         self._counters: dict[str, int] = {}
         self._sampled_s = 0.0
         self._phase: tuple[str, float] | None = None
@@ -72,6 +74,7 @@ class Observer:
         """Note what changed since the last look; the first one only says that this daemon is there."""
         self._note_phase()
         self._note_losses()
+        self._note_unlisted()
         self._note_downloaded_history()
         after = self._snapshot(now_s)
         if self._before is None:
@@ -81,6 +84,13 @@ class Observer:
         for event in changes(self._before, after):
             self.archive.note_event(event)
         self._before = after
+
+    def _note_unlisted(self) -> None:
+        """Note who does not want to be named, and who wants it again: what is told of a peer outlasts its record."""
+        told = {record.peer: record.unlisted for record in self._peer.membership.live().records}
+        for peer in [peer for peer, unlisted in told.items() if self._unlisted.get(peer) is not unlisted]:
+            self.archive.note_listed(peer, not told[peer])
+        self._unlisted = told
 
     def _snapshot(self, now_s: float) -> SwarmState:
         peer = self._peer
@@ -166,7 +176,9 @@ class Observer:
     def applied(self, roster: Roster) -> None:
         """An average was applied: the step is finished here, and its roster says who computed it."""
         manifest = self._peer.place.manifest
-        self.archive.note_average(roster, manifest.tokens_per_microbatch_at(roster.step))
+        tokens_each = manifest.tokens_per_microbatch_at(roster.step)
+        self.archive.note_average(roster, tokens_each)
+        self._peer.accounting.applied(roster, tokens_each)
         loss = self._losses.get(roster.step)
         tokens = manifest.tokens_per_step_at(roster.step)
         self.archive.note_step(FinishedStep(step=roster.step, loss=loss, tokens=tokens, time_s=time.time()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +19,12 @@ from peerd.daemon.watching.history import Past
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import DAY_S, HOUR_S
+from peerd.policy.step.accounts import EVERY, WorkDone
+from peerd.policy.step.leaderboard import SignedStage, of_week
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.history import HistoryEntry
 from peerd.table.record import PeerId
+from tests.policy.account_world import signed_by, some_account
 from tests.strategies import member, view_of
 from tests.tiny_run import tiny_manifest
 
@@ -33,10 +36,15 @@ async def archive(tmp_path: Path) -> AsyncIterator[Archive]:
     await kept.close()
 
 
+async def nothing_signed(_stage: int, _tellers: Sequence[PeerId]) -> SignedStage | None:
+    return None
+
+
 def peer_of(history: list[HistoryEntry], commit_times_s: dict[int, float], archive: Archive) -> Peer:
     seat = SimpleNamespace(state=SimpleNamespace(history=history, gradient_norms={}), commits=SimpleNamespace(times_s=commit_times_s))
     place, membership = SimpleNamespace(manifest=tiny_manifest()), SimpleNamespace(me="a")
-    peer = cast(Peer, SimpleNamespace(seat=seat, membership=membership, place=place, archive=archive))
+    accounting = SimpleNamespace(signed_stage=nothing_signed)
+    peer = cast(Peer, SimpleNamespace(seat=seat, membership=membership, place=place, archive=archive, accounting=accounting))
     peer.past = Past(peer, archive)
     return peer
 
@@ -71,6 +79,32 @@ async def test_while_sequences_grow_a_peer_has_given_the_tokens_that_its_microba
     real = sum(manifest.tokens_per_microbatch_at(step) for step in range(8))
     assert real < 8 * manifest.tokens_per_microbatch
     assert {row["peer"]: (row["microbatches"], row["tokens"]) for row in stage["peers"]} == {"a": (24, 3 * real), "b": (8, real)}
+
+
+async def test_what_is_signed_is_told_beside_what_is_counted_and_some_are_not_named(archive: Archive) -> None:
+    """One of them is there and wants no name, one has left and wanted none; the daemon's own user sees its row."""
+    peer = peer_of([], {}, archive)
+    a, b, c = map(PeerId, "abc")
+    unnamed = [replace(member(each), unlisted=True) for each in "ab"]
+    peer.membership.live = lambda: view_of(*unnamed)  # type: ignore[method-assign]
+    archive.note_listed(c, False)
+    archive.note_average(Roster(0, 0, 1, a, (RosterEntry(a, 1, 1, 0b1), RosterEntry(b, 1, 1, 0b10))), 8)
+    rows = {each: WorkDone(EVERY, number, 8 * number) for each, number in ((a, 100), (b, 70), (c, 30))}
+    before = {a: WorkDone(1, 90, 720)}
+    newest, old = (signed_by(some_account(step, works), works) for step, works in ((2 * EVERY, rows), (EVERY, before)))
+
+    async def signed(_stage: int, _tellers: Sequence[PeerId]) -> SignedStage:
+        return of_week((newest, rows), (old, before))
+
+    peer.accounting.signed_stage = signed  # type: ignore[method-assign, assignment]
+    told = await peer.past.contributions({}, lambda _text: None)
+    (stage,) = told["stages"]
+    shown = {row["peer"]: (row["microbatches"], row["signed_tokens"], row["week_tokens"]) for row in stage["peers"]}
+    assert shown == {"a": (100, 800, 80), "": (100, 800, 800)}
+    assert (stage["account"]["step"], stage["account"]["signatures"], stage["account"]["signers"]) == (2 * EVERY, 3, 3)
+    archive.note_listed(c, True)
+    (stage,) = (await peer.past.contributions({}, lambda _text: None))["stages"]
+    assert {row["peer"] for row in stage["peers"]} == {"a", "", "c"}
 
 
 async def test_a_founder_knows_from_its_history_how_far_the_run_had_come(archive: Archive) -> None:

@@ -119,8 +119,10 @@ function lines(host, items, tell) {
 export function showShares(host, note, told) {
   const sums = new Map();
   for (const stage of told.stages) for (const row of stage.peers) {
-    const sum = sums.get(row.peer) ?? { tokens: 0, stages: [] };
+    const sum = sums.get(row.peer) ?? { tokens: 0, week: 0, signed: 0, stages: [] };
     sum.tokens += row.tokens;
+    sum.week += row.week_tokens ?? 0;
+    sum.signed += row.signed_tokens ?? 0;
     sum.stages.push(stage.stage);
     sums.set(row.peer, sum);
   }
@@ -131,8 +133,8 @@ export function showShares(host, note, told) {
   host.replaceChildren(...shown.map(([peer, sum]) => {
     const part = total ? sum.tokens / total : 0, bar = make("i");
     bar.style.width = `${(100 * part).toFixed(1)}%`;
-    const own = known(told.names?.[peer], told.teams?.[peer]), name = [own, peer === told.me ? here() : shortId(peer)].filter(Boolean).join(" "), where = `stage\u00a0${sum.stages.join(", ")}`;
-    return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name}, ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%`), make("span", { class: "share", "aria-hidden": "true" }, bar));
+    const own = known(told.names?.[peer], told.teams?.[peer]), name = [own, peer === told.me ? here() : peer ? shortId(peer) : "Not named"].filter(Boolean).join(" "), where = `stage\u00a0${sum.stages.join(", ")}`;
+    return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name}, ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%${sum.signed ? `; ${amount(sum.week)} this week` : ""}`), make("span", { class: "share", "aria-hidden": "true" }, bar));
   }));
   const ranges = told.stages.map((stage) => `${whole(stage.steps)} of stage ${stage.stage}`);
   const more = order.length > shown.length ? `${order.length - shown.length} more: see peerd contributions. ` : "";

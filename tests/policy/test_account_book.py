@@ -1,0 +1,163 @@
+"""How members come to the same accounts, whoever comes, goes or misses a step; and what liars among them can do."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peerd.policy.step.account_book import RECENT, AccountBook
+from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch, WorkDone, follows, root_of, why_not_certified
+from peerd.table.record import PeerId
+from tests.policy.account_world import PER_STEP, RUN, TOKENS, Members, is_of, names, roster, sign, signed_by, some_account
+
+
+def newest(members: Members, peer: PeerId) -> SignedAccount:
+    found = members.books[peer].newest
+    assert found is not None
+    return found
+
+
+def test_all_members_sign_the_same_account() -> None:
+    members = Members(names(4))
+    for step in range(3 * EVERY + 2):
+        members.step(step)
+    assert {newest(members, peer).account.id for peer in members.books} == {members.kept[3 * EVERY][0].account.id}
+    signed, works = members.kept[3 * EVERY]
+    assert why_not_certified(signed, is_of) == ""
+    assert len(signed.vouches) == 4
+    assert signed.account.counted == WorkDone(3 * EVERY, 3 * EVERY * PER_STEP, 3 * EVERY * PER_STEP * TOKENS)
+    assert works[names(1)[0]] == WorkDone(3 * EVERY, 3 * EVERY * PER_STEP // 4, 3 * EVERY * PER_STEP // 4 * TOKENS)
+    assert [member.lacks for member in members.books.values()] == [None] * 4
+
+
+def test_who_came_later_takes_the_rows_over_and_signs_from_the_next_account_on() -> None:
+    members = Members(names(3))
+    for step in range(4 * EVERY):
+        if step == EVERY + 3:
+            members.join(PeerId("zoe"))
+        members.step(step)
+    steps = sorted(step for step, (signed, _) in members.kept.items() if any(each.signer == "zoe" for each in signed.vouches))
+    assert steps == [3 * EVERY, 4 * EVERY]
+    assert members.kept[4 * EVERY][1][PeerId("zoe")].steps == 3 * EVERY - 3, "all that others have counted of it"
+
+
+@pytest.mark.parametrize("missed", [0, 5, EVERY - 1])
+def test_who_has_missed_a_step_signs_nothing_until_it_has_the_rows_again(missed: int) -> None:
+    members, late = Members(names(3)), names(3)[0]
+    for step in range(4 * EVERY):
+        members.step(step, missed_by=[late] if step == EVERY + missed else [])
+    assert late not in {each.signer for each in members.kept[2 * EVERY][0].vouches}
+    assert late in {each.signer for each in members.kept[4 * EVERY][0].vouches}
+    assert root_of(members.books[late].recent[4 * EVERY].works) == members.kept[4 * EVERY][0].account.root
+
+
+def test_alone_a_member_goes_on_and_its_accounts_follow() -> None:
+    members = Members(names(2))
+    for step in range(2 * EVERY + 5):
+        members.step(step)
+    del members.books[names(2)[0]]
+    for step in range(2 * EVERY + 5, 5 * EVERY):
+        members.step(step)
+    kept = [members.kept[step][0] for step in sorted(members.kept)]
+    assert [each.account.step for each in kept] == [EVERY, 2 * EVERY, 3 * EVERY, 4 * EVERY, 5 * EVERY]
+    assert all(follows(after, before.account) for before, after in pairwise(kept))
+
+
+def test_after_a_restart_of_all_the_count_goes_on_without_the_steps_that_nobody_has_counted() -> None:
+    members = Members(names(3))
+    for step in range(2 * EVERY + 5):
+        members.step(step)
+    signed, rows = members.kept[2 * EVERY]
+    for peer in members.books:
+        members.books[peer] = AccountBook(RUN, 0, signed, rows)
+    for step in range(2 * EVERY + 5, 5 * EVERY):
+        members.step(step)
+        for book in members.books.values():
+            book.found(is_alone=False)
+    last, works = members.kept[5 * EVERY]
+    assert sorted(members.kept) == [EVERY, 2 * EVERY, 4 * EVERY, 5 * EVERY]
+    assert (last.account.first_step, last.account.counted.steps) == (0, 5 * EVERY - (EVERY - 5) - 5)
+    assert sum(row.microbatches for row in works.values()) == last.account.counted.microbatches
+    assert follows(members.kept[4 * EVERY][0], signed.account)
+
+
+def test_a_run_that_is_set_back_counts_no_step_twice() -> None:
+    members = Members(names(3))
+    for step in [*range(2 * EVERY + 3), *range(EVERY + 7, 4 * EVERY)]:
+        members.step(step)
+    assert members.kept[4 * EVERY][0].account.counted.steps == 4 * EVERY
+
+
+def test_signatures_that_come_late_still_count_and_none_is_waited_for() -> None:
+    members = Members(names(3))
+    for step in range(3 * EVERY):
+        members.step(step, talk=False)
+    assert not members.kept
+    members.talk()
+    assert sorted(members.kept) == [EVERY, 2 * EVERY, 3 * EVERY]
+    for step in range(3 * EVERY, (5 + RECENT) * EVERY):
+        members.step(step, talk=False)
+    members.talk()
+    assert 4 * EVERY not in members.kept
+    assert all(len(book.recent) == RECENT for book in members.books.values())
+
+
+def test_who_begins_alone_in_the_middle_of_a_run_counts_from_there() -> None:
+    book = AccountBook(RUN, 0)
+    for step in range(EVERY + 5, 4 * EVERY):
+        account = book.applied(roster(step, names(1)), TOKENS)
+        assert (account is not None) == (step == 3 * EVERY - 1 or step == 4 * EVERY - 1)
+        assert book.found(is_alone=True) == (step == 2 * EVERY + EVERY // 2 - 1)
+    assert account is not None
+    assert (account.first_step, account.step, account.counted.steps) == (2 * EVERY, 4 * EVERY, 2 * EVERY)
+
+
+def test_a_mates_forgeries_are_refused_and_change_nothing() -> None:
+    members = Members(names(3))
+    for step in range(EVERY):
+        members.step(step, talk=False)
+    book, liar = members.books[names(3)[0]], names(3)[2]
+    account = book.recent[EVERY].account
+    forged = SignedAccount(account, (Vouch(names(3)[1], 5, sign(liar, account.text(5))),))
+    assert "is not its own" in book.hear(liar, [forged], is_of)
+    assert book.hear(liar, [signed_by(account, [PeerId("stranger")])], is_of) == ""
+    assert set(book.recent[EVERY].vouches) == {names(3)[0]}
+    assert not book.vouch(account.id, Vouch(PeerId("stranger"), 5, b""))
+    alien = some_account(EVERY, {liar: WorkDone(16, 999, 999)})
+    assert book.hear(liar, [signed_by(alien, [liar])], is_of) == ""
+    assert book.wanted() is not None, "it is the only mate that was asked"
+    assert book.hear(names(3)[1], [], is_of) == ""
+    assert book.wanted() is None, "one of two is no majority"
+    assert not book.take(signed_by(alien, [liar]), {liar: WorkDone(16, 998, 999)})
+
+
+@settings(max_examples=12)
+@given(st.integers(0, 1 << 30), st.integers(2, 7))
+def test_whoever_comes_goes_and_misses_steps_what_counts_is_what_was_computed(seed: int, size: int) -> None:
+    random, members, truth, number = Random(seed), Members(names(size)), dict[PeerId, int](), size
+    for step in range(7 * EVERY):
+        if random.random() < 0.03:
+            number += 1
+            members.join(PeerId(f"peer{number:04}"))
+        if random.random() < 0.03 and len(members.books) > 2:
+            del members.books[random.choice(sorted(members.books))]
+        there = sorted(members.books)
+        missed = [peer for peer in there if random.random() < 0.01 and peer != there[0]]
+        turn = Random(seed + step)
+        for entry in roster(step, there, Random(seed + step)).entries:
+            before = truth.get(entry.peer, 0)
+            truth[entry.peer] = before + entry.done.bit_count()
+        members.step(step, turn, missed)
+        for book in members.books.values():
+            book.found(is_alone=len(members.books) == 1)
+        for book in members.books.values():
+            found = book.newest
+            if found is not None and found.account.step == step + 1 and found.account.counted.steps == step + 1:
+                works = book.recent[step + 1].works
+                assert {peer: row.microbatches for peer, row in works.items()} == {peer: count for peer, count in truth.items() if count}
+    assert all(why_not_certified(signed, is_of) == "" for signed, _ in members.kept.values())
+    assert len(members.kept) >= 2
