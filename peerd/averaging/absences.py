@@ -8,11 +8,12 @@ from collections.abc import Mapping
 import structlog
 
 from peerd.averaging.open_round import OpenRound
+from peerd.policy.step.certifying import ahead_alone
 from peerd.policy.step.judging import void_of
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
 from peerd.policy.step.sidelining import Sidelining
-from peerd.table.record import PeerId, PeerRecord, Void
-from peerd.table.view import LiveView
+from peerd.policy.step.situation import Situation
+from peerd.table.record import PeerId, Void
 
 LOG = structlog.get_logger()
 
@@ -54,16 +55,18 @@ class Absences:
             self.missed = Counter({void.peer: ROUNDS_BEFORE_VOID - 1})
         return void
 
-    def look(self, mine: PeerRecord, live: LiveView, banned: Mapping[PeerId, float], now_s: float, group_size: int) -> bool:
+    def look(self, now: Situation, banned: Mapping[PeerId, float]) -> bool:
         """Note members that no round is possible with, or that it has banned (each with the seconds that are left).
 
         Returns whether its record changes.
         """
+        mine, live, now_s = now.mine, now.live, now.now_s
         before, mates = self.sidelining.peers, live.serving(mine.stage) if banned else ()
-        self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s, group_size)
+        self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s, now.rules.group_size)
+        self.sidelining.look_ahead(ahead_alone(now), self._averaging_s, now_s)
         self.sidelining.banned({m.peer: banned[m.peer] for m in mates if m.peer in banned}, now_s)
         for peer in set(self.sidelining.peers).difference(before):
-            reason = "it is banned here" if peer in banned else "it stays in a round without others, or tells parameters that others lack"
+            reason = "it is banned here" if peer in banned else "it is in a round, at a step or at parameters where others are not"
             LOG.warning("member left out of the next steps", member=peer, step=mine.step, reason=reason)
         return self.sidelining.peers != before
 

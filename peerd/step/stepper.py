@@ -200,9 +200,9 @@ class Stepper:
 
     def _decide(self) -> Act:
         live, own = self._membership.live(), self.own_state()
-        if self._rounds.absences.look(own.record, live, self._membership.bans.left(), clock_s(), self._rules.group_size):
-            self._host.announce()
         now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size))
+        if self._rounds.absences.look(now, self._membership.bans.left()):
+            self._host.announce()
         grew, self._done_seen = own.record.done != self._done_seen, own.record.done
         if not looks_lost(now) or grew:
             self._lost_since_s = None

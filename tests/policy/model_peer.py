@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
+from peerd.policy.step.certifying import ahead_alone
 from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
 from peerd.policy.step.norms import TOLD_STEPS
@@ -249,6 +250,8 @@ class ModelPeer:
         if self.fenced or self.downloading or self.rounds.is_opening:
             return
         self.rounds.look(self.live().members(self.record.stage, self.record.step))
+        if "sideline" not in self.world.scenario.off:
+            self.rounds.sidelining.look_ahead(ahead_alone(self.situation()), self.world.rules.averaging_s, self.now)
         own, live = own_state_of(self), self.live()
         lost = looks_lost(Situation(own, live, self.now, self.world.rules))
         self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None

@@ -23,6 +23,7 @@ from peerd.policy.step.certificates import (
     why_unproven,
     words_on,
 )
+from peerd.policy.step.certifying import ahead_alone
 from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
@@ -244,3 +245,15 @@ def test_a_section_is_taken_with_most_of_its_makers_signatures_and_the_sum_of_th
     for doubt in (reason(confirmed_by="bc"), reason(peer("x", done=0b0111, group=ONE)), reason(peer("x", done=0b0100, group=ONE))):
         assert doubt is not None
         assert not doubt.is_lie
+
+
+def test_hole_50_few_that_are_ahead_are_not_followed_unless_another_stage_has_seen_the_step_finished() -> None:
+    mine, alike, ahead = peer("me"), peer("a"), peer("b", step=4)
+    assert ahead_alone(situation(mine, alike, ahead)) == ["b"]
+    assert ahead_alone(situation(mine, ahead)) == [], "of two nobody can say"
+    assert ahead_alone(situation(mine, alike, ahead, peer("c", step=4))) == []
+    assert ahead_alone(situation(replace(mine, phase=Phase.JOINING), alike, ahead)) == []
+    assert ahead_alone(situation(mine, alike, ahead, rules=replace(RULES, certifies=False))) == []
+    two = replace(RULES, num_stages=2)
+    assert ahead_alone(situation(mine, alike, ahead, peer("d", step=4, stage=1), rules=two)) == []
+    assert ahead_alone(situation(mine, alike, ahead, peer("d", step=3, stage=1), rules=two)) == ["b"]

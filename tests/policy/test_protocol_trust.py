@@ -71,6 +71,17 @@ def test_hole_48_without_being_left_out_it_would_stop_its_stage() -> None:
     assert lied_to(Kind.STRAY, 0, 2, 3, off=frozenset({"sideline"})).stalled
 
 
+@pytest.mark.parametrize(("seed", "num_peers"), [(1, 5), *(pytest.param(seed, 3, marks=pytest.mark.slow) for seed in (0, 4))])
+def test_hole_50_nobody_of_a_lone_stage_follows_one_peer_that_goes_ahead_with_what_it_made_up(seed: int, num_peers: int) -> None:
+    """There is no other stage to say whether the step was finished. Rounds of the seeds with three peers are slow."""
+    slow = (Fault(1.2, Kind.DRIP, name=PeerId("p2"), lasts_s=30.0),) if num_peers == 3 else ()
+    faults = (Fault(1.0, Kind.FABRICATE, name=LIAR, lasts_s=1e3), *slow)
+    scenario = Scenario(seed=seed, num_stages=1, peers_per_stage=num_peers, last_step=10, faults=faults, limit_s=150.0, certifies=True)
+    outcome = World(scenario).run()
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
 @pytest.mark.parametrize("kind", [Kind.FABRICATE, Kind.FORGE])
 def test_a_peer_that_gives_averages_which_it_cannot_prove_is_left_out(kind: Kind) -> None:
     outcome = lied_to(kind, 0, 2, 4)

@@ -148,3 +148,14 @@ def test_hole_48_a_member_with_parameters_that_most_lack_is_left_out_and_one_of_
     for number in range(9):
         seen.look(mine, (mine, alike, member(B), *((stray,) if number % 2 else ())), AVERAGING_S, number * patience_s)
     assert seen.peers == (), "it downloads what others have"
+
+
+def test_hole_50_one_that_is_ahead_alone_is_left_out_after_two_patiences_and_not_while_others_come_after_it() -> None:
+    seen, patience_s = Sidelining(ME), PATIENCE * AVERAGING_S
+    for number in range(9):
+        seen.look_ahead([C] if number % 2 else [], AVERAGING_S, number * patience_s)
+    told = [seen.peers]
+    for number in range(9, 12):
+        seen.look_ahead([C], AVERAGING_S, number * patience_s)
+        told.append(seen.peers)
+    assert told == [(), (), (), (C,)]

@@ -9,7 +9,7 @@ from peerd.policy.step.acts import Reload
 from peerd.policy.step.certificates import FEWEST, is_backed_by, voters, why_unproven
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import Situation
-from peerd.table.record import PeerRecord, Phase
+from peerd.table.record import PeerId, PeerRecord, Phase
 
 
 def why_uncounted(now: Situation) -> str:
@@ -66,12 +66,19 @@ def reload_better(now: Situation) -> Reload | None:
 def are_ahead(now: Situation, ahead: Sequence[PeerRecord]) -> bool:
     """Whether this peer gives its ledgers up for a state that these mates say is ahead.
 
-    Where the run certifies, half of the stage has to be ahead, or another stage: one that has finished this step has seen it averaged. A
-    run of one stage has no other witness.
+    Where the run certifies, half of the stage has to be ahead, or another stage: one that has finished this step has seen it averaged.
     """
     mine, rules = now.mine, now.rules
     words = 1 + len(now.mates)
-    if not rules.certifies or rules.num_stages == 1 or words < FEWEST or 2 * len(ahead) >= words:
+    if not rules.certifies or words < FEWEST or 2 * len(ahead) >= words:
         return True
     steps = (stage_step(now.live, stage) for stage in range(rules.num_stages) if stage != mine.stage)
     return max((step for step in steps if step is not None), default=0) > mine.step
+
+
+def ahead_alone(now: Situation) -> list[PeerId]:
+    """Mates that say that they are ahead of this peer, where too few of the stage are for it to follow them: T6 (sideline) counts them."""
+    if not now.rules.certifies or now.mine.phase is Phase.JOINING:
+        return []
+    ahead = [m for m in now.mates if m.step > now.mine.step]
+    return [] if are_ahead(now, ahead) else [m.peer for m in ahead]

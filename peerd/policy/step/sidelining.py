@@ -51,6 +51,7 @@ class Sidelining:
         self._disbelieved_since_s: dict[PeerId, float] = {}
         self._astray_since_s: dict[PeerId, float] = {}
         """Members with parameters of another history than most of the stage has, and since when."""
+        self._ahead_since_s: dict[PeerId, float] = {}
         self._step = -1
         self._led: list[PeerId] = []
         self._waited_for: list[PeerId] = []
@@ -135,6 +136,11 @@ class Sidelining:
         for since_s in (self._elsewhere_since_s, self._astray_since_s):
             self._count_long(since_s, PATIENCE * averaging_s, now_s)
 
+    def look_ahead(self, peers: Sequence[PeerId], averaging_s: float, now_s: float) -> None:
+        """Note mates that say that they are ahead, and that too few agree with (certifying.py): work would be done for their step alone."""
+        self._ahead_since_s = {peer: self._ahead_since_s.get(peer, now_s) for peer in peers}
+        self._count_long(self._ahead_since_s, PATIENCE * averaging_s, now_s)
+
     def _count_long(self, since_s: dict[PeerId, float], patience_s: float, now_s: float) -> None:
         """Count those of whom something has been true for so long, and begin again with them."""
         for peer, first_s in since_s.items():
@@ -157,7 +163,7 @@ class Sidelining:
         """Rule T3 (fence): rounds that failed while this peer slept say nothing of others."""
         self._absent.clear()
         self._elsewhere_since_s = {}
-        self._astray_since_s = {}
+        self._astray_since_s, self._ahead_since_s = {}, {}
         self._disbelieved_since_s = {}
         self._step, self.peers = -1, ()
         self._banned = frozenset()
