@@ -93,9 +93,9 @@ def chat(context: click.Context, /, max_tokens: int, verbose: bool, **draws: Any
         messages.append({"role": "user", "content": said})
         try:
             reply = said_by_swarm(context, shows=True, messages=messages, max_tokens=max_tokens, ends=True, **draws)
-        except UsageError:
-            raise
         except PeerdError as error:
+            if isinstance(error, UsageError) and not sys.stdin.isatty():
+                raise
             messages.pop()
             click.echo(f"no answer: {error}", err=True)
             continue

@@ -85,3 +85,25 @@ def test_a_conversation_goes_on_after_an_answer_that_failed(peerd: Command, shor
     assert "tokens/s" in done.err
     assert [each["content"] for each in asked[2]["messages"]] == ["hello", "hi!", "bye"]
     assert asked[0]["ends"]
+
+
+class Terminal(io.StringIO):
+    """Lines that somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("typed", "code", "told"), [(Terminal, 0, " hi\n"), (io.StringIO, ExitCode.USAGE, "")])
+def test_a_line_that_is_too_long_ends_no_conversation_of_somebody_who_types(
+    typed: type[io.StringIO], code: int, told: str, peerd: Command, short_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that pipes its lines in gets the exit code."""
+    monkeypatch.setattr(sys, "stdin", typed("x" * 200 + "\nhello\n"))
+    message = "the prompt has 212 tokens, and the model's context 128"
+    error = {"error": {"exit_code": int(ExitCode.USAGE), "message": message, "remedy": "give a shorter one"}}
+    with daemon(short_home, error, said(" hi")):
+        done = peerd("chat")
+    assert done.code == code
+    assert "context 128" in done.err
+    assert told in done.out
