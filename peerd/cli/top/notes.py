@@ -38,7 +38,14 @@ def _progress(picture: Picture, width: int) -> Line:
 
 
 def loss_title(picture: Picture, width: int) -> Line:
-    return line_fitted((("loss ", Ink.QUIET), (fixed(picture.loss), Ink.STRONG), (f"  {picture.step_span}", Ink.QUIET)), width)
+    """The loss, and after it as many whole parts of what is told of it as there is room for."""
+    line: Line = (("loss ", Ink.QUIET), (fixed(picture.loss), Ink.STRONG))
+    for number, part in enumerate(picture.step_span.split("; ")):
+        told: Line = (*line, (f"{'; ' if number else '  '}{part}", Ink.QUIET))
+        if number and width_of(told) > width:
+            break
+        line = told
+    return line_fitted(line, width)
 
 
 def speed_title(picture: Picture, width: int) -> Line:

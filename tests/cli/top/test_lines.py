@@ -174,6 +174,13 @@ def test_with_local_steps_the_loss_is_that_of_the_averaged_parameters() -> None:
     assert "not evaluated" in text_of(loss_title(unknown, 75))
 
 
+def test_a_narrow_terminal_leaves_out_a_part_of_what_is_told_of_the_loss_and_cuts_none() -> None:
+    picture = picture_of(*picture_from(steps=tuple(history_reply(30)["steps"])))
+    whole = text_of(loss_title(picture, 90)).rstrip()
+    assert whole == "loss 3.2100  evaluation 3.4000 at 2; 4.0500 to 5.5000, steps 0-29"
+    assert text_of(loss_title(picture, 46)).rstrip() == "loss 3.2100  evaluation 3.4000 at 2"
+
+
 def test_a_speed_that_nobody_knows_yet_is_not_called_zero() -> None:
     picture = picture_of(*picture_from(peers=with_values(peers_reply(), tokens_per_second=0.0)))
     assert text_of(speed_title(picture, 30)).startswith("tokens/s - ")
