@@ -11,6 +11,7 @@ from peerd.cli.render import (
     AT_WORK_FROM_S,
     amount,
     console,
+    counted,
     duration,
     exactness,
     held_by,
@@ -117,7 +118,7 @@ def texts_rows(reply: StatusReply) -> list[tuple[str, str]]:
     now = "answers now" if found["answering"] else "not asked now"
     waiting = f", {found['waiting']} wait" if found["waiting"] else ""
     held_up = f" (training waited {duration(found['held_up_s'])})" if found.get("held_up_s") else ""
-    kept = f"{found['texts']} texts kept in {amount(found['bytes'])}B of {amount(found['most_bytes'])}B"
+    kept = f"{counted(found['texts'], 'text')} kept in {amount(found['bytes'])}B of {amount(found['most_bytes'])}B"
     steps = f"; with the parameters of step {', '.join(map(str, found['steps']))}" if found["steps"] else ""
     return [("answers", f"{now}{waiting}: {amount(found['tokens'])} tokens in {duration(found['busy_s'])}{held_up}; {kept}{steps}")]
 
@@ -181,7 +182,7 @@ def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
     beside = f", a local socket to {local}" if local else ""
     if not direct["port"]:
         return [("direct", f"none: {plain(direct['why']) or 'no port was free'}{beside}")]
-    told = f"TLS to {direct['peers'] - local} peers{beside}; takes connections at port {direct['port']}"
+    told = f"TLS to {counted(direct['peers'] - local, 'peer')}{beside}; takes connections at port {direct['port']}"
     return [("direct", "; ".join((told, *lossy_paths((line["peer"], line) for line in reply.get("lines", [])))))]
 
 
@@ -189,7 +190,8 @@ def _reach_rows(reply: StatusReply) -> list[tuple[str, str]]:
     reach, relay = reply.get("reach"), reply.get("relay")
     rows = [("reach", f"{plain(reach['state'], 12)}: {plain(reach['reason'])}")] if reach else []
     if relay and relay["volunteers"]:
-        carries = f"{relay['reservations']} peers behind it, {relay['circuits']} circuits, {amount(relay['bytes'])}B carried"
+        places, circuits = counted(relay["reservations"], "peer"), counted(relay["circuits"], "circuit")
+        carries = f"{places} behind it, {circuits}, {amount(relay['bytes'])}B carried"
         rows.append(("relay", f"off: {plain(relay['off'])}" if relay["off"] else carries))
     return rows
 

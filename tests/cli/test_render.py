@@ -358,7 +358,7 @@ def test_status_says_when_a_joiner_will_serve(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({}, "not asked now: 1.2K tokens in 7s; 1 texts kept in 40KB of 2MB; with the parameters of step 3"),
+        ({}, "not asked now: 1.2K tokens in 7s; 1 text kept in 40KB of 2MB; with the parameters of step 3"),
         ({"answering": True, "waiting": 2}, "answers now, 2 wait: "),
         ({"held_up_s": 2.0}, "not asked now: 1.2K tokens in 7s (training waited 2s); "),
         ({"share": 0.0}, "nobody who asks the model; `peerd limits --inference 2%` changes that"),
