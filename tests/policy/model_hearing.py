@@ -39,6 +39,8 @@ class Hearing:
         self._meetings = Meetings(period_s=period_s, life_s=peer.view.ttl_s)
         self.banned = set(peer.world.banned)
         """Whom the organiser's list bans, as far as it has come here."""
+        self._said: dict[PeerId, PeerRecord] = {}
+        """The records as they were heard, which is how they are passed on: of one with a group's sum the table may believe less."""
         self._calls = 0
         self._random = random.Random(peer.name)
 
@@ -88,6 +90,7 @@ class Hearing:
         if other is not None and "condemn" not in off and not peer.view.is_condemned(record.peer, peer.now):
             self._condemn(other, record)
         elif peer.view.merge(record, peer.now):
+            self._said[record.peer] = record
             self._heard.note(record.peer, record.pair, record, peer.now + peer.view.ttl_s)
             if is_proven or "proof" in off:
                 peer.view.prove(record.peer, peer.now)
@@ -102,6 +105,10 @@ class Hearing:
         for record in peer.live().records:
             peer.world.send(peer, record.peer, lambda mate: mate.hearing.receive((one, other)))
 
+    def heard(self, name: PeerId) -> PeerRecord:
+        """What the peer `name` has said last, word for word."""
+        return self._said[name]
+
     def recent_records(self, listener: PeerId, limit: int = 0) -> tuple[PeerRecord, ...]:
         """The peer's own and those that rose last: what rides on a message to the listener."""
         peer = self._peer
@@ -110,4 +117,4 @@ class Hearing:
         limit = limit or peer.world.scenario.riders
         proven = (s for p, s in peer.view.sightings.items() if p != peer.name and peer.view.is_proven(p))
         others = sorted(proven, key=lambda s: (-s.risen_at_s, s.record.peer))
-        return (peer.lies.told(listener), *peer.lies.ghosts(), *(s.record for s in others[: limit - 1]))
+        return (peer.lies.told(listener), *peer.lies.ghosts(), *(self.heard(s.record.peer) for s in others[: limit - 1]))

@@ -371,8 +371,8 @@ class World:
             return
         before = self.peers[name]
         peer = self.add(name, stage)
-        for other, sighting in before.view.sightings.items():
-            peer.hearing.receive([sighting.record] if other != name else [], other if before.view.is_proven(other) else None)
+        for other in before.view.sightings:
+            peer.hearing.receive([before.hearing.heard(other)] if other != name else [], other if before.view.is_proven(other) else None)
         peer.join(stage)
         self.counts["joins"] += 1
 
