@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from heapq import heapify, heappop, heappush, heapreplace
+from operator import attrgetter
 from types import MappingProxyType
 
 from peerd.table.record import MAX_PERIODS, PeerId, PeerRecord, Phase
@@ -28,6 +29,7 @@ CONDEMNED_LIVES, MOST_CONDEMNED_LIVES, MAX_CONDEMNED = 8, 512, 1024
 """A key that contradicts itself counts for nothing for so many lives of a record, twice as many each time; and so many keys at most."""
 MAX_EXPIRED = 1024
 """Number of expired records that decisions look at, all of proven peers."""
+_content_of = attrgetter(*(each.name for each in fields(PeerRecord) if each.name != "version"))
 _NOBODY: Mapping[PeerId, tuple[int, int]] = MappingProxyType({})
 
 
@@ -279,7 +281,7 @@ class SwarmView:
     def only_renews(self, record: PeerRecord, now_s: float) -> bool:
         """True if the record only renews the lease of a live peer: then it changes no decision."""
         known = self.sightings.get(record.peer)
-        if known is None or not known.is_fresh(now_s, self.ttl_s) or not _say_the_same(record, known.record):
+        if known is None or not known.is_fresh(now_s, self.ttl_s) or not say_the_same(record, known.record):
             return False
         return record.peer not in self._num_accusers
 
@@ -346,11 +348,11 @@ def accusers_needed(stage_size: int) -> int:
     return -(-stage_size // 3) if stage_size < FULL_STAGE else 2
 
 
-def _say_the_same(record: PeerRecord, known: PeerRecord) -> bool:
-    """True if two records differ in the version alone. The fields that change most are compared first, which is cheaper."""
+def say_the_same(record: PeerRecord, known: PeerRecord) -> bool:
+    """True if two records differ in the version at most. The fields that change most are compared first, which is cheaper."""
     if (record.done, record.phase, record.step, record.next_done) != (known.done, known.phase, known.step, known.next_done):
         return False
-    return replace(record, version=known.version) == known
+    return _content_of(record) == _content_of(known)
 
 
 def _credible(record: PeerRecord, known: PeerRecord) -> PeerRecord:

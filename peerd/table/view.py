@@ -38,6 +38,8 @@ class LiveView:
     _sidelined: dict[int, frozenset[PeerId]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _speakers: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _spans: dict[int, tuple[int, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    stage_steps: dict[int, int | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By stage, what `policy/step/ledger.py` finds to be its step."""
     _remembered: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False, compare=False)
     """These are filled on first use: many questions are asked about one view."""
 

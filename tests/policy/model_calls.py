@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from peerd.policy.route.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
 from peerd.policy.route.diverging import Diverging
 from peerd.policy.route.launching import Launch, Standstill, launchable, share, window
+from peerd.policy.route.launching import Work as Missing
 from peerd.policy.route.wiring import Router, point_of
 from peerd.policy.step.asides import merged, other_holder, to_merge
 from peerd.policy.step.ledger import ledger_of, marked, may_accumulate, number_of
@@ -64,12 +65,14 @@ class Calls:
         self._in_flight: dict[tuple[int, int], float] = {}
         """Until when not to launch again: infinity while under way."""
         self._diverging = Diverging()
+        self._found: tuple[int, Missing] | None = None
+        """What was found to launch the last time, and after which news. None: how long it stands still has changed by that."""
 
     def drop(self) -> None:
         for call in self._slots:
             call.cancelled = True
         self._slots = []
-        self._still = Standstill()
+        self._still, self._found = Standstill(), None
 
     # the trainer
 
@@ -78,11 +81,18 @@ class Calls:
         if not peer.record.trains or peer.record.leaving or peer.lies.withholds:
             return
         sizes = (scenario.num_stages, scenario.num_microbatches)
-        work = launchable(live, *sizes, self._still, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
+        before, is_late = self._still, self._still.absent and peer.now - self._still.since_s >= scenario.takeover_s
+        if self._found is not None and self._found[0] == peer.view.news and not is_late:
+            work = self._found[1]
+        else:
+            work = launchable(live, *sizes, before, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
         self._still = work.still if "remember the late" not in scenario.off else replace(work.still, late=())
+        self._found = (peer.view.news, work) if self._still == before else None
         self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
-        allowed = share(window(live, scenario.num_stages, SLOTS), work)
         self._diverging.begin(peer.record.step)
+        if not work.steps:
+            return
+        allowed = share(window(live, scenario.num_stages, SLOTS), work)
         held_back = {each.step: self._diverging.held_back(each.step, work.still, sizes[1], peer.now) for each in work.steps}
         for launch in (launch for each in work.steps for launch in each.launches(but=held_back[each.step])):
             if (launch.step, launch.index) in self._in_flight:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from peerd.policy.swarm.contradictions import Heard
 from peerd.policy.swarm.meeting import Meetings
 from peerd.table.record import PeerId, PeerRecord
-from peerd.table.swarm_view import SwarmView
+from peerd.table.swarm_view import SwarmView, say_the_same
 from peerd.table.view import LiveView
 
 if TYPE_CHECKING:
@@ -22,12 +22,24 @@ class KeptView(SwarmView):
 
     _kept: tuple[int, float, float, LiveView] | None = None
     """After how many changes it was made, when, until when it holds, and the view."""
+    news = 0
+    """Rises with each view that says something else than the one before, which is more than that peers are still there."""
 
     def live(self, now_s: float) -> LiveView:
-        kept = self._kept
-        if kept is None or kept[0] != self.changes or not kept[1] <= now_s < kept[2]:
-            kept = self._kept = self.changes, now_s, self.holds_until_s(now_s), super().live(now_s)
-        return kept[3]
+        before = self._kept
+        if before is not None and before[0] == self.changes and before[1] <= now_s < before[2]:
+            return before[3]
+        live = super().live(now_s)
+        self._kept = self.changes, now_s, self.holds_until_s(now_s), live
+        self.news += before is None or not _say_the_same(before[3], live)
+        return live
+
+
+def _say_the_same(one: LiveView, other: LiveView) -> bool:
+    for known, found in ((one.records, other.records), (one.suspected, other.suspected), (one.expired, other.expired)):
+        if len(known) != len(found) or not all(a is b or say_the_same(a, b) for a, b in zip(known, found, strict=True)):
+            return False
+    return True
 
 
 class Hearing:
@@ -83,7 +95,10 @@ class Hearing:
 
     def _merge(self, record: PeerRecord) -> None:
         peer, off = self._peer, self._peer.world.scenario.off
-        known, is_proven = peer.view.sightings.get(record.peer), peer.view.is_proven(record.peer)
+        known = peer.view.sightings.get(record.peer)
+        if known is not None and self._said.get(record.peer) is record and "repeats renew" not in off:
+            return  # the very same one: most that are passed on are
+        is_proven = peer.view.is_proven(record.peer)
         if "repeats renew" in off and known is not None and known.record.pair == record.pair:
             peer.view._evict(record.peer)
         other = self._heard.other(record.peer, record.pair, record, peer.now)

@@ -43,6 +43,8 @@ class Lies:
     def told(self, listener: PeerId) -> PeerRecord:
         """The record as this peer tells it to another one."""
         peer, record = self._peer, self._peer.record
+        if not self.has_lied:
+            return record
         if self._tells(Kind.BOAST):
             record = replace(record, step=record.step + BOASTED_STEPS)
         if self._tells(Kind.ACCUSE):
@@ -116,7 +118,7 @@ class Lies:
     @property
     def are_of_numbers(self) -> bool:
         """Whether it has lied so that what it holds itself may be wrong, or that others shut it out for good."""
-        return not self._until_s.keys().isdisjoint({Kind.FORK, Kind.FABRICATE, *LIES_OF_WORK})
+        return bool(self._until_s) and not self._until_s.keys().isdisjoint({Kind.FORK, Kind.FABRICATE, *LIES_OF_WORK})
 
     def sum_for(self, member: int, roster: Roster, total: Average) -> Average:
         """The sum of this peer's slice as it sends it to one member."""
@@ -198,4 +200,4 @@ class Lies:
         return self._tells(Kind.WITHHOLD)
 
     def _tells(self, kind: Kind) -> bool:
-        return self._peer.now < self._until_s.get(kind, float("-inf"))
+        return bool(self._until_s) and self._peer.now < self._until_s.get(kind, float("-inf"))

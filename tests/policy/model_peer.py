@@ -14,10 +14,10 @@ from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import Situation
-from peerd.policy.step.stepping import looks_lost
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, StepNorm, Suspicion, check_transition
 from peerd.table.view import LiveView
 from tests.policy.model_calls import Calls
+from tests.policy.model_deciding import Deciding
 from tests.policy.model_exchange import FAST, SUM_BYTES
 from tests.policy.model_fetching import Fetching
 from tests.policy.model_hearing import Hearing, KeptView
@@ -85,6 +85,7 @@ class ModelPeer:
         self.recovery = Recovery(self)
         self.tied = Tied(self)
         self.local = Local(self)
+        self.deciding = Deciding(self)
 
     @property
     def now(self) -> float:
@@ -250,16 +251,9 @@ class ModelPeer:
         if self.fenced or self.downloading or self.rounds.is_opening:
             return
         self.rounds.look(self.live().members(self.record.stage, self.record.step))
-        if "sideline" not in self.world.scenario.off:
+        if self.world.rules.certifies and "sideline" not in self.world.scenario.off:
             self.rounds.sidelining.look_ahead(ahead_alone(self.situation()), self.world.rules.averaging_s, self.now)
-        own, live = own_state_of(self), self.live()
-        lost = looks_lost(Situation(own, live, self.now, self.world.rules))
-        self.lost_since_s = (self.lost_since_s if self.lost_since_s is not None else self.now) if lost else None
-        if lost and "wait before lost" in self.world.scenario.off:
-            self.lost_since_s = float("-inf")
-        own = self.recovery.noted(replace(own, lost_since_s=self.lost_since_s) if lost else own, live)
-        self.lies.make_up(live)
-        self.act(self.recovery.decide(Situation(own, live, self.now, self.lies.rules)))
+        self.deciding.act()
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):
             self._go()
@@ -269,7 +263,9 @@ class ModelPeer:
 
     def act(self, act: Act) -> None:
         off = self.world.scenario.off
-        if not isinstance(act, acts.Wait | acts.FetchAverage):
+        if isinstance(act, acts.Wait):
+            return
+        if not isinstance(act, acts.FetchAverage):
             self.world.note(f"{self.name} {act}")
         match act:
             case acts.Propose(roster=roster):

@@ -14,8 +14,11 @@ FORGET_REFUSAL_S = 2.0
 
 
 def own_state_of(peer: ModelPeer) -> OwnState:
-    peer.refused = {key: at for key, at in peer.refused.items() if peer.now - at < FORGET_REFUSAL_S}
-    peer.unanswered = {key: at for key, at in peer.unanswered.items() if peer.now - at < FORGET_REFUSAL_S}
+    now = peer.now
+    if peer.refused:
+        peer.refused = {key: at for key, at in peer.refused.items() if now - at < FORGET_REFUSAL_S}
+    if peer.unanswered:
+        peer.unanswered = {key: at for key, at in peer.unanswered.items() if now - at < FORGET_REFUSAL_S}
     current = peer.rounds.current
     return OwnState(
         record=peer.record,

@@ -99,6 +99,12 @@ def stage_step(live: LiveView, stage: int) -> int | None:
     One that its mates leave out does not count: it may say that the stage has finished a step, so that nobody computes what is missing. For
     a distant stage: the median of its speakers' steps, because one of them may be wrong.
     """
+    if stage not in live.stage_steps:
+        live.stage_steps[stage] = _stage_step(live, stage)
+    return live.stage_steps[stage]
+
+
+def _stage_step(live: LiveView, stage: int) -> int | None:
     speakers = live.speakers(stage)
     if speakers:
         return median_high([record.step for record in speakers])
