@@ -268,7 +268,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("mine", "Sequence[Who]"): lambda w: list(w.names),
     "far_speakers": lambda w: w.names[:3],
     **dict.fromkeys(("record", "accused"), lambda w: w.random.choice(w.records)),
-    "mate": lambda w: w.random.choice(w.records),
+    **dict.fromkeys(("mate", "known"), lambda w: w.random.choice(w.records)),
     "other": lambda w: w.random.choice(w.records),
     ("other", "PeerId"): World.peer,
     ("other", "PeerId | None"): lambda w: w.maybe(w.peer),
