@@ -11,7 +11,6 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO
 
 
 @dataclass(slots=True)
@@ -20,17 +19,18 @@ class SmallChild:
 
     output: asyncio.StreamReader
     _process: subprocess.Popen[bytes]
-    _input: IO[bytes]
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self, data: bytes) -> None:
         """Write a few bytes to its standard input, unless it has ended."""
-        with contextlib.suppress(OSError, ValueError):  # its end of the pipe is closed, or ours is
-            self._input.write(data)
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # its end of the pipe is closed, or ours is
+                self._process.stdin.write(data)
 
     def close_input(self) -> None:
-        with contextlib.suppress(OSError):
-            self._input.close()
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     async def wait(self) -> None:
         """Return once it has ended."""
@@ -60,9 +60,8 @@ async def start_small_child(command: Sequence[str], env: Mapping[str, str]) -> S
         env=env,
         start_new_session=True,
     )
-    assert process.stdin is not None
     loop, output = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)
-    child = SmallChild(output, process, process.stdin)
+    child = SmallChild(output, process)
     threading.Thread(target=child._reap, args=(loop,), name="child", daemon=True).start()
     return child

@@ -1,4 +1,7 @@
-"""Who has computed how much, as it is shown: what reporters have counted, what is signed, and whose names are left out. Pure."""
+"""The table of who has computed how much: it has what reporters have counted and what is signed, without names that are to be left out.
+
+Pure.
+"""
 
 from __future__ import annotations
 
