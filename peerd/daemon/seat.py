@@ -141,7 +141,7 @@ class Seat:
         start_of = partial(place.start.of_stage, manifest) if place.start else None
         self.snapshots = SnapshotServer(state, executor, self._followers, peer.patience_s, start_of, state.spools)
         most = partial(most_state_bytes, manifest)
-        self.downloader = Downloader(StateClient(links, run), membership, most, peer.patience_s, state.spools)
+        self.downloader = Downloader(StateClient(links, run), membership, most, peer.patience_s, state.spools, certifies=state.certifies)
         self.stepper = Stepper(state, executor, membership, self.rounds, self.downloader, rules, beginning, self)
         self.training = Training(manifest, membership, self.dispatcher, peer.data, self.announce, peer.tracing)
 

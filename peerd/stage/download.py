@@ -35,9 +35,17 @@ class Downloader:
     """Downloads a stage's state from its peers, of several at once. If one fails, others send what it had left."""
 
     def __init__(
-        self, client: StateClient, membership: Membership, most_bytes: MostBytes, patience_s: float, spools: Spools | None = None
+        self,
+        client: StateClient,
+        membership: Membership,
+        most_bytes: MostBytes,
+        patience_s: float,
+        spools: Spools | None = None,
+        *,
+        certifies: bool = False,
     ) -> None:
-        """`spools`: where a state lies until it is loaded; by default in memory."""
+        """`spools`: where a state lies until it is loaded; by default in memory. `certifies`: whether the run does (rule 18)."""
+        self._certifies = certifies
         self._client = client
         self._membership = membership
         self._most_bytes = most_bytes
@@ -83,7 +91,7 @@ class Downloader:
             partial = self._unfinished
         self._unfinished = None
         try:
-            found = await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
+            found = await self._download(partial, self._donors_of(stage), prefer)
         except StageError:
             self._keep(partial)
             raise
@@ -107,7 +115,7 @@ class Downloader:
 
         If there is none, those whose records claim one do not count for a while (hole 32). Raises StageError.
         """
-        others = [record.peer for record in donors(self._membership.live(), stage, frozenset())]
+        others = [record.peer for record in self._donors_of(stage)(self._membership.live(), frozenset())]
         for donor in dict.fromkeys((prefer, *others)):
             if self._membership.live().find(donor) is None:
                 continue  # it has ceased to count meanwhile
@@ -139,7 +147,10 @@ class Downloader:
         Raises StageError if no donor can give it.
         """
         partial = replace(await self._begun(stage), of_previous=True)
-        return await self._download(partial, lambda live, tried: donors(live, stage, tried), prefer)
+        return await self._download(partial, self._donors_of(stage), prefer)
+
+    def _donors_of(self, stage: int) -> Candidates:
+        return lambda live, tried: donors(live, stage, tried, self._certifies)
 
     async def _begun(self, stage: int, tied_only: bool = False) -> PartialState:
         return PartialState(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only, spools=self._spools)

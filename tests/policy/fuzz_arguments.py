@@ -313,6 +313,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     **dict.fromkeys(("average_id", "round_id", "group"), lambda w: w.raw(16)),
     ("group", "Collection[PeerId]"): lambda w: [w.some_peer()] * w.random.randrange(3),
     "told": lambda w: {w.some_peer(): AverageId(w.raw(16)) for _ in range(w.random.randrange(300))},
+    "serving": lambda w: _some(w),
+    "certifies": lambda w: w.random.random() < 0.5,
     "confirmed_by": lambda w: [w.some_peer() for _ in range(w.random.randrange(300))],
     "done": World.ledger,
     "local_batch": lambda w: w.random.choice((1, 4, 4096)),

@@ -83,7 +83,7 @@ class Recovery:
     def find_donor(self, act: Reload, tried: frozenset[PeerId]) -> None:
         """Ask one mate after another for the header of a state of use, and become a joiner when one shows it."""
         peer, mine = self._peer, self._peer.record
-        able = [r for r in donors(peer.live(), mine.stage, tried) if r.peer not in tried]
+        able = [r for r in donors(peer.live(), mine.stage, tried, peer.world.rules.certifies) if r.peer not in tried]
         peer.downloading = bool(able)
         if not able:
             peer.found_no_donor_s = peer.now
@@ -112,7 +112,7 @@ class Recovery:
         def ended() -> None:
             peer.downloading = False
 
-        able = [r for r in donors(peer.live(), peer.record.stage, tried) if r.peer not in tried]
+        able = [r for r in donors(peer.live(), peer.record.stage, tried, peer.world.rules.certifies) if r.peer not in tried]
         if not able:
             peer.after(1.0, ended)
             return

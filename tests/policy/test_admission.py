@@ -80,6 +80,14 @@ def test_of_two_donors_at_one_step_the_better_lineage_is_asked_first() -> None:
     assert donors(view_of(me, inexact, replace(exact, step=2)), 0, frozenset())[0] == inexact
 
 
+def test_hole_50_in_a_run_that_certifies_those_that_are_ahead_or_astray_alone_give_last() -> None:
+    me, ahead, astray = member("me", phase=Phase.JOINING), member("a", step=9), member("b", step=3, lineage=Lineage(0, b""))
+    one, two = (member(name, step=3, lineage=Lineage(0, b"most")) for name in ("c", "d"))
+    assert {r.peer for r in donors(view_of(me, ahead, astray, one, two), 0, frozenset(), certifies=True)[:2]} == {"c", "d"}
+    assert donors(view_of(me, ahead, astray, one, two), 0, frozenset())[:2] == [ahead, astray]
+    assert donors(view_of(me, ahead, one), 0, frozenset(), certifies=True) == [ahead, one], "of two nobody can say"
+
+
 def test_a_leaving_peer_gives_its_state_when_nobody_else_is_as_far() -> None:
     """Else a mate told to download from it would find no donor and ask again at once, for ever."""
     me, leaving, stays = member("me", phase=Phase.JOINING), member("a", step=3, leaving=True), member("b", step=3)

@@ -12,6 +12,7 @@ from peerd.policy.step import acts
 from peerd.policy.step.certificates import (
     Distrust,
     SignedSlice,
+    apart_from_most,
     average_id_of,
     is_confirmed,
     is_upheld,
@@ -257,3 +258,18 @@ def test_hole_50_few_that_are_ahead_are_not_followed_unless_another_stage_has_se
     two = replace(RULES, num_stages=2)
     assert ahead_alone(situation(mine, alike, ahead, peer("d", step=4, stage=1), rules=two)) == []
     assert ahead_alone(situation(mine, alike, ahead, peer("d", step=3, stage=1), rules=two)) == ["b"]
+
+
+def test_hole_50_a_joiner_goes_by_the_step_that_half_have_reached_and_by_the_lineage_that_most_have_there() -> None:
+    astray = Lineage(0, b"astray")
+    three = [peer("a"), peer("b"), peer("c")]
+    assert apart_from_most([*three, peer("x", step=9)]) == {"x"}
+    assert apart_from_most([*three, peer("x", step=9), peer("y", step=9)]) == {"x", "y"}
+    assert apart_from_most([*three, *(peer(name, step=4) for name in "xyz")]) == frozenset(), "half of them have reached it"
+    assert apart_from_most([*three, peer("x", lineage=astray)]) == {"x"}
+    assert apart_from_most([peer("a"), peer("b", lineage=astray), peer("c", step=2)]) == frozenset(), "one of each lineage"
+    assert apart_from_most([peer("a"), peer("x", step=9)]) == frozenset(), "of two nobody can say"
+    mine = peer("me", step=0, phase=Phase.JOINING)
+    act = decide(situation(mine, *three, peer("x", step=9), has_start=True))
+    assert isinstance(act, acts.Reload | acts.FetchAverage)
+    assert act.peer != "x"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peerd.policy.hashing import digest, turn_of
+from peerd.policy.step.certificates import apart_from_most
 from peerd.policy.step.ledger import is_frozen, ledger_of
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -70,17 +71,19 @@ def _why_not_here(mine: PeerRecord, stage: int) -> str | None:
     return "this peer is leaving" if mine.leaving else None
 
 
-def donors(live: LiveView, stage: int, tried: frozenset[PeerId]) -> list[PeerRecord]:
+def donors(live: LiveView, stage: int, tried: frozenset[PeerId], certifies: bool = False) -> list[PeerRecord]:
     """Peers to download a stage's state from: newest step first, best lineage, reliable ones, fast uplinks; those that leave and those
     tried already last.
 
     Uplinks count by powers of two, and each joiner orders equal donors differently, so that many joiners do not meet at one donor. A
-    leaving peer still gives: it may be the only one left with the newest step.
+    leaving peer still gives: it may be the only one left with the newest step. In a run that certifies those come last that are at another
+    step or lineage than most.
     """
     able = [r for r in live.serving(stage) if r.peer != live.me]
+    apart = apart_from_most(able) if certifies else ()
 
-    def order(record: PeerRecord) -> tuple[bool, int, bool, Lineage, bool, int, bytes]:
-        here = record.peer in tried, -record.step, record.leaving, record.lineage, not record.is_reliable
+    def order(record: PeerRecord) -> tuple[bool, bool, int, bool, Lineage, bool, int, bytes]:
+        here = record.peer in tried, record.peer in apart, -record.step, record.leaving, record.lineage, not record.is_reliable
         return *here, -record.up.bit_length(), turn_of(live.me, record.peer)
 
     return sorted(able, key=order)

@@ -198,6 +198,18 @@ def words_on(mine: PeerRecord, live: LiveView) -> Words:
     )
 
 
+def apart_from_most(serving: Sequence[PeerRecord]) -> frozenset[PeerId]:
+    """Peers of a stage by whose state no joiner of a certified run goes while there are others: those at a step that fewer than half of
+    them have reached, or at the last one that half have reached with another lineage than most of those there."""
+    if len(serving) < FEWEST:
+        return frozenset()
+    reached = sorted((m.step for m in serving), reverse=True)[(len(serving) - 1) // 2]
+    lineages = Counter(m.lineage for m in serving if m.step == reached)
+    [(lineage, number)] = lineages.most_common(1)
+    is_most = 2 * number > lineages.total()
+    return frozenset(m.peer for m in serving if m.step > reached or (is_most and m.step == reached and m.lineage != lineage))
+
+
 def is_upheld(average_id: AverageId, roster: Roster, mine: PeerRecord, live: LiveView) -> bool:
     """Whether an average of which a reducer has signed two slices stands all the same: more than half of its members hold this one."""
     names = {entry.peer for entry in roster.entries}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from peerd.policy.step.acts import Reload
-from peerd.policy.step.certificates import FEWEST, is_backed_by, voters, why_unproven
+from peerd.policy.step.certificates import FEWEST, apart_from_most, is_backed_by, voters, why_unproven
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import Situation
 from peerd.table.record import PeerId, PeerRecord, Phase
@@ -82,3 +82,9 @@ def ahead_alone(now: Situation) -> list[PeerId]:
         return []
     ahead = [m for m in now.mates if m.step > now.mine.step]
     return [] if are_ahead(now, ahead) else [m.peer for m in ahead]
+
+
+def mates_to_follow(now: Situation) -> list[PeerRecord]:
+    """The mates by whose steps a joiner goes."""
+    apart = apart_from_most(now.mates) if now.rules.certifies else ()
+    return [m for m in now.mates if m.peer not in apart]

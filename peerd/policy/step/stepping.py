@@ -22,7 +22,7 @@ from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.batches import batch_to_seal
-from peerd.policy.step.certifying import are_ahead, reload_better, why_give_up, why_uncounted
+from peerd.policy.step.certifying import are_ahead, mates_to_follow, reload_better, why_give_up, why_uncounted
 from peerd.policy.step.judging import given_up_after_s
 from peerd.policy.step.ledger import full, held, stage_step, why_no_average, why_no_work, why_not_averaged
 from peerd.policy.step.recovery import (
@@ -60,8 +60,8 @@ def _join(now: Situation) -> Act:
 
     A joiner serves once no mate is ahead of it, or has a better lineage at its step.
     """
-    mine, rules = now.mine, now.rules
-    newest = max((m.step for m in now.mates), default=None)
+    mine, rules, mates = now.mine, now.rules, mates_to_follow(now)
+    newest = max((m.step for m in mates), default=None)
     if now.live.is_outlived(mine):
         return _follow_run(now) or acts.Wait("the run has gone back while this peer joined")
     if newest is None or newest < mine.step:
@@ -69,7 +69,7 @@ def _join(now: Situation) -> Act:
             return _step_back(now) or acts.Wait(f"the run can resume only at step {held_back}")
         far = now.other_end_step
         if newest is not None and far is not None and far < mine.step and not is_left_behind(mine, newest, now.live, rules):
-            peer = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer))).peer
+            peer = min(mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer))).peer
             return acts.Reload("the other end of the tied weight needs a step whose sum this peer does not hold", peer)
         return acts.Serve("no peer of the stage is ahead of what this peer holds")
     brought = checkpoint_to_bring(mine, now.live, rules)
@@ -80,10 +80,10 @@ def _join(now: Situation) -> Act:
         return acts.Wait(f"the stage is about to go back to step {back}")
     if holds_later(mine, now.live) and not _has_heard_of_all(now):
         return acts.Wait(f"the stage is at step {newest}, this peer has later ones on disk, and it has not heard enough of every stage yet")
-    returning = checkpoint_to_return_with(mine, now.mates, rules)
+    returning = checkpoint_to_return_with(mine, mates, rules)
     if returning is not None:
         return returning
-    best = min(now.mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
+    best = min(mates, key=lambda m: (-m.step, turn_of(mine.peer, m.peer)))
     if not now.own.has_start:
         return acts.Reload("the run began from a state that this peer does not hold", best.peer)
     if newest == mine.step:
@@ -97,7 +97,7 @@ def _join(now: Situation) -> Act:
         return acts.Serve(f"at step {mine.step} like the stage")
     if now.own.cannot_catch_up:
         return acts.Wait(now.own.cannot_catch_up)
-    able = now.willing([m for m in now.mates if m.step - m.kept_averages <= mine.step < m.step])
+    able = now.willing([m for m in mates if m.step - m.kept_averages <= mine.step < m.step])
     if able:
         return _fetch_average(now, f"the stage is at step {newest}", able)
     return acts.Reload(f"the stage is at step {newest}, and no mate gives the average of step {mine.step}", best.peer)
