@@ -12,10 +12,12 @@ accusations how often honest peers have noted of honest ones that they leave the
 out_after_steps  steps from the first lie until the liar counts in no honest peer's table; absent: it always did
 distance    the largest difference of a parameter to the reference; absent if the run could not be exported
 
-It ends with 1, and says why, where a limit does not hold: step_ratio 1.5, memory_mb 64, one reload a peer, no honest peer out of
-another one's live rows for longer than a record lives, no daemon that ends, the losses and parameters of the reference, no honest peer
-shut out; and where the lie is signed twice, the liar out within two steps. --trust off: averages are not certified; --trust audits: peers
-audit each other, without which falsifies does nothing, as it falsifies what peers sign.
+It ends with 1, and says why, where a limit does not hold: step_ratio 1.125 times what one mate less makes (1.5 of four), memory_mb 64, one
+reload a peer, no honest peer out of another one's live rows for longer than a record lives, no daemon that ends, the losses and parameters
+of the reference, no honest peer shut out; and where the lie is signed twice, the liar out within two steps. --trust off: averages are not
+certified; --trust audits: peers audit each other, without which the scenarios from falsifies on are left out, as they falsify what peers
+sign. These are watched until the liar is out, --until-out seconds at most. --stage 0: the liar is one of the first stage, and what it
+sends on is false, too.
 
 --liar loads a liar of your own in place of the scenario's: a file that ends with .py, or the dotted name of a module, with a coroutine
 lie(peer, arguments) (peerd/daemon/liars.py). The daemons sleep in place of computing, so that eight of them share a few cores. The liar's
@@ -32,7 +34,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 from torch import Tensor
@@ -51,7 +53,8 @@ SETTLE_S = 10.0
 """From the first lie until steps are timed."""
 READY_S, LOOK_S, ANSWER_S = 240.0, 1.0, 60.0
 LOWEST_PRIORITY = 19
-MOST_RATIO, MOST_MEMORY_MB, MOST_RELOADS = 1.5, 64.0, 1
+MOST_RATIO, MOST_MEMORY_MB, MOST_RELOADS = 1.125, 64.0, 1
+"""The first one of what a step takes with one mate less."""
 FLOODS = ("gossip", "aborts", "cancels", "proposals", "news", "want_all")
 HERE = "scripts.benchmarks._liars"
 SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -72,11 +75,17 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "fabricates": ("fabricates", {}),
     "forges": ("forges", {}),
     "falsifies": ("falsifies", {"factor": -1.0}),
+    "falsifies-100": ("falsifies", {"factor": 100.0}),
+    "noise": ("falsifies", {"factor": 1.0, "noise": True}),
+    **{f"own-part-x{factor:g}": ("own_part", {"factor": factor}) for factor in (-1.0, -10.0, 1000.0)},
+    "rides-free": ("own_part", {"factor": 0.0}),
+    "conceals": ("own_part", {"factor": 1000.0, "conceals": True}),
+    "denounces": ("denounces", {}),
 }
 """The module in `_liars/`, and its arguments."""
 SIGNED, OUT_WITHIN_STEPS = ("two-records", "forks"), 2
 """The lies that two signatures prove."""
-FOUND_LATER = ("falsifies",)
+FOUND_LATER = tuple(name for name, (module, _) in SCENARIOS.items() if module in ("falsifies", "own_part", "denounces"))
 """The lies that audits find steps later: what was falsified by then stays in the parameters, and `distance` tells how much that is."""
 BANNED = ("it is banned", "it counts for nothing")
 ACCUSED = (*BANNED, "member left out", "it does not count for a while", "an average that nobody else has")
@@ -115,8 +124,8 @@ class Watched:
     hidden_since_s: dict[tuple[int, int], float] = field(default_factory=dict)
     """By honest observer and honest peer: since when it does not count there."""
     hidden_s: float = 0.0
-    _counts_liar: bool = True
     """The longest that one has not counted at another."""
+    _counts_liar: bool = True
     lied_at_step: int | None = None
     out_after_steps: int | None = None
 
@@ -151,6 +160,12 @@ class Watched:
         self.swarm.poll()
         ends = [step for step in self.swarm.steps if began_s < step["time_s"] <= ended_s]
         return (ended_s - began_s) / max(1, len(ends))
+
+    def until_out(self, most_s: float) -> None:
+        """Look on until the liar counts nowhere."""
+        deadline_s = time.monotonic() + most_s
+        while self.out_after_steps is None and time.monotonic() < deadline_s:
+            self.watch(LOOK_S)
 
     def _look_for_hidden(self) -> None:
         now_s, names = time.monotonic(), {daemon.ready.peer: daemon.peer for daemon in self.honest if daemon.ready is not None}
@@ -194,12 +209,11 @@ class Watched:
         return found
 
 
-def try_scenario(
-    name: str, module: str, arguments: dict[str, Any], seconds: float, mates: int, trust: Literal["off", "on", "audits"]
-) -> Row:
+def try_scenario(name: str, module: str, arguments: dict[str, Any], given: argparse.Namespace) -> Row:
+    mates, seconds = int(given.mates), float(given.seconds)
     row, num_peers, manifest = Row(scenario=name), mates * NUM_STAGES, run_of(TINY, microbatches_per_step=3 * mates)
-    manifest = replace(manifest, swarm=replace(manifest.swarm, trust=trust, group_size=0))
-    liar = num_peers - 1
+    manifest = replace(manifest, swarm=replace(manifest.swarm, trust=given.trust, group_size=0))
+    liar = num_peers - NUM_STAGES + int(given.stage)
     plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
     with DemoSwarm(plan, lambda _text: None, place=partial(_place, liar)) as swarm:
         swarm.start()
@@ -214,6 +228,8 @@ def try_scenario(
         watched.lied_at_step = swarm.num_steps_told
         swarm.daemons[liar].client.request("lie", module=module, **arguments, silence_s=ANSWER_S)
         watched.watch(SETTLE_S)
+        if name in FOUND_LATER:
+            watched.until_out(given.until_out)
         row.step_ratio = round(watched.watch(seconds) / honest_s, 3)
         usual_mb = max((at_first_mb[peer] - mb for peer, mb in before_mb.items() if peer in at_first_mb), default=0.0)
         grown_mb = max((mb - at_first_mb[peer] for peer, mb in watched.memory_mb().items() if peer in at_first_mb), default=0.0)
@@ -222,7 +238,7 @@ def try_scenario(
         row.refused = sum(watched.counted("messages_refused")) - refused
         row.honest_bans, row.accusations = watched.noted_of_honest(BANNED), watched.noted_of_honest(ACCUSED)
         row.out_after_steps = watched.out_after_steps
-        row.missed = _missed(row, watched)
+        row.missed = _missed(row, watched, MOST_RATIO * mates / (mates - 1))
         if watched.errors_of_liar:
             row.missed.append("the liar had an error of its own, so it may have told nothing: its log says more")
         swarm.daemons[liar].kill()
@@ -239,10 +255,10 @@ def _place(liar: int, peer: int) -> Placement:
     return Placement(settings={"allow_faults": True} if peer == liar else {})
 
 
-def _missed(row: Row, watched: Watched) -> list[str]:
+def _missed(row: Row, watched: Watched, most_ratio: float) -> list[str]:
     missed = [f"peer {daemon.peer} has ended:\n{daemon.log_tail()[-2000:]}" for daemon in watched.honest if not daemon.alive]
-    if row.step_ratio is not None and row.step_ratio > MOST_RATIO:
-        missed.append(f"a step takes {row.step_ratio:.2f} times as long, not {MOST_RATIO:g}")
+    if row.step_ratio is not None and row.step_ratio > most_ratio:
+        missed.append(f"a step takes {row.step_ratio:.2f} times as long, not {most_ratio:.3g}")
     if row.memory_mb is not None and row.memory_mb > MOST_MEMORY_MB:
         missed.append(f"a daemon has grown by {row.memory_mb:.0f} MB, not {MOST_MEMORY_MB:g}")
     if row.reloads > MOST_RELOADS:
@@ -251,6 +267,8 @@ def _missed(row: Row, watched: Watched) -> list[str]:
         missed.append(f"an honest peer was hidden from another for {watched.hidden_s:.1f} s; a record lives {watched.ttl_s:g} s")
     if row.honest_bans:
         missed.append(f"an honest peer was shut out {row.honest_bans} times")
+    if row.scenario in FOUND_LATER and row.out_after_steps is None:
+        missed.append("the liar still counts")
     if row.scenario in SIGNED and (row.out_after_steps is None or row.out_after_steps > OUT_WITHIN_STEPS):
         missed.append(f"the liar was out after {row.out_after_steps} steps, not {OUT_WITHIN_STEPS}")
     errors = sum(watched.counted("internal_errors"))
@@ -296,12 +314,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--liar", metavar="MODULE", help="a liar of your own, with the arguments of the scenario, which is named after it")
     parser.add_argument("--seconds", type=float, default=12.0, metavar="S", help="how long steps are timed, each time (default 12)")
+    parser.add_argument("--until-out", type=float, default=300.0, metavar="S", help="longest wait for what audits find (default 300)")
+    parser.add_argument("--stage", type=int, choices=range(NUM_STAGES), default=NUM_STAGES - 1, help="the liar's stage (default the last)")
     parser.add_argument("--mates", type=int, default=MATES, metavar="N", help=f"peers of each stage, the liar included (default {MATES})")
     parser.add_argument("--trust", choices=["off", "on", "audits"], default="on", help="swarm.trust of the run (default on)")
     given = parser.parse_args()
     if given.mates < 2 or given.seconds <= 0:
         parser.error("there are two peers of a stage at least, and steps take time")
     scenarios = {given.scenario: SCENARIOS[given.scenario]} if given.scenario != "all" else SCENARIOS
+    if given.scenario == "all" and given.trust != "audits":
+        scenarios = {name: each for name, each in scenarios.items() if name not in FOUND_LATER}
     chosen = {name: (f"{HERE}.{module}", arguments) for name, (module, arguments) in scenarios.items()}
     if given.liar:
         path = Path(given.liar)
@@ -309,7 +331,7 @@ def main() -> int:
         chosen = {path.stem: (str(path.resolve()) if path.suffix == ".py" else given.liar, arguments)}
     rows = []
     for name, (module, arguments) in chosen.items():
-        rows.append(try_scenario(name, module, arguments, given.seconds, given.mates, given.trust))
+        rows.append(try_scenario(name, module, arguments, given))
         progress(f"{name}: {'does not hold' if rows[-1].missed else 'holds'}")
     return report(rows, given.json)
 

@@ -19,9 +19,12 @@ from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_mani
 pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 LIAR = {"module": "scripts.benchmarks._liars.falsifies"}
+CONCEALS = {"module": "scripts.benchmarks._liars.own_part", "factor": 1000.0, "conceals": True}
 STAND_IN_MS = 40
 OUT_WITHIN_S = 120.0
 """A quarter of a newcomer's work is looked at, in its first ten steps: most liars are out within five."""
+LEFT_OUT_WITHIN_STEPS = 6
+"""Two with false parts, the step in which the second one is looked at, the one in which mates hear of that, and two as daemons differ."""
 
 
 def audited() -> Manifest:
@@ -88,6 +91,30 @@ def test_a_peer_that_falsifies_its_work_is_out_everywhere_and_told_and_costs_lit
         share = distance(exported, swarm.manifest, swarm.folder / "cache" / "peerd")
         print(f"falsified from step {began} to {out}; {share:.2%} of all progress away from the reference")
         assert share < 0.5
+
+
+def test_a_peer_that_hides_what_its_part_is_made_of_is_left_out_by_its_mates_and_the_run_goes_on() -> None:
+    with Swarm(audited()) as swarm:
+        first, last = swarm_of_six(swarm)
+        *honest, liar = last
+        swarm.wait_for_step(2)
+        began = max(daemon.status["peer"]["step"] for daemon in honest)
+        liar.request("lie", **CONCEALS)
+        name = liar.ready.peer
+        until(lambda: all(phase_of(name, daemon) == "sidelined" for daemon in honest), OUT_WITHIN_S)
+        out = max(daemon.status["peer"]["step"] for daemon in honest)
+        assert out - began <= LEFT_OUT_WITHIN_STEPS
+        for daemon in (*first, *honest):
+            daemon.wait_for_step(out + 4)
+            told = audits_of(daemon)
+            assert (told["cases"], told["audits"]["lost"]) == ([], [])
+            assert told["audits"]["counts"].get("withheld", 0) >= (2 if daemon in honest else 0)
+            assert [daemon.counters[each] for each in ("duplicate_microbatches", "lost_microbatches", "inexact_steps")] == [0, 0, 0]
+        until(lambda: "sidelined" in {item["code"] for item in liar.status["health"]}, 20)
+
+
+def phase_of(name: str, daemon: Daemon) -> str:
+    return next((peer["phase"] for stage in daemon.table["stages"] for peer in stage["peers"] if peer["id"] == name), "")
 
 
 def peers_of(daemon: Daemon) -> set[str]:

@@ -1,4 +1,4 @@
-"""Computes rightly, and falsifies what it sends on and gives back: activations and gradients, times a factor."""
+"""Computes rightly, and falsifies what it sends on and gives back: activations and gradients, times a factor, or noise as large as they."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ FACTOR = -1.0
 
 
 async def lie(_peer: Peer, arguments: Mapping[str, Any]) -> None:
-    factor = float(arguments.get("factor", FACTOR))
+    factor, is_noise = float(arguments.get("factor", FACTOR)), bool(arguments.get("noise"))
     true_answers, true_send = PassWitness.answers, Dispatcher.send
 
     def false(value: TensorBytes) -> TensorBytes:
-        return encode(factor * decode(value, torch.device("cpu")), value.codec)
+        true = decode(value, torch.device("cpu"))
+        return encode(factor * (torch.randn_like(true) * true.std() if is_noise else true), value.codec)
 
     async def answers(self: PassWitness, given: ReceivedPass, result: CallResult, below: SignedPass | None) -> CallResult:
         if result.gradient is not None:
