@@ -116,9 +116,10 @@ def new(
     With --device-memory the model is cut into --stages, or into as few as it takes, so that the smallest device can serve each
     of them. What each stage takes is printed: memory, and the upload that its speed needs.
 
-    With --link codecs, boundary, local steps and, unless --optimizer names one, the optimizer are those that come to a loss
-    first over lines of that rate each way, by the measurements of `peerd help performance` and simulated steps. What was
-    chosen, why, and what it costs is printed. Steps with local updates have more than --microbatches, as many for each update.
+    With --link codecs, boundary and local steps are those that come to a loss first over lines of that rate each way, by the
+    measurements of `peerd help performance` and simulated steps; so are optimizer, microbatches of an update and learning
+    rate where no flag names them. What was chosen, why, and what it costs is printed. With local updates --microbatches are
+    those of an update, and a step has as many for each.
 
     MODEL is decoder (the built-in one), hf:NAME (an architecture of transformers, such as hf:llama, or a checkpoint's name on
     the hub), a local folder with a checkpoint to go on from, with its own tokenizer unless --tokenizer names another, or
@@ -179,10 +180,17 @@ def _check_link(fields: dict[str, Any], given: set[str]) -> None:
 
 
 def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> ChosenWay:
+    from peerd.planner.contenders import Kept
+    from peerd.planner.race_results import race_results
     from peerd.sim.home_lines import HomePeers
 
     peers = HomePeers(bytes_per_s=fields["link"], round_trip_s=fields["rtt"], flops=1e12 * fields["tflops"])
-    return chosen_for(manifest, peers, fields["optimizer"] if "optimizer" in given else None)
+    kept = Kept(
+        optimizer=fields["optimizer"] if "optimizer" in given else None,
+        microbatches="microbatches_per_step" in given,
+        learning_rate="learning_rate" in given,
+    )
+    return chosen_for(manifest, peers, kept, race_results())
 
 
 def _write(

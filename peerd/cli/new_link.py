@@ -13,7 +13,8 @@ from peerd.errors import UsageError
 
 if TYPE_CHECKING:
     from peerd.config.manifest import Manifest
-    from peerd.planner.contenders import Ranked
+    from peerd.planner.contenders import Kept, Ranked
+    from peerd.planner.race_results import RaceResults
     from peerd.planner.workload import ModelLoads
     from peerd.sim.home_lines import HomePace, HomePeers
 
@@ -58,6 +59,8 @@ class ChosenWay:
     """The contenders that go with a run on a line, the chosen one first, and what the swarm does with that."""
 
     peers: HomePeers
+    kept: Kept
+    results: RaceResults
     ranked: tuple[Ranked, ...]
     pace: HomePace
 
@@ -66,9 +69,9 @@ class ChosenWay:
         return self.ranked[0].manifest
 
 
-def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> ChosenWay:
-    """The way to train that is first at a loss. `optimizer`: the one that flags name. UsageError if nothing measured goes with the run."""
-    from peerd.planner.contenders import UPDATES, ranked
+def chosen_for(manifest: Manifest, peers: HomePeers, kept: Kept, results: RaceResults) -> ChosenWay:
+    """The way to train that is first at a loss. `kept`: what flags name. UsageError if nothing measured goes with the run."""
+    from peerd.planner.contenders import ranked
     from peerd.planner.kinds import planned_loads
 
     plain = loads_of(manifest)
@@ -76,13 +79,10 @@ def chosen_for(manifest: Manifest, peers: HomePeers, optimizer: str | None) -> C
     def pace(run: Manifest) -> HomePace:
         return _pace(run, planned_loads(run) or plain, peers)
 
-    def update_s(run: Manifest) -> float:
-        return pace(run).step_s * manifest.train.microbatches_per_step / run.train.microbatches_per_step
-
-    found = ranked(manifest, update_s, UPDATES, optimizer)
+    found = ranked(manifest, lambda run: pace(run).step_s, results.rows, kept)
     if not found:
         raise UsageError("no way to train that was measured goes with this run", "leave out --link, and set [wire] yourself")
-    return ChosenWay(peers, tuple(found), pace(found[0].manifest))
+    return ChosenWay(peers, kept, results, tuple(found), pace(found[0].manifest))
 
 
 def _pace(manifest: Manifest, loads: ModelLoads, peers: HomePeers) -> HomePace:
@@ -101,7 +101,7 @@ def choice_fields(choice: ChosenWay) -> dict[str, Any]:
         "compute_share": choice.pace.compute_share,
         "sent_bytes_per_day": choice.pace.sent_bytes_per_s * DAY_S,
         "contenders": [
-            {"name": each.row, "update_s": each.update_s, "relative_updates": each.updates, "relative_time_s": each.time}
+            {"name": each.row, "update_s": each.update_s, "relative_updates": each.measured.updates, "relative_time_s": each.time}
             for each in choice.ranked
         ],
     }
@@ -111,18 +111,36 @@ def choice_lines(choice: ChosenWay) -> list[str]:
     """What was chosen for the line, why, and what it will come to."""
     peers, pace, best = choice.peers, choice.pace, choice.ranked[0]
     rows = [("", "s an update", "updates", "time")]
-    rows += [(each.row, f"{each.update_s:.2f}", f"{each.updates:.2f}", f"{each.time / best.time:.2f}") for each in choice.ranked[:SHOWN]]
+    rows += [
+        (each.row, f"{each.update_s:.2f}", f"{each.measured.updates:.2f}", f"{each.time / best.time:.2f}") for each in choice.ranked[:SHOWN]
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]) for row in rows
     ]
     line = f"{8e-6 * peers.bytes_per_s:g} Mbit/s each way, round trips of {1000 * peers.round_trip_s:g} ms"
     pays = f"computes {pace.compute_share:.0%} of the time and sends up to {pace.sent_bytes_per_s * DAY_S / 1e9:,.1f} GB a day"
+    results = choice.results
     return [
         f"link: {line}; {peers.num_replicas} devices of {peers.flops / 1e12:g} TFLOP/s for each stage",
         f"chosen: {best.contender.name}",
         "why: of those that were measured it is the first at a loss:",
         *(f"  {row}" for row in table),
-        f"cost: {best.updates:.2f} times the updates of float32 without codecs to the same loss, as measured with small models",
+        *_train_lines(best, choice.kept),
+        f"cost: {best.measured.updates:.2f} times float32's updates to a loss; after equal data {best.measured.loss:+.3f} nats by its loss",
+        f"measured: {results.date}, {results.seeds} seeds, {results.size}",
         f"expected: {pace.tokens_per_s:,.0f} tokens/s; a peer {pays}",
+    ]
+
+
+def _train_lines(best: Ranked, kept: Kept) -> list[str]:
+    """What was chosen in [train], and why where no flag names it."""
+    train, each = best.manifest.train, best.contender.updates_per_step
+    updates = f", {train.microbatches_per_step // each} for each of {each} updates" if each > 1 else ""
+    factor = f", {best.measured.learning_rate:.2g} times float32's as the race's best rates are" if not kept.learning_rate else ""
+    outer = f"averages: rate {train.outer_learning_rate:g}, momentum {train.outer_momentum:g}, the race's best for this"
+    return [
+        f"microbatches: {train.microbatches_per_step} a step{updates}",
+        f"learning rate: {train.learning_rate:g}{factor}; warmed up in {train.warmup_steps} steps",
+        *([outer] if train.local_batch else []),
     ]

@@ -1,13 +1,13 @@
 """Ways to train over a home line: codecs, narrow boundaries, local steps and optimizers, and which of them a line wants.
 
-How many updates a way needs to a loss was measured by training (`scripts/bench race`); how long an update takes on a line is asked of the
-caller, who simulates it. The product decides.
+How many updates a way needs to a loss was measured by training (`scripts/bench race`; race.toml has its results). How long a step takes on
+a line is asked of the caller, who simulates it. The product decides.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,6 +18,8 @@ LOCAL_UPDATES = 8
 """Updates that a peer makes by itself between two averages, where steps are local."""
 NUM_REPLICAS = 2
 """Peers of each stage, in what is measured and simulated."""
+WARMUP_UPDATES = 20
+"""Updates in which what is measured warms its learning rate up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class Contender:
     """So many times narrower is that boundary."""
     is_local: bool = False
     optimizer: Literal["adamw", "muon"] = "adamw"
+    batch: float = 1.0
+    """So many times the microbatches of an update."""
 
     @property
     def updates_per_step(self) -> int:
@@ -46,18 +50,23 @@ class Contender:
             parts.append(f'boundary "{self.boundary}" of 1/{self.narrower} of the width')
         if self.is_local:
             parts.append(f"{LOCAL_UPDATES} local updates between averages")
+        if self.batch != 1:
+            parts.append(f"{self.batch:g} times the microbatches of an update")
         return ", ".join([*parts, self.optimizer])
 
     def applied(self, manifest: Manifest) -> Manifest:
-        """A run that trains so. Its steps have as many microbatches for each update as the given one's.
+        """A run that trains so. Each of its updates has `batch` times the microbatches of a step of the given run.
 
         Raises ValueError if its model, or another field, does not go with it.
         """
+        microbatches = self.batch * manifest.train.microbatches_per_step
+        if not microbatches.is_integer():
+            raise ValueError(f"{manifest.train.microbatches_per_step} microbatches cannot become {self.batch:g} times as many")
         train = replace(
             manifest.train,
             optimizer=self.optimizer,
-            microbatches_per_step=manifest.train.microbatches_per_step * self.updates_per_step,
-            local_batch=max(1, manifest.train.microbatches_per_step // NUM_REPLICAS) if self.is_local else 0,
+            microbatches_per_step=int(microbatches) * self.updates_per_step,
+            local_batch=max(1, int(microbatches) // NUM_REPLICAS) if self.is_local else 0,
         )
         wire = replace(manifest.wire, activations=self.codec, activation_gradients=self.codec, weight_gradients=self.averages)
         return replace(manifest, model=self._narrowed(manifest), train=train, wire=wire)
@@ -89,56 +98,87 @@ CONTENDERS: Mapping[str, Contender] = {
     "subspace, local": Contender(boundary="subspace", narrower=8, is_local=True, averages="sparse:64"),
     "residual, local": Contender(boundary="token-residual", narrower=8, is_local=True, averages="sparse:64"),
     "all": Contender(boundary="subspace", narrower=8, is_local=True, averages="sparse:64", optimizer="muon"),
+    "half the batch": Contender(batch=0.5),
+    "twice the batch": Contender(batch=2.0),
+    "Muon, local, half": Contender(is_local=True, optimizer="muon", batch=0.5),
+    "Muon, local, twice": Contender(is_local=True, optimizer="muon", batch=2.0),
+    "subspace 1/4, Muon, local": Contender(boundary="subspace", narrower=4, is_local=True, optimizer="muon"),
 }
-"""Each differs from `int8` in one thing, the last ones in several."""
+"""Each of the first ones differs from `int8` in one thing, the others in several."""
+BASE = "dense float32"
+"""The row by whose updates and learning rate those of the others are told."""
 
-UPDATES: Mapping[str, float] = {
-    "dense float32": 1.0,
-    "int8": 0.97,
-    "subspace 1/8": 0.65,
-    "residual 1/8": 1.16,
-    "local steps": 1.05,
-    "Muon": 0.40,
-    "Muon, local": 0.48,
-}
-"""Updates to a loss, by those of `dense float32`, of those that get there (peerd/docs/performance.md, "The race").
 
-Measured with one seed and 128 updates of width 64: longer races may change them.
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a race found for one row. Its rates are those with which it ended lowest."""
+
+    row: str
+    updates: float
+    """To the race's loss, by those of `BASE` (mean of the seeds); infinite if it does not get there."""
+    loss: float
+    """At the end, with equal data: that of `BASE` is taken off. Nats per token, mean of the seeds."""
+    learning_rate: float
+    """By that of `BASE`."""
+    outer_learning_rate: float = 0.0
+    """Of the averages of local steps, like the momentum; 0 for other rows."""
+    outer_momentum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What the organiser has named, and no row may change."""
+
+    optimizer: str | None = None
+    microbatches: bool = False
+    learning_rate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A contender on a line."""
+    """A row on a line."""
 
-    row: str
+    measured: Measured
     contender: Contender
     manifest: Manifest
     update_s: float
-    updates: float
-    """To a loss, by those of `dense float32`."""
+
+    @property
+    def row(self) -> str:
+        return self.measured.row
 
     @property
     def time(self) -> float:
-        """Seconds to a loss for which float32 without codecs makes one update."""
-        return self.updates * self.update_s
+        """Seconds to a loss for which `BASE` makes one update."""
+        return self.measured.updates * self.update_s
 
 
-def ranked(
-    manifest: Manifest, update_s: Callable[[Manifest], float], updates: Mapping[str, float], optimizer: str | None = None
-) -> list[Ranked]:
-    """The contenders whose updates are known and which go with this run, the one that is first at a loss first.
+def ranked(manifest: Manifest, step_s: Callable[[Manifest], float], results: Iterable[Measured], kept: Kept = Kept()) -> list[Ranked]:
+    """The rows that get to the race's loss and go with this run, the one that is first there first.
 
-    `update_s`: seconds that an update takes in a run, of a peer's own where steps are local. `optimizer`: only those with this one.
+    `step_s`: seconds that a step takes in a run. A step without local steps is an update, one with them has `LOCAL_UPDATES` of each peer.
     """
     found = []
-    for row, number in updates.items():
-        contender = CONTENDERS[row]
-        if not math.isfinite(number) or optimizer not in (None, contender.optimizer):
+    for measured in results:
+        contender = CONTENDERS[measured.row]
+        if not math.isfinite(measured.updates) or kept.optimizer not in (None, contender.optimizer):
+            continue
+        if kept.microbatches and contender.batch != 1:
             continue
         try:
-            run = contender.applied(manifest)
+            run = _with_rates(contender.applied(manifest), measured, kept)
         except ValueError:  # this model has no such boundary, or another field of the run forbids it
             continue
-        found.append(Ranked(row=row, contender=contender, manifest=run, update_s=update_s(run), updates=number))
+        found.append(Ranked(measured=measured, contender=contender, manifest=run, update_s=step_s(run) / contender.updates_per_step))
     return sorted(found, key=lambda each: each.time)
+
+
+def _with_rates(run: Manifest, measured: Measured, kept: Kept) -> Manifest:
+    """With the learning rate and warm-up, and with the rates of averages, that the row was measured with."""
+    train, warmup_steps = run.train, math.ceil(WARMUP_UPDATES / CONTENDERS[measured.row].updates_per_step)
+    if not kept.learning_rate:
+        rate = train.learning_rate * measured.learning_rate
+        train = replace(train, learning_rate=rate, warmup_steps=max(train.warmup_steps, warmup_steps))
+    if train.local_batch:
+        train = replace(train, outer_learning_rate=measured.outer_learning_rate, outer_momentum=measured.outer_momentum)
+    return replace(run, train=train)

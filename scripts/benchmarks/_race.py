@@ -37,6 +37,8 @@ class Link:
 
 
 LINKS = (Link(200, 50), Link(100, 50), Link(20, 60))
+BETWEEN = Link(50, 55)
+"""A line for which no row was picked out by looking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, TrainConfig
 from peerd.data.sources import STDLIB
 from peerd.models.stages import StageModule, build_stage
-from peerd.planner.contenders import NUM_REPLICAS, Contender
+from peerd.planner.contenders import NUM_REPLICAS, WARMUP_UPDATES, Contender
 from peerd.reference import backpropagate, backward_of, evaluate
 from peerd.replicas import Replicas
 from peerd.stage.optimizer import Optimizer
@@ -26,7 +26,6 @@ from scripts.benchmarks.convergence import Group, Method
 
 MARKS = 16
 """Evaluations of each training, at equal distances."""
-WARMUP_UPDATES = 20
 
 Losses = list[tuple[int, float]]
 """Evaluation losses, with the updates before each."""
@@ -67,17 +66,25 @@ class Size:
     updates: int
     tokenizer: str
 
+    @property
+    def name(self) -> str:
+        return (
+            f"{self.layers} layers of width {self.d_model} in {self.stages} stages, {self.updates} updates of"
+            f" {NUM_REPLICAS * self.sequences * self.sequence_length} tokens, {self.tokenizer}"
+        )
+
     def manifest(self, cell: Cell) -> Manifest:
-        """Two microbatches an update, one of each peer."""
-        row, tuning = cell.row, cell.tuning
-        steps = self.updates // row.updates_per_step
+        """Two microbatches an update, one of each peer. A row with larger ones makes fewer updates, of as much data together."""
+        row, tuning = replace(cell.row, batch=1.0), cell.tuning
+        updates = int(self.updates / cell.row.batch)
+        steps = updates // row.updates_per_step
         train = TrainConfig(
             num_stages=self.stages,
             microbatches_per_step=NUM_REPLICAS,
-            microbatch_size=self.sequences,
+            microbatch_size=int(self.sequences * cell.row.batch),
             sequence_length=self.sequence_length,
             learning_rate=tuning.rate,
-            warmup_steps=math.ceil(min(WARMUP_UPDATES, self.updates // 5) / row.updates_per_step),
+            warmup_steps=math.ceil(min(WARMUP_UPDATES, updates // 5) / row.updates_per_step),
             steps=steps,
             evaluate_every_steps=max(1, steps // MARKS),
             evaluation_microbatches=16,

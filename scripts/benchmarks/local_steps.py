@@ -39,8 +39,8 @@ from peerd.planner.contenders import NUM_REPLICAS
 from peerd.reference import train_reference
 from peerd.train.corpus import Corpus
 from scripts.benchmarks._race import HomeSize, Link, step_s
+from scripts.benchmarks._race_lines import reaches_at
 from scripts.benchmarks._report import SCHEMA, progress, run
-from scripts.benchmarks.race import reaches_at
 
 SEQUENCES, SEQUENCE_LENGTH = 4, 128
 """Of a microbatch."""

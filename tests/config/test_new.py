@@ -98,7 +98,7 @@ def test_new_narrows_the_boundary_where_it_is_told_to(tmp_path: Path, capfd: pyt
 
 
 def test_new_chooses_for_a_line_and_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flags = ["--d-model", "256", "--name", "a", "--rtt", "60ms", "--link"]
+    flags = ["--d-model", "256", "--microbatches", "4", "--name", "a", "--rtt", "60ms", "--link"]
     assert run(["new", str(tmp_path / "home"), *flags, "20Mbit", "--json"]) == 0
     said = json.loads(capfd.readouterr().out)["link"]
     best, *others = said["contenders"]
@@ -107,11 +107,14 @@ def test_new_chooses_for_a_line_and_says_why(tmp_path: Path, capfd: pytest.Captu
     made = manifest.load(tmp_path / "home" / "run.toml")
     chosen = CONTENDERS[best["name"]]
     assert (made.wire.activations, made.wire.weight_gradients, made.train.optimizer) == (chosen.codec, chosen.averages, chosen.optimizer)
-    assert run(["new", str(tmp_path / "lan"), *flags, "400Gbit", "--optimizer", "adamw"]) == 0
+    assert made.train.microbatches_per_step == 4 * chosen.updates_per_step
+    assert run(["new", str(tmp_path / "lan"), *flags, "400Gbit", "--optimizer", "adamw", "--learning-rate", "1e-3"]) == 0
     told = capfd.readouterr().out
     assert "of those that were measured it is the first at a loss" in told
     assert "tokens/s; a peer computes" in told
-    assert manifest.load(tmp_path / "lan" / "run.toml").train.optimizer == "adamw"
+    assert "learning rate: 0.001; warmed up in 0 steps" in told
+    train = manifest.load(tmp_path / "lan" / "run.toml").train
+    assert (train.optimizer, train.learning_rate) == ("adamw", 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from peerd.cli.new_link import chosen_for
-from peerd.planner.contenders import CONTENDERS, NUM_REPLICAS, UPDATES
+from peerd.planner.contenders import BASE, CONTENDERS, NUM_REPLICAS, Kept
+from peerd.planner.race_results import RacedLine, parsed, race_results
 from peerd.reference import train_reference
 from peerd.sim.home_lines import HomePeers
-from scripts.benchmarks._race import LINKS, HomeSize, Link, update_s
+from peerd.sim.network import BYTES_PER_MBIT
+from scripts.benchmarks._race import BETWEEN, LINKS, HomeSize, Link, update_s
+from scripts.benchmarks._race_lines import Race, lines_on, reaches_at
+from scripts.benchmarks._race_results import write
 from scripts.benchmarks._race_training import Cell, Losses, Size, Tuning, train
-from scripts.benchmarks.race import Race, known_in, lines_on, reaches_at
+from scripts.benchmarks.race import known_in
 from tests.tiny_run import corpus_of
 
 HOME = HomeSize(d_model=256, layers=4, stages=2, sequence_length=128, microbatches=8)
@@ -35,6 +39,7 @@ RACE = Race(
 )
 FALLING: Losses = [(0, 5.0), (10, 3.0), (20, 2.0)]
 PLAIN = Tuning(2e-3)
+NEAR = 1.1
 
 
 @pytest.mark.parametrize(("target", "updates"), [(5.0, 0), (4.0, 5), (3.0, 10), (2.5, 15), (2.0, 20), (1.9, math.inf)])
@@ -51,13 +56,18 @@ def test_fewer_bytes_take_no_more_time_on_a_slow_link() -> None:
     assert update_s(HOME, CONTENDERS["int8"], Link(200, 60)) < times[1]
 
 
-@pytest.mark.parametrize("link", [*LINKS, Link(50, 55)], ids=lambda link: link.name)
-def test_peerd_new_chooses_for_a_line_what_is_first_in_the_race(link: Link) -> None:
-    times = {name: updates * update_s(HOME, CONTENDERS[name], link) for name, updates in UPDATES.items()}
-    peers = HomePeers(bytes_per_s=link.bytes_per_s, round_trip_s=link.round_trip_ms / 1000, flops=HOME.flops)
-    choice = chosen_for(HOME.run, peers, None)
-    assert choice.ranked[0].row == min(times, key=times.__getitem__)
-    assert {each.row: each.time for each in choice.ranked} == pytest.approx(times)
+@pytest.mark.parametrize("line", race_results().lines, ids=lambda line: f"{line.mbit_per_s:g} Mbit/s")
+def test_peerd_new_chooses_for_a_line_what_was_first_in_the_race(line: RacedLine) -> None:
+    """Only rows that may be first are simulated, and float32."""
+    size, results = HomeSize(), race_results()
+    times = dict(sorted(line.time_s.items(), key=lambda item: item[1]))
+    first, *others = times
+    near = [row for row in others if times[row] <= NEAR * times[first]]
+    rows = tuple(row for row in results.rows if row.row in (*near, first, BASE))
+    peers = HomePeers(bytes_per_s=line.mbit_per_s * BYTES_PER_MBIT, round_trip_s=line.round_trip_ms / 1000, flops=size.flops)
+    best = chosen_for(size.run, peers, Kept(), dataclasses.replace(results, rows=rows)).ranked[0]
+    is_profile = Link(line.mbit_per_s, line.round_trip_ms) in LINKS
+    assert times[best.row] <= (1 if is_profile else 1.1) * times[first]
 
 
 def test_auto_is_the_codec_that_the_policy_takes_and_then_that_codecs_row() -> None:
@@ -71,10 +81,10 @@ def test_auto_is_the_codec_that_the_policy_takes_and_then_that_codecs_row() -> N
 def test_every_row_is_a_run_at_both_sizes_with_equal_data(name: str) -> None:
     row = HOME.on(CONTENDERS[name], LINKS[-1])
     small, large = SIZE.manifest(Cell(row, 1, PLAIN)), HOME.manifest(row)
-    assert small.train.steps * row.updates_per_step == SIZE.updates
+    assert small.train.steps * row.updates_per_step * row.batch == SIZE.updates
     assert small.train.steps % small.train.evaluate_every_steps == 0
     assert small.boundary_bytes * CONTENDERS[name].narrower in (0, 4 * small.tokens_per_microbatch * SIZE.d_model)
-    assert large.train.microbatches_per_step == HOME.microbatches * row.updates_per_step
+    assert large.train.microbatches_per_step == HOME.microbatches * row.updates_per_step * row.batch
 
 
 @pytest.mark.parametrize("name", ["int8", "all"])
@@ -140,10 +150,29 @@ def test_a_race_that_was_stopped_goes_on_and_its_table_has_what_is_there(tmp_pat
     assert known == rows
     dense, int8, muon, local = lines_on(RACE, Link(20, 60), known)
     assert (dense.updates, int8.updates) == (10, 12.5)
-    assert (int8.tuning, int8.seeds) == ("0.002", 1)
+    assert (int8.tuning, int8.seeds) == (PLAIN, 1)
     assert int8.time_s == 12.5 * int8.update_s
     assert int8.sooner_than_int8 == 1
     assert dense.sooner_than_int8 == pytest.approx(int8.time_s / (10 * dense.update_s))
     assert (muon.loss, muon.updates, muon.time_s, muon.sooner_than_int8) == (None, None, None, None)
-    assert (local.tuning, local.seeds) == ("", 0)
+    assert (local.tuning, local.seeds) == (None, 0)
     assert known_in(tmp_path / "none", SIZE) == known_in(None, SIZE) == {}
+    assert int8.sooner_by_seed == (1,)
+
+
+def test_the_written_results_are_those_that_peerd_new_reads(tmp_path: Path) -> None:
+    known = {
+        Cell(CONTENDERS["dense float32"], 0, PLAIN): FALLING,
+        Cell(CONTENDERS["int8"], 0, Tuning(1e-3)): [(0, 5.0), (10, 3.5), (20, 1.5)],
+        Cell(CONTENDERS["local steps"], 0, Tuning(1e-3, 1.0, 0.5)): [(0, 5.0), (10, 4.5), (20, 4.0)],
+    }
+    race = dataclasses.replace(RACE, outer=((1.0, 0.5),))
+    write(tmp_path / "race.toml", SIZE, {link: lines_on(race, link, known) for link in (Link(20, 60), BETWEEN)})
+    found = parsed((tmp_path / "race.toml").read_text())
+    dense, int8, local = found.rows
+    assert (dense.updates, dense.loss, dense.learning_rate) == (1, 0, 1)
+    assert (int8.updates, int8.loss, int8.learning_rate) == (1.25, -0.5, 0.5)
+    assert (local.updates, local.loss, local.outer_learning_rate, local.outer_momentum) == (math.inf, 2.0, 1.0, 0.5)
+    assert [line.mbit_per_s for line in found.lines] == [20, 50]
+    assert found.lines[0].time_s["int8"] == pytest.approx(12.5 * update_s(HOME, CONTENDERS["int8"], Link(20, 60)), rel=1e-4)
+    assert (found.lines[0].time_s["local steps"], found.seeds) == (math.inf, 1)
