@@ -93,7 +93,8 @@ def test_a_detached_daemon_that_works_before_it_is_ready_is_waited_for(
         assert done.out.startswith("peerd join /ip4/")
 
 
-def test_processor_time_is_a_sign_of_work_as_well_as_a_longer_log() -> None:
+def test_processor_time_is_a_sign_of_work_as_well_as_a_longer_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "COMPUTED_S", 0.5)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             signs = launch.signs_of(busy, lambda: 7)
