@@ -103,6 +103,10 @@ class Network:
         """Let a machine's router forget all its flows, and give those that go on new ports."""
         self._order(rebind=self.address(machine))
 
+    def let_udp(self, machine: int, passes: bool) -> None:
+        """Let a machine's router pass UDP, or lose all of it, from now on."""
+        self._order(udp=passes, of=self.address(machine))
+
     def slow_down(self, machine: int, mbit_per_s: float) -> None:
         """Let the machine's own kernel send no faster than this. Packets wait in one queue."""
         shape = ("tbf", "rate", f"{mbit_per_s:g}mbit", "burst", "128kb", "limit", str(QUEUE_BYTES))

@@ -1,11 +1,11 @@
 """A switch in user space between TUN devices. Each device has an uplink and a downlink, and each pair of addresses a way.
 
 `python -m scripts.benchmarks._switch JSON` opens the devices, prints `ready`, and carries packets until its standard input closes. Lines
-on standard input are orders: `{"links": {...}}` changes the links, `{"address": NEW, "of": OLD}` gives a device one more address, and
-`{"rebind": ADDRESS}` makes the router at that address forget all flows. Packets wait for their uplink as in a modem, and for their downlink
-as in the one before it. Such a buffer takes a second, and packets that find it full are lost. Others are lost on ways that lose some, or at
-routers. Kernels pass up to 64 KB of TCP at once (segmentation offload), which keeps this cheap; such a packet is charged for the headers of
-all its segments, and lost as a whole.
+on standard input are orders: `{"links": {...}}` changes the links, `{"address": NEW, "of": OLD}` gives a device one more address,
+`{"rebind": ADDRESS}` makes the router at that address forget all flows, and `{"udp": false, "of": ADDRESS}` makes it lose all UDP.
+Packets wait for their uplink as in a modem, and for their downlink as in the one before it. Such a buffer takes a second, and packets
+that find it full are lost. Others are lost on ways that lose some, or at routers. Kernels pass up to 64 KB of TCP at once (segmentation
+offload), which keeps this cheap; such a packet is charged for the headers of all its segments, and lost as a whole.
 """
 
 from __future__ import annotations
@@ -145,6 +145,10 @@ class Switch:
                 nat = self.ports[socket.inet_aton(address)].nat
                 assert nat is not None
                 nat.rebind()
+            case {"udp": passes, "of": address}:
+                nat = self.ports[socket.inet_aton(address)].nat
+                assert nat is not None
+                nat.passes_udp = passes
 
     def send(self, sender: Port, packet: bytes, now_s: float) -> None:
         """Send a packet up; it is lost if no port has its address, a router does not let it pass, or the uplink's buffer is full."""
