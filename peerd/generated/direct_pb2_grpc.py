@@ -44,6 +44,11 @@ class DirectStub:
                 request_serializer=peerd_dot_generated_dot_direct__pb2.Block.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_direct__pb2.Block.FromString,
                 _registered_method=True)
+        self.Punch = channel.unary_unary(
+                '/peerd.Direct/Punch',
+                request_serializer=peerd_dot_generated_dot_direct__pb2.End.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_direct__pb2.End.FromString,
+                _registered_method=True)
 
 
 class DirectServicer:
@@ -66,6 +71,14 @@ class DirectServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Punch(self, request, context):
+        """Asked through the tunnel: where the callee's node for QUIC is. A caller behind a router tells where its own is; the callee then
+        dials it at once, which opens the callee's router for what the caller sends. Streams lead to the port of direct connections.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DirectServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_DirectServicer_to_server(servicer, server):
                     servicer.Carry,
                     request_deserializer=peerd_dot_generated_dot_direct__pb2.Block.FromString,
                     response_serializer=peerd_dot_generated_dot_direct__pb2.Block.SerializeToString,
+            ),
+            'Punch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Punch,
+                    request_deserializer=peerd_dot_generated_dot_direct__pb2.End.FromString,
+                    response_serializer=peerd_dot_generated_dot_direct__pb2.End.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +152,33 @@ class Direct:
             '/peerd.Direct/Carry',
             peerd_dot_generated_dot_direct__pb2.Block.SerializeToString,
             peerd_dot_generated_dot_direct__pb2.Block.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Punch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peerd.Direct/Punch',
+            peerd_dot_generated_dot_direct__pb2.End.SerializeToString,
+            peerd_dot_generated_dot_direct__pb2.End.FromString,
             options,
             channel_credentials,
             insecure,

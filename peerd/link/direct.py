@@ -26,10 +26,12 @@ import structlog
 from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.generated import direct_pb2, direct_pb2_grpc
-from peerd.link.certificate import MAX_CERTIFICATE_BYTES, SERVER_NAME, Certificate, checked_pem
-from peerd.link.links import CHANNEL_OPTIONS, LONGEST_CALL_S, Links, answer_of
+from peerd.link.certificate import MAX_CERTIFICATE_BYTES, Certificate, checked_pem
+from peerd.link.connecting import broken, connected
+from peerd.link.links import LONGEST_CALL_S, Links, answer_of
 from peerd.link.local import NeighbourChannel, Neighbours, checked_target
 from peerd.link.metered import CountedChannel
+from peerd.link.punching import Holes
 from peerd.link.segments import SegmentCounts
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Way
@@ -45,24 +47,8 @@ SHOW_AGAIN_S = 60.0
 """Period at which this peer shows its certificate again: a callee may forget the certificate of a peer that it does not hear from."""
 UNUSED_S = 600.0
 """A path that no tensors took for so long is closed: of hundreds of peers each is needed now and then, and few at a time."""
-DIAL_TIMEOUT_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
 """Pause before a failed path is tried again. It doubles with each failure; up to a quarter, chosen at random, is taken off."""
-KEEPALIVE_OPTIONS = (
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
-"""Keepalive pings detect a cut line. The tunnel needs none, because libp2p detects it there."""
-_DIAL_OPTIONS = (
-    *(option for option in CHANNEL_OPTIONS if not option[0].endswith("_backoff_ms")),
-    *KEEPALIVE_OPTIONS,
-    ("grpc.ssl_target_name_override", SERVER_NAME),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
-)
 LOG = structlog.get_logger()
 Channel = CountedChannel | NeighbourChannel | grpc.aio.Channel
 Told = tuple[object, object]
@@ -90,6 +76,8 @@ class _Path:
     retry_s: float = 0.0
     """When to try again; `used_s` is when tensors were last to go over it: on the monotonic clock."""
     used_s: float = 0.0
+    is_punched: bool = False
+    """Whether it leads through the routers of both ends (punching.py)."""
     was_capped: bool = False
     """Whether a cap was set when the path was last given up."""
     grace_s: float | None = LONGEST_CALL_S
@@ -99,6 +87,10 @@ class _Path:
     @property
     def is_local(self) -> bool:
         return isinstance(self.channel, NeighbourChannel)
+
+    @property
+    def is_by_tcp(self) -> bool:
+        return not self.is_local and not self.is_punched
 
     @property
     def is_open(self) -> bool:
@@ -117,6 +109,8 @@ class DirectPaths:
     _neighbours: Neighbours | None = None
     _folder: Path | None = None
     """Where sockets for several connections at once lie; None: each path has one connection."""
+    _holes: Holes | None = None
+    """Connections through routers; None: none are made."""
     segments: SegmentCounts = field(default_factory=SegmentCounts)
     _counting: asyncio.Task[None] | None = None
     _paths: dict[PeerId, _Path] = field(default_factory=dict)
@@ -140,7 +134,7 @@ class DirectPaths:
         return self._paths[peer].channel if self.leads_to(peer) else None
 
     def _open_widenings(self) -> list[Widening]:
-        return [path.widening for path in self._paths.values() if path.is_open and not path.is_local]
+        return [path.widening for path in self._paths.values() if path.is_open and path.is_by_tcp]
 
     @property
     def num_connections(self) -> int:
@@ -157,7 +151,7 @@ class DirectPaths:
 
     def widening(self, peer: PeerId) -> Widening | None:
         """Return what lets the open path to a peer have several connections; None where it is no path by TCP."""
-        return self._paths[peer].widening if self.leads_to(peer) and not self.is_local(peer) else None
+        return self._paths[peer].widening if self.leads_to(peer) and self._paths[peer].is_by_tcp else None
 
     async def until_other_way(self, peer: PeerId) -> None:
         """Wait until the path to a peer has several connections in place of one, or the other way round."""
@@ -171,6 +165,10 @@ class DirectPaths:
         """Return whether the path to the peer is open and is a local socket."""
         return self.leads_to(peer) and self._paths[peer].is_local
 
+    def is_punched(self, peer: PeerId) -> bool:
+        """Return whether the path to the peer is open and leads through the routers of both ends."""
+        return self.leads_to(peer) and self._paths[peer].is_punched
+
     @property
     def num_open(self) -> int:
         return sum(map(self.leads_to, self._paths))
@@ -178,6 +176,10 @@ class DirectPaths:
     @property
     def num_local(self) -> int:
         return sum(map(self.is_local, self._paths))
+
+    @property
+    def num_punched(self) -> int:
+        return sum(map(self.is_punched, self._paths))
 
     def drop(self, peer: PeerId) -> None:
         """Close the path to a peer that is gone for good."""
@@ -190,10 +192,14 @@ class DirectPaths:
         if peer in self._paths:
             self._paths[peer].grace_s = None
             self.drop(peer)
+        if self._holes is not None:
+            self._holes.cut(peer)
 
     def cut_all(self) -> None:
         for peer in list(self._paths):
             self.cut(peer)
+        if self._holes is not None:
+            self._holes.cut_all()
 
     async def close(self) -> None:
         works = [path.work for path in self._paths.values() if path.work is not None]
@@ -207,12 +213,14 @@ class DirectPaths:
         await asyncio.gather(*closing.values(), return_exceptions=True)
         for channel in closing:
             await channel.close(None)
+        if self._holes is not None:
+            await self._holes.close()
 
     async def _follow(self, peer: PeerId, path: _Path) -> None:
         """Open the path and keep it until it breaks. Then set when it may be tried again."""
         try:
             offer = await self._show(peer)
-            path.connection, path.channel = await self._open_local(peer, offer) or await self._open(peer, offer)
+            path.connection, path.channel = await self._open_local(peer, offer) or await self._open_any(peer, path, offer)
             channel = path.connection
             LOG.debug("direct path", to=peer, local=path.is_local)
             try:
@@ -220,6 +228,8 @@ class DirectPaths:
             finally:
                 path.channel = path.connection = None
                 self._close_soon(channel, path.grace_s)
+                if self._holes is not None:
+                    self._holes.close_target(peer)
         except (RemoteError, OSError) as error:
             path.failures += 1
             LOG.debug("no direct path", to=peer, reason=str(error))
@@ -229,12 +239,12 @@ class DirectPaths:
 
     async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
         """Return when the channel breaks, nothing uses it, the callee's offer changes, or, with True, when the tunnel is much faster."""
-        broken, told = start(_broken(channel)), _told_of(path, offer)
+        breaking, told = start(broken(channel)), _told_of(path, offer)
         widening = start(self._widen(peer, path, offer), expects=(OSError,))
         try:
-            while not broken.done() and time.monotonic() - path.used_s <= UNUSED_S:
-                await asyncio.wait({broken}, timeout=SHOW_AGAIN_S)
-                if not broken.done():
+            while not breaking.done() and time.monotonic() - path.used_s <= UNUSED_S:
+                await asyncio.wait({breaking}, timeout=SHOW_AGAIN_S)
+                if not breaking.done():
                     if self._is_outrun(peer):
                         return True
                     with contextlib.suppress(RemoteError):  # a failure of the tunnel says nothing about this path
@@ -242,13 +252,13 @@ class DirectPaths:
                             return False
             return False
         finally:
-            broken.cancel()
+            breaking.cancel()
             widening.cancel()
             await asyncio.gather(widening, return_exceptions=True)
 
     async def _widen(self, peer: PeerId, path: _Path, offer: direct_pb2.ShowReply) -> None:
         """Let the path have several connections while that pays, until cancelled."""
-        if self._folder is not None and not path.is_local:
+        if self._folder is not None and path.is_by_tcp:
             self._counting = self._counting or start(count_losses(self.segments, self._open_widenings))
             path.widening.hosts = hosts_in(self._addresses_of(peer))
             await path.widening.run(self._folder / f"by-{peer[-16:]}", partial(self._open, peer, offer), self._num_wide)
@@ -268,7 +278,7 @@ class DirectPaths:
         if self._neighbours is None or not offer.socket:
             return None
         try:
-            channel = await _connected(checked_target(offer.socket))
+            channel = await connected(checked_target(offer.socket))
             try:
                 neighbour = NeighbourChannel(channel, offer.token)
                 if await self._show(peer, neighbour) != offer:
@@ -281,18 +291,41 @@ class DirectPaths:
             return None
         return channel, neighbour
 
+    async def _open_any(self, peer: PeerId, path: _Path, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel]:
+        """Open a channel with TLS: to the peer's TCP port, otherwise through the routers. Raises RemoteError with the reason."""
+        path.is_punched = False
+        try:
+            return await self._open(peer, offer)
+        except PeerGoneError as error:
+            if self._holes is None or self._holes.why or self._throttles.capped or not offer.port:
+                raise
+            LOG.debug("no direct path by TCP", to=peer, reason=error.message)
+        target = await self._holes.target(peer)
+        try:
+            opened = await self._open_at(target, peer, offer)
+        except BaseException:
+            self._holes.close_target(peer)
+            raise
+        path.is_punched = True
+        return opened
+
     async def _open(self, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel]:
-        """Open a channel with TLS. Raises RemoteError with the reason if that fails."""
+        """Open a channel with TLS to the peer's TCP port. Raises RemoteError with the reason if that fails."""
         if self._throttles.capped:
             raise PeerGoneError(CAPPED)
         hosts = hosts_in(self._addresses_of(peer))
         if not offer.port or not hosts:
             raise PeerGoneError("the peer takes no direct connections")
-        if offer.port > 65535 or len(offer.certificate) > MAX_CERTIFICATE_BYTES:
-            raise BadMessageError("the port is above 65535, or the certificate is too long")
+        if offer.port > 65535:
+            raise BadMessageError("the port is above 65535")
+        return await self._open_at("ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts), peer, offer)
+
+    async def _open_at(self, target: str, peer: PeerId, offer: direct_pb2.ShowReply) -> tuple[grpc.aio.Channel, Channel]:
+        if len(offer.certificate) > MAX_CERTIFICATE_BYTES:
+            raise BadMessageError("the certificate is too long")
         mine = self._certificate
         credentials = grpc.ssl_channel_credentials(checked_pem(offer.certificate, peer), mine.key_pem, mine.pem)
-        channel = await _connected("ipv4:" + ",".join(f"{host}:{offer.port}" for host in hosts), credentials)
+        channel = await connected(target, credentials)
         return channel, CountedChannel(channel, self._throttles)
 
     async def _show(self, peer: PeerId, channel: Any = None) -> direct_pb2.ShowReply:
@@ -319,38 +352,6 @@ def hosts_in(addresses: tuple[str, ...]) -> list[str]:
 def _told_of(path: _Path, offer: direct_pb2.ShowReply) -> Told:
     """Return the part of an offer that a path depends on. A local path does not depend on the port, which changes with caps."""
     return (offer.socket, offer.token) if path.is_local else (offer.port, offer.certificate)
-
-
-async def _connected(target: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.aio.Channel:
-    """Return a connected channel. Raises PeerGoneError if no server answers at `target`, with these credentials if given."""
-    if credentials is None:
-        channel = grpc.aio.insecure_channel(target, options=_DIAL_OPTIONS)
-    else:
-        channel = grpc.aio.secure_channel(target, credentials, options=_DIAL_OPTIONS)
-    try:
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
-            await _ready(channel)
-    except BaseException as error:
-        await channel.close(None)
-        if isinstance(error, TimeoutError):
-            raise PeerGoneError(f"nothing answers at {target}" + (" under the certificate that was shown" if credentials else "")) from None
-        raise
-    return channel
-
-
-async def _ready(channel: grpc.aio.Channel) -> None:
-    """Wait until the channel is connected. Raises TimeoutError once all addresses have failed."""
-    state = channel.get_state(try_to_connect=True)
-    while state is not grpc.ChannelConnectivity.READY:
-        await channel.wait_for_state_change(state)
-        state = channel.get_state()
-        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            raise TimeoutError
-
-
-async def _broken(channel: grpc.aio.Channel) -> None:
-    with contextlib.suppress(grpc.aio.UsageError):  # raised when this process closed the channel
-        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
 
 def _pause_s(failures: int) -> float:

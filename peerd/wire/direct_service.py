@@ -12,6 +12,7 @@ from peerd.link.bundle import Bundles
 from peerd.link.direct import Showing
 from peerd.link.local import Neighbours
 from peerd.link.pins import Pins
+from peerd.link.punching import Holes
 from peerd.table.record import PeerId
 from peerd.wire.door import Door
 from peerd.wire.services import BehindDoor
@@ -28,10 +29,11 @@ class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):
         neighbours: Neighbours | None = None,
         is_known: Callable[[PeerId], bool] = lambda _peer: True,
         bundles: Bundles | None = None,
+        holes: Holes | None = None,
     ) -> None:
         """`is_known` tells whether a peer is in the table; the certificates of all others go first where there are too many.
 
-        `bundles`: None where a path has one connection.
+        `bundles`: None where a path has one connection. `holes`: None where no connections through routers are made.
         """
         self._door = door
         self._pins = pins
@@ -39,6 +41,7 @@ class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):
         self._neighbours = neighbours
         self._is_known = is_known
         self._bundles = bundles
+        self._holes = holes
 
     async def Show(self, request: direct_pb2.ShowRequest, context: Any) -> direct_pb2.ShowReply:
         async with self._door.answering(context) as caller:
@@ -61,3 +64,7 @@ class DirectServicer(BehindDoor, direct_pb2_grpc.DirectServicer):
             async with contextlib.aclosing(self._bundles.carry(caller, first, blocks)) as carried:
                 async for block in carried:
                     yield block
+
+    async def Punch(self, request: direct_pb2.End, context: Any) -> direct_pb2.End:
+        async with self._door.answering(context) as caller:
+            return await self._holes.answer(caller, request) if self._holes is not None else direct_pb2.End()

@@ -13,7 +13,8 @@ from google.protobuf.message import DecodeError
 
 from peerd.background import INTERNAL_ERRORS
 from peerd.errors import BadMessageError, PeerGoneError
-from peerd.link.direct import KEEPALIVE_OPTIONS, Showing
+from peerd.link.connecting import KEEPALIVE_OPTIONS
+from peerd.link.direct import Showing
 from peerd.link.links import SERVER_OPTIONS
 from peerd.link.local import Neighbours
 from peerd.link.metered import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from peerd.link.direct import DirectPaths, Showing
 from peerd.link.links import Links
 from peerd.link.local import Neighbours
 from peerd.link.pins import Pins, caller_past_the_tunnel
+from peerd.link.punching import Holes, Whereabouts
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Traffic
 from peerd.swarm.identity import Identity
@@ -62,6 +63,7 @@ class Endpoint:
     neighbours: Neighbours | None
     callers: Callers
     bundles: Bundles
+    holes: Holes
     known: set[PeerId] | None = None
     """The peers in its table; None: all."""
 
@@ -79,6 +81,18 @@ class Endpoint:
         paths = DirectPaths(links, certificate, lambda _peer: (f"/ip4/{host}/tcp/1",), throttles or Throttles(), beside)
         links.direct = paths
         return links, paths
+
+    def holes_of(self, caller: Identity, mirrors: Sequence[PeerId] = ()) -> Holes:
+        """A caller's own, whose machine has the address of loopback alone."""
+        return _holes(self.served, caller.peer, lambda: ("127.0.0.1", 0), mirrors)
+
+    def paths_through_routers(self, caller: Identity, throttles: Throttles | None = None) -> tuple[Links, DirectPaths, Holes]:
+        """A caller that knows no address of the callee."""
+        links, holes = self.served.links_of(caller.peer), self.holes_of(caller)
+        certificate = make_certificate(caller.peer, caller.sign)
+        paths = DirectPaths(links, certificate, lambda _peer: (), throttles or Throttles(), _holes=holes)
+        links.direct = paths
+        return links, paths, holes
 
     async def show(self, caller: Identity, certificate: Certificate) -> Any:
         stub = await self.served.stub(direct_pb2_grpc.DirectStub, caller.peer)
@@ -105,13 +119,21 @@ async def endpoint(voucher: Identity | None = None, key: bytes | None = None) ->
         shows = DirectServicer(door, pins, showing, neighbours, lambda peer: there.known is None or peer in there.known, bundles)
         servicers = [shows, callers := Callers(door)]
         async with serving(servicers) as served:
-            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours, callers, bundles)
+            shows._holes = holes = _holes(served, owner.peer, lambda: ("127.0.0.1", showing.port))
+            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours, callers, bundles, holes)
             await listening.open(servicers)
             try:
                 yield there
             finally:
+                await holes.close()
                 await served.close()
                 await listening.close()
+
+
+def _holes(served: Served, peer: PeerId, tls: Callable[[], tuple[str, int]], mirrors: Sequence[PeerId] = ()) -> Holes:
+    around = Whereabouts(lambda: mirrors, lambda: ["127.0.0.1"], tls)
+    folder = Path(tempfile.mkdtemp(dir=served.folder))
+    return Holes(served.links_of(peer), folder, "127.0.0.1", 0, around)
 
 
 def certificate_of(identity: Identity) -> Certificate:

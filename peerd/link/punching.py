@@ -1,0 +1,364 @@
+"""Direct connections to peers behind routers: both ends send to each other at the same time, and both routers let the packets in.
+
+The two tell each other their addresses in the tunnel, which a relay carries. A third peer, which can be dialled, tells each at which
+address its packets arrive. Then a QUIC connection (quic.py) is made. Its streams carry the TLS of direct connections to the callee's own
+port, so the peers prove who they are as on every direct connection, and what is counted there is counted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from peerd.background import Tasks
+from peerd.errors import BusyError, PeerGoneError, RemoteError
+from peerd.generated import direct_pb2, direct_pb2_grpc
+from peerd.link.links import Links, answer_of
+from peerd.link.quic import KEY_BYTES, QuicConnection, QuicNode, is_installed
+from peerd.link.streams import Stream, StreamTasks, splice
+from peerd.link.throttle import Throttles
+from peerd.policy.owner.rate_limit import Ration
+from peerd.policy.route.holes import MAX_ADDRESS, MOST_ADDRESSES, Silence, targets_in
+from peerd.table.record import PeerId
+
+MEET_TIMEOUT_S = 5.0
+"""Time for which both ends try."""
+LOOK_TIMEOUT_S = 4.0
+ASK_TIMEOUT_S = 15.0
+"""Time for the other end's answer, which may have to find its own address first."""
+WATCH_S = 0.5
+UNUSED_S = 60.0
+"""A connection without streams is closed after this time."""
+MOST_STREAMS = 32
+"""Streams that one peer has open here."""
+MOST_MIRRORS = 3
+"""Peers that are asked in turn from where packets come."""
+FRUITLESS_S = 60.0
+"""Pause before a peer is asked again that could not tell."""
+MOST_EXPECTED = 1024
+NOT_INSTALLED = "the package for it is not installed: pip install 'peerd[nat]'"
+LOG = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What the rest of the daemon knows."""
+
+    mirrors: Callable[[], Sequence[PeerId]]
+    """Peers that can be dialled: they see from where this peer's packets come."""
+    hosts: Callable[[], Sequence[str]]
+    """This machine's own IPv4 addresses, as peers are told them."""
+    tls: Callable[[], tuple[str, int]]
+    """Where this peer takes direct connections: host and TCP port; the port is 0 while it takes none."""
+
+
+class PunchedLine:
+    """A QUIC connection with a peer, for streams in both directions."""
+
+    def __init__(self, peer: PeerId, connection: QuicConnection, tls: Callable[[], tuple[str, int]]) -> None:
+        self.peer, self.connection = peer, connection
+        self._tls = tls
+        self._streams = StreamTasks()
+        self._num_taken = self.num_open = 0
+        """Streams of the other end, and of both."""
+        self._used_s = time.monotonic()
+
+    @property
+    def is_open(self) -> bool:
+        return self.connection.is_open
+
+    async def run(self) -> None:
+        """Serve the streams of the other end until the connection breaks, nothing comes back through the hole, or nothing uses it."""
+        works = [self._streams.start(work, expects=(OSError,)) for work in (self._take(), self._watch(), self.connection.closed())]
+        try:
+            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.connection.close()
+            await self._streams.close()
+
+    async def carry(self, local: Stream) -> None:
+        """Carry a local connection to the other end, over a stream of its own, until either ends. Raises OSError if there is none."""
+        await self._splice(local, await self.connection.open())
+
+    async def _take(self) -> None:
+        async for stream in self.connection.streams():
+            if self._num_taken >= MOST_STREAMS:
+                return  # an honest peer has a few
+            self._streams.start(self._serve(stream), expects=(OSError, TimeoutError))
+
+    async def _serve(self, stream: Stream) -> None:
+        host, port = self._tls()
+        self._num_taken += 1
+        try:
+            if port:
+                await self._splice(await asyncio.open_connection(host, port), stream)
+        finally:
+            self._num_taken -= 1
+
+    async def _splice(self, local: Stream, remote: Stream) -> None:
+        writer: Any = remote[1]
+        self.num_open += 1
+        try:
+            with contextlib.closing(local[1]):
+                await splice(local, remote, Throttles())
+        finally:
+            self.num_open -= 1
+            self._used_s = time.monotonic()
+            await writer.finish()
+
+    async def _watch(self) -> None:
+        silence = Silence()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s = time.monotonic()
+            if silence.is_closed(*self.connection.counts, now_s):
+                LOG.info("nothing comes back through the routers any more", peer=self.peer)
+                return
+            if not self.num_open and now_s - self._used_s > UNUSED_S:
+                return
+
+
+class Holes:
+    """The QUIC connections of one daemon."""
+
+    def __init__(self, links: Links, folder: Path, host: str, port: int, around: Whereabouts) -> None:
+        """Sockets for gRPC's channels lie in `folder`; the UDP port is bound at first use."""
+        self._links = links
+        self._folder = folder
+        self._bind = host, port
+        self._around = around
+        self._opening = asyncio.Lock()
+        self._looking = asyncio.Lock()
+        self._node: QuicNode | None = None
+        self._look: tuple[str, QuicConnection] | None = None
+        self._fruitless_until_s: dict[PeerId, float] = {}
+        self._expected: dict[bytes, PeerId] = {}
+        """Peers by the keys of their nodes, as told in the tunnel."""
+        self._lines: dict[PunchedLine, None] = {}
+        """The connections that run. Where both ends have dialled, there may be two with one peer."""
+        self._changed = asyncio.Event()
+        """Set when there is one more connection, or a key is told."""
+        self._before = 0, 0
+        """Bytes sent and received over connections that have ended."""
+        self._servers: dict[PeerId, asyncio.Server] = {}
+        self._tasks = Tasks()
+        self._ration = Ration(each=12, total=60)
+        self.why = "" if is_installed() else NOT_INSTALLED
+        """Why it makes no connections; empty while it does."""
+
+    @property
+    def port(self) -> int:
+        """The UDP port; 0 while none is bound."""
+        return self._node.port if self._node is not None else 0
+
+    @property
+    def seen_at(self) -> str:
+        """The address and port at which others see this peer's packets, as last told; empty if unknown."""
+        return self._look[0] if self._look is not None else ""
+
+    @property
+    def num_lines(self) -> int:
+        return sum(line.is_open for line in self._lines)
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Bytes sent and received over all connections so far, as UDP."""
+        now = [line.connection.counts for line in self._lines]
+        return self._before[0] + sum(sent for sent, _ in now), self._before[1] + sum(received for _, received in now)
+
+    def line(self, peer: PeerId) -> PunchedLine | None:
+        """The open connection with a peer."""
+        return next((line for line in self._lines if line.peer == peer and line.is_open), None)
+
+    # The calling side
+
+    async def target(self, peer: PeerId) -> str:
+        """Return the gRPC target that leads to the peer's TLS port. Raises RemoteError with the reason if there is no connection."""
+        try:
+            await self._meet(peer)
+            path = self._folder / f"at-{peer[-16:]}"
+            if peer not in self._servers:
+                path.unlink(missing_ok=True)
+                self._servers[peer] = await asyncio.start_unix_server(lambda r, w: self._carry(peer, (r, w)), path)
+        except (OSError, TimeoutError) as error:
+            raise PeerGoneError(f"no way through the routers: {str(error) or 'nothing came through'}") from None
+        return f"unix:{path}"
+
+    def close_target(self, peer: PeerId) -> None:
+        """Take no new connections for the peer. Those that there are go on."""
+        server = self._servers.pop(peer, None)
+        if server is not None:
+            server.close()
+            (self._folder / f"at-{peer[-16:]}").unlink(missing_ok=True)
+
+    def cut(self, peer: PeerId) -> None:
+        """End the connections with a peer at once."""
+        for line in self._lines:
+            if line.peer == peer:
+                line.connection.close()
+
+    def cut_all(self) -> None:
+        """End all connections, because this machine has another address now."""
+        for line in self._lines:
+            line.connection.close()
+        if self._look is not None:
+            self._look[1].close()
+            self._look = None
+
+    async def close(self) -> None:
+        for peer in list(self._servers):
+            self.close_target(peer)
+        self.cut_all()
+        await self._tasks.close()
+        if self._node is not None:
+            await self._node.close()
+
+    async def _carry(self, peer: PeerId, local: Stream) -> None:
+        line = self.line(peer)
+        with contextlib.closing(local[1]):
+            if line is not None:
+                await asyncio.wait({self._tasks.start(line.carry(local), expects=(OSError, TimeoutError))})
+
+    async def _meet(self, peer: PeerId) -> PunchedLine:
+        """Return the connection with a peer; make it where there is none. Raises OSError, TimeoutError or RemoteError."""
+        known = self.line(peer)
+        if known is not None:
+            return known
+        node = await self._own_node()
+        stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
+        there: direct_pb2.End = await answer_of(stub.Punch(await self._own_end(node, asks=True), timeout=ASK_TIMEOUT_S))
+        if not self._targets(there):
+            raise PeerGoneError("the peer takes no connections through routers")
+        return await self._meet_at(node, peer, there)
+
+    async def _meet_at(self, node: QuicNode, peer: PeerId, there: direct_pb2.End) -> PunchedLine:
+        """Dial the peer until there is a connection with it, whichever end has made it. Raises TimeoutError where none comes."""
+        self._expect(there.node, peer)
+        dialling = self._tasks.start(self._dial(node, peer, there), expects=(OSError,))
+        try:
+            async with asyncio.timeout(MEET_TIMEOUT_S):
+                while (line := self.line(peer)) is None:
+                    await self._until_changed()
+                return line
+        finally:
+            dialling.cancel()
+
+    async def _dial(self, node: QuicNode, peer: PeerId, there: direct_pb2.End) -> None:
+        connection = await node.dial(there.node, self._targets(there))
+        self._tasks.start(self._keep(peer, connection))
+
+    # The called side
+
+    async def answer(self, caller: PeerId, told: direct_pb2.End) -> direct_pb2.End:
+        """Return where this peer's own node is, and dial that of the caller if it has told addresses. Raises RemoteError to refuse."""
+        targets = self._targets(told)
+        if self.why or (targets and not self._around.tls()[1]):
+            return direct_pb2.End()
+        if targets and (refusal := self._ration.take(caller, time.monotonic())):
+            raise BusyError(refusal)
+        try:
+            node = await self._own_node()
+        except PeerGoneError:
+            return direct_pb2.End()
+        end = await self._own_end(node, asks=bool(targets))
+        if targets:
+            self._tasks.start(self._meet_at(node, caller, told), expects=(OSError, TimeoutError))
+        return end
+
+    async def _take(self, connection: QuicConnection) -> None:
+        """Keep a connection of a peer that was met in the tunnel, whose answer may arrive after its connection."""
+        async with asyncio.timeout(MEET_TIMEOUT_S):
+            while (peer := self._expected.get(connection.node)) is None:
+                await self._until_changed()
+        await self._keep(peer, connection)
+
+    # Both
+
+    async def _keep(self, peer: PeerId, connection: QuicConnection) -> None:
+        """Use a connection with a peer until it ends."""
+        LOG.info("connected through the routers", peer=peer, address=connection.address)
+        line = PunchedLine(peer, connection, self._around.tls)
+        self._lines[line] = None
+        self._tell_change()
+        try:
+            await line.run()
+        finally:
+            del self._lines[line]
+            sent, received = connection.counts
+            self._before = self._before[0] + sent, self._before[1] + received
+
+    async def _until_changed(self) -> None:
+        await self._changed.wait()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _expect(self, key: bytes, peer: PeerId) -> None:
+        self._expected.pop(key, None)
+        self._expected[key] = peer
+        if len(self._expected) > MOST_EXPECTED:
+            del self._expected[next(iter(self._expected))]
+        self._tell_change()
+
+    def _targets(self, end: direct_pb2.End) -> list[str]:
+        if len(end.node) != KEY_BYTES:
+            return []
+        told = [address for address in end.addresses[:MOST_ADDRESSES] if len(address) <= MAX_ADDRESS]
+        return targets_in(told, loopback=self._bind[0].startswith("127."), outside=self.seen_at.partition(":")[0])
+
+    async def _own_node(self) -> QuicNode:
+        """Raises PeerGoneError where this machine makes no such connections."""
+        if self.why:
+            raise PeerGoneError(self.why)
+        async with self._opening:
+            if self._node is None:
+                try:
+                    self._node = await QuicNode.open(*self._bind, self._take)
+                except (OSError, ImportError) as error:
+                    self.why = f"no UDP port: {error}"
+                    raise PeerGoneError(self.why) from None
+        return self._node
+
+    async def _own_end(self, node: QuicNode, *, asks: bool) -> direct_pb2.End:
+        """Where this peer's node is. `asks`: first ask others at which address they see it, unless that is known."""
+        seen = [await self._find_out(node)] if asks else []
+        found = dict.fromkeys([*filter(None, seen), *(f"{host}:{node.port}" for host in self._around.hosts())])
+        return direct_pb2.End(node=node.key, addresses=list(found)[:MOST_ADDRESSES])
+
+    async def _find_out(self, node: QuicNode) -> str:
+        """Return at which address and port others see this node; empty if nobody tells."""
+        async with self._looking:
+            if self._look is not None and self._look[1].is_open:
+                return self._look[0]
+            now_s = time.monotonic()
+            mirrors = [peer for peer in self._around.mirrors() if self._fruitless_until_s.get(peer, 0.0) <= now_s]
+            for mirror in mirrors[:MOST_MIRRORS]:
+                self._fruitless_until_s[mirror] = now_s + FRUITLESS_S
+                with contextlib.suppress(RemoteError, OSError, TimeoutError):
+                    async with asyncio.timeout(LOOK_TIMEOUT_S):
+                        self._look = await self._look_in(mirror, node)
+                    del self._fruitless_until_s[mirror]
+                    LOG.debug("own address", seen_at=self.seen_at, by=mirror)
+                    break
+            return self.seen_at
+
+    async def _look_in(self, mirror: PeerId, node: QuicNode) -> tuple[str, QuicConnection]:
+        stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(mirror))
+        there = await answer_of(stub.Punch(direct_pb2.End(), timeout=ASK_TIMEOUT_S))
+        targets = self._targets(there)
+        if not targets:
+            raise PeerGoneError("the peer makes no connections by QUIC")
+        told, connection = await node.look(there.node, targets)
+        seen = targets_in([told], loopback=True)
+        if not seen:
+            connection.close()
+            raise PeerGoneError("what the peer tells is no address")
+        return seen[0], connection
