@@ -252,10 +252,10 @@ def thinned(accounts: Sequence[SignedAccount]) -> list[SignedAccount]:
 
 
 def shortened(signed: SignedAccount, before: Account | None) -> SignedAccount:
-    """The same account with no more signatures than it needs to count, and to follow `before` if it does."""
+    """The same account with no more signatures than it needs to count, and to follow `before` if it does; of two signers those of both."""
     kept: set[Vouch] = set()
     for signers in (account.signers for account in (before, signed.account) if account is not None):
         wanted = [each for each in signed.vouches if each.signer in signers]
-        have = len(kept.intersection(wanted))
-        kept.update([each for each in wanted if each not in kept][: max(0, needed_of(len(signers)) - have)])
+        lacking = (len(signers) if len(signers) < FEWEST else needed_of(len(signers))) - len(kept.intersection(wanted))
+        kept.update([each for each in wanted if each not in kept][: max(0, lacking)])
     return SignedAccount(signed.account, tuple(sorted(kept)))
