@@ -180,12 +180,12 @@ def _check_link(fields: dict[str, Any], given: set[str]) -> None:
 
 
 def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> ChosenWay:
-    from peerd.planner.contenders import Kept
+    from peerd.planner.contenders import KeptChoices
     from peerd.planner.race_results import race_results
     from peerd.sim.home_lines import HomePeers
 
     peers = HomePeers(bytes_per_s=fields["link"], round_trip_s=fields["rtt"], flops=1e12 * fields["tflops"])
-    kept = Kept(
+    kept = KeptChoices(
         optimizer=fields["optimizer"] if "optimizer" in given else None,
         microbatches="microbatches_per_step" in given,
         learning_rate="learning_rate" in given,

@@ -13,7 +13,7 @@ from peerd.errors import UsageError
 
 if TYPE_CHECKING:
     from peerd.config.manifest import Manifest
-    from peerd.planner.contenders import Kept, Ranked
+    from peerd.planner.contenders import KeptChoices, Ranked
     from peerd.planner.race_results import RaceResults
     from peerd.planner.workload import ModelLoads
     from peerd.sim.home_lines import HomePace, HomePeers
@@ -59,7 +59,7 @@ class ChosenWay:
     """The contenders that go with a run on a line, the chosen one first, and what the swarm does with that."""
 
     peers: HomePeers
-    kept: Kept
+    kept: KeptChoices
     results: RaceResults
     ranked: tuple[Ranked, ...]
     pace: HomePace
@@ -69,7 +69,7 @@ class ChosenWay:
         return self.ranked[0].manifest
 
 
-def chosen_for(manifest: Manifest, peers: HomePeers, kept: Kept, results: RaceResults) -> ChosenWay:
+def chosen_for(manifest: Manifest, peers: HomePeers, kept: KeptChoices, results: RaceResults) -> ChosenWay:
     """The way to train that is first at a loss. `kept`: what flags name. UsageError if nothing measured goes with the run."""
     from peerd.planner.contenders import ranked
     from peerd.planner.kinds import planned_loads
@@ -133,7 +133,7 @@ def choice_lines(choice: ChosenWay) -> list[str]:
     ]
 
 
-def _train_lines(best: Ranked, kept: Kept) -> list[str]:
+def _train_lines(best: Ranked, kept: KeptChoices) -> list[str]:
     """What was chosen in [train], and why where no flag names it."""
     train, each = best.manifest.train, best.contender.updates_per_step
     updates = f", {train.microbatches_per_step // each} for each of {each} updates" if each > 1 else ""

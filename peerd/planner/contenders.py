@@ -110,7 +110,7 @@ BASE = "dense float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RaceRow:
     """What a race found for one row. Its rates are those with which it ended lowest."""
 
     row: str
@@ -126,7 +126,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptChoices:
     """What the organiser has named, and no row may change."""
 
     optimizer: str | None = None
@@ -138,7 +138,7 @@ class Kept:
 class Ranked:
     """A row on a line."""
 
-    measured: Measured
+    measured: RaceRow
     contender: Contender
     manifest: Manifest
     update_s: float
@@ -153,7 +153,9 @@ class Ranked:
         return self.measured.updates * self.update_s
 
 
-def ranked(manifest: Manifest, step_s: Callable[[Manifest], float], results: Iterable[Measured], kept: Kept = Kept()) -> list[Ranked]:
+def ranked(
+    manifest: Manifest, step_s: Callable[[Manifest], float], results: Iterable[RaceRow], kept: KeptChoices = KeptChoices()
+) -> list[Ranked]:
     """The rows that get to the race's loss and go with this run, the one that is first there first.
 
     `step_s`: seconds that a step takes in a run. A step without local steps is an update, one with them has `LOCAL_UPDATES` of each peer.
@@ -173,7 +175,7 @@ def ranked(manifest: Manifest, step_s: Callable[[Manifest], float], results: Ite
     return sorted(found, key=lambda each: each.time)
 
 
-def _with_rates(run: Manifest, measured: Measured, kept: Kept) -> Manifest:
+def _with_rates(run: Manifest, measured: RaceRow, kept: KeptChoices) -> Manifest:
     """With the learning rate and warm-up, and with the rates of averages, that the row was measured with."""
     train, warmup_steps = run.train, math.ceil(WARMUP_UPDATES / CONTENDERS[measured.row].updates_per_step)
     if not kept.learning_rate:

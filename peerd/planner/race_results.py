@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from peerd.planner.contenders import Measured
+from peerd.planner.contenders import RaceRow
 
 FILE = Path(__file__).with_name("race.toml")
 
@@ -31,7 +31,7 @@ class RaceResults:
     size: str
     """Of the trained model and its data, in words."""
     seeds: int
-    rows: tuple[Measured, ...]
+    rows: tuple[RaceRow, ...]
     lines: tuple[RacedLine, ...]
 
 
@@ -50,6 +50,6 @@ def parsed(text: str) -> RaceResults:
         date=str(document["date"]),
         size=document["size"],
         seeds=document["seeds"],
-        rows=tuple(Measured(row=row, **{name: found[name] for name in names}) for row, found in document["rows"].items()),
+        rows=tuple(RaceRow(row=row, **{name: found[name] for name in names}) for row, found in document["rows"].items()),
         lines=tuple(RacedLine(**line) for line in document["lines"]),
     )

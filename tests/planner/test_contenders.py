@@ -10,7 +10,7 @@ import pytest
 
 from peerd.config.manifest import Manifest, ModelConfig, StartConfig, TrainConfig
 from peerd.config.model_kinds import BlocksConfig
-from peerd.planner.contenders import BASE, CONTENDERS, LOCAL_UPDATES, Kept, Measured, ranked
+from peerd.planner.contenders import BASE, CONTENDERS, LOCAL_UPDATES, KeptChoices, RaceRow, ranked
 from peerd.planner.race_results import race_results
 
 RUN = Manifest(model=ModelConfig(d_model=64, num_layers=4), train=TrainConfig(microbatches_per_step=8))
@@ -22,9 +22,9 @@ def _seconds(run: Manifest) -> float:
     return run.boundary_bytes / 1e3
 
 
-def _measured(updates: Mapping[str, float], rate: float = 1.0) -> list[Measured]:
+def _measured(updates: Mapping[str, float], rate: float = 1.0) -> list[RaceRow]:
     return [
-        Measured(row=row, updates=number, loss=0.0, learning_rate=rate, outer_learning_rate=1.0, outer_momentum=0.5)
+        RaceRow(row=row, updates=number, loss=0.0, learning_rate=rate, outer_learning_rate=1.0, outer_momentum=0.5)
         for row, number in updates.items()
     ]
 
@@ -39,10 +39,10 @@ def test_the_product_of_updates_and_their_time_decides() -> None:
 def test_what_is_named_stays() -> None:
     results = _measured({"int8": 1.0, "Muon": 0.5, "twice the batch": 0.25}, rate=2.0)
     assert [each.row for each in ranked(RUN, _seconds, results)] == ["twice the batch", "Muon", "int8"]
-    found = ranked(RUN, _seconds, results, Kept(optimizer="adamw", microbatches=True, learning_rate=True))
+    found = ranked(RUN, _seconds, results, KeptChoices(optimizer="adamw", microbatches=True, learning_rate=True))
     assert [each.row for each in found] == ["int8"]
     assert found[0].manifest.train == CONTENDERS["int8"].applied(RUN).train
-    assert ranked(RUN, _seconds, results, Kept(optimizer="sgd")) == []
+    assert ranked(RUN, _seconds, results, KeptChoices(optimizer="sgd")) == []
 
 
 def test_a_run_gets_the_rates_with_which_its_row_was_measured() -> None:
