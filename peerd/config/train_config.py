@@ -94,9 +94,9 @@ class TrainConfig:
     local_steps_after: NumSteps = 0
     # The rate of the update that a step makes of the averaged changes: SGD with Nesterov momentum. With 1.0 and no momentum it is plain
     # averaging.
-    outer_learning_rate: Annotated[float, Between(0.0, 100.0)] = 0.7
+    outer_learning_rate: Annotated[float, Between(0.0, 100.0)] = 1.0
     # Its momentum.
-    outer_momentum: Annotated[float, Between(0.0, 0.999999)] = 0.9
+    outer_momentum: Annotated[float, Between(0.0, 0.999999)] = 0.0
     average_parameters: Literal["auto", "always", "never"] = "auto"
     """Peers of a stage average their parameters, a few with each step's gradients: unlike devices round differently, and drift apart.
 

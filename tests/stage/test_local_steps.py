@@ -14,7 +14,8 @@ from peerd.stage.local_steps import LocalSteps
 from peerd.stage.optimizer import Optimizer, optimizer_parts
 from tests.tiny_run import replace_train, tiny_manifest
 
-LOCAL = tiny_manifest(1, microbatches_per_step=8, local_batch=2, learning_rate=0.01)
+PLAIN = tiny_manifest(1, microbatches_per_step=8, local_batch=2, learning_rate=0.01)
+LOCAL = replace_train(PLAIN, outer_learning_rate=0.7, outer_momentum=0.9)
 SHAPES = {"weight": (6, 5), "bias": (6,)}
 
 
@@ -134,8 +135,9 @@ def test_eight_bits_of_momentum_are_near_torchs() -> None:
     assert float((large["weight"].detach() - expected).norm() / expected.norm()) < 0.02
 
 
-def test_averaging_alone_keeps_no_state() -> None:
-    assert optimizer_parts(replace_train(LOCAL, outer_momentum=0.0).train) == {"step"}
+def test_averaging_alone_keeps_no_state_and_is_what_a_run_does_that_says_nothing() -> None:
+    assert (PLAIN.train.outer_learning_rate, PLAIN.train.outer_momentum) == (1.0, 0.0)
+    assert optimizer_parts(PLAIN.train) == {"step"}
     assert optimizer_parts(LOCAL.train) == {"outer_momentum", "step"}
 
 
