@@ -62,7 +62,7 @@ def now_line(status: StatusReply) -> str:
         return pause
     if joining and joining["plan"]:
         return f"joining stage {peer['stage']}: {plain(joining['plan'], 300)}"
-    if peer["leaving"]:
+    if peer["leaving"] and peer["phase"] != "joining":  # else it has left, and takes a stage again
         return f"finishing what it holds, then it leaves stage {peer['stage']}"
     texts = status.get("texts")
     answers = ["answers those who ask the model"] if texts and texts["answering"] else []
@@ -117,5 +117,5 @@ def _peers_rows(found: Sequence[StatusReply], swarm: PeersReply | None) -> list[
     told = f"{counted(total, 'peer')} in {counted(len(stages), 'stage')}" + (f" ({', '.join(apart)})" if apart else "")
     mine = sorted({status["peer"]["stage"] for status in found})
     serves = f"; you serve stage{'s' * (len(mine) > 1)} {', '.join(map(str, mine))}"
-    resting = all(status["owner"]["resting"] or status.get("joining") for status in found)
+    resting = all(status["owner"]["resting"] or status.get("joining") or status["peer"]["phase"] == "joining" for status in found)
     return [("peers", told + ("" if resting else serves))]

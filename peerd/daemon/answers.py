@@ -55,6 +55,7 @@ from peerd.wire.dial_back import dial_backs
 MORE_MEMORY = "close other programs that use the device's memory, or allow more with `peerd limits --memory`"
 OTHER_DEVICE = "use another --device, or join a run of another train.precision; its organiser chooses that"
 MAX_WAIT_S = 7 * 24 * 3600.0
+TAKES_STAGE = "taking a stage"  # the last decision was about one that this peer has left
 
 
 class Answers:
@@ -98,7 +99,7 @@ class Answers:
             "counters": self.counters(),
             "computing": self._computing(),
             **self._memory(),
-            "decision": str(seat.stepper.decision),
+            "decision": TAKES_STAGE if seat.is_left else str(seat.stepper.decision),
             "joining": self._joining(),
             "rebalancing": seat.rebalance_reason,
             "moves": peer.moves,
@@ -135,14 +136,13 @@ class Answers:
         except OSError:
             return {}
         told = peer.room_wanted or seat.service.shortage.told
-        offloads = seat.state.holdings.places.offloads
         memory: MemoryInfo = {
             "total": found.total,
             "used": found.used,
             "held": found.held,
             "shortage": told,
             "slots": seat.service.slots,
-            "offloads": offloads,
+            "offloads": seat.state.holdings.places.offloads,
         }
         return {"memory": memory}
 
@@ -301,7 +301,7 @@ class Answers:
             live=live,
             num_stages=train.num_stages,
             num_microbatches=train.microbatches_per_step,
-            decision=seat.stepper.decision.reason,
+            decision=TAKES_STAGE if seat.is_left else seat.stepper.decision.reason,
             join_plan=joining["plan"] if joining else "",
             cannot_catch_up=bool(joining and not joining["can_catch_up"]),
             progress=peer.notes.progress,

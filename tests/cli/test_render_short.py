@@ -95,6 +95,12 @@ def test_a_peer_that_leaves_says_so_and_not_its_last_decision(capsys: pytest.Cap
     assert "now finishing what it holds, then it leaves stage 0 run" in told
 
 
+def test_a_peer_that_comes_back_from_a_pause_neither_leaves_nor_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    told = told_by(capsys, peers_reply(), peer=peer_info(leaving=True, phase="joining"), decision="taking a stage", joining=None)
+    assert "now taking a stage run" in told
+    assert "you serve" not in told
+
+
 def test_what_a_resting_peer_knew_of_the_swarm_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     swarm = peers_reply()
     swarm["outdated"] = True
