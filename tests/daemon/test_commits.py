@@ -27,7 +27,7 @@ def test_a_clock_that_is_set_changes_neither_the_speed_nor_how_long_a_drain_may_
         off_s = by_s
         time.sleep(0.01)
     seat = SimpleNamespace(commits=made, served_s=600.0)
-    peer = cast(Peer, SimpleNamespace(seat=seat, place=SimpleNamespace(manifest=tiny_manifest())))
+    peer = cast(Peer, SimpleNamespace(seat=seat, place=SimpleNamespace(manifest=tiny_manifest()), is_resting=False))
     assert 0.01 <= Departure(peer)._step_time_s() < 5.0
     speed = Answers.tokens_per_second(cast(Answers, SimpleNamespace(_peer=peer)))
     assert 1.0 < speed <= tiny_manifest().tokens_per_step / 0.01

@@ -82,15 +82,17 @@ async def test_while_sequences_grow_a_peer_has_given_the_tokens_that_its_microba
 
 
 async def test_what_is_signed_is_told_beside_what_is_counted_and_some_are_not_named(archive: Archive) -> None:
-    """One of them is there and wants no name, one has left and wanted none; the daemon's own user sees its row."""
+    """Two have left and wanted no name. Nor does this daemon, whose own user sees its row."""
     peer = peer_of([], {}, archive)
     a, b, c = map(PeerId, "abc")
-    unnamed = [replace(member(each), unlisted=True) for each in "ab"]
-    peer.membership.live = lambda: view_of(*unnamed)  # type: ignore[method-assign]
-    archive.note_listed(c, False)
-    archive.note_average(Roster(0, 0, 1, a, (RosterEntry(a, 1, 1, 0b1), RosterEntry(b, 1, 1, 0b10))), 8)
+    peer.membership.live = lambda: view_of(replace(member("a"), unlisted=True))  # type: ignore[method-assign]
+    for each in (b, c):
+        archive.note_listed(each, False)
+    archive.note_average(
+        Roster(0, 0, 1, a, (RosterEntry(a, 1, 1, 0b1), RosterEntry(b, 1, 1, 0b10))), peer.place.manifest.tokens_per_microbatch
+    )
     rows = {each: WorkDone(EVERY, number, 8 * number) for each, number in ((a, 100), (b, 70), (c, 30))}
-    before = {a: WorkDone(1, 90, 720)}
+    before = {a: WorkDone(6, 90, 720)}
     newest, old = (signed_by(some_account(step, works), works) for step, works in ((2 * EVERY, rows), (EVERY, before)))
 
     async def signed(_stage: int, _tellers: Sequence[PeerId]) -> SignedStage:
