@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 LONGEST_S = 1.5
-"""The time for one measurement of a card, whose clock rises with its work."""
-PROCESSOR_S = 0.1
-"""The same of a processor, which is fast at once."""
+"""The time for one measurement."""
 COPIED_BYTES = 16 << 20
 SLACK_BYTES = 64 << 20
 """What may still be held when everything is given back: torch keeps small workspaces of the device's libraries."""
@@ -27,7 +25,7 @@ def rate(work: Callable[[], object], amount: float, device: torch.device, most_s
     """Return how much of `amount` a second `work` does, by the best of several runs; the first one only warms up."""
     work()
     wait(device)
-    best, until_s = 0.0, time.perf_counter() + (min(most_s, PROCESSOR_S) if device.type == "cpu" else most_s)
+    best, until_s = 0.0, time.perf_counter() + most_s
     while True:
         began_s = time.perf_counter()
         work()
