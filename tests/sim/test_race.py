@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from peerd.cli.new_link import chosen_for
-from peerd.planner.contenders import BASE, CONTENDERS, NUM_REPLICAS, Kept
+from peerd.planner.contenders import BASE, CONTENDERS, NUM_REPLICAS, KeptChoices
 from peerd.planner.race_results import RacedLine, parsed, race_results
 from peerd.reference import train_reference
 from peerd.sim.home_lines import HomePeers
@@ -65,7 +65,7 @@ def test_peerd_new_chooses_for_a_line_what_was_first_in_the_race(line: RacedLine
     near = [row for row in others if times[row] <= NEAR * times[first]]
     rows = tuple(row for row in results.rows if row.row in (*near, first, BASE))
     peers = HomePeers(bytes_per_s=line.mbit_per_s * BYTES_PER_MBIT, round_trip_s=line.round_trip_ms / 1000, flops=size.flops)
-    best = chosen_for(size.run, peers, Kept(), dataclasses.replace(results, rows=rows)).ranked[0]
+    best = chosen_for(size.run, peers, KeptChoices(), dataclasses.replace(results, rows=rows)).ranked[0]
     is_profile = Link(line.mbit_per_s, line.round_trip_ms) in LINKS
     assert times[best.row] <= (1 if is_profile else 1.1) * times[first]
 
