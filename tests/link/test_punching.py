@@ -87,7 +87,7 @@ async def test_a_hole_that_closes_is_noticed_where_something_is_sent(monkeypatch
     counts = {"sent": 0}
 
     def growing(_connection: object) -> tuple[int, int]:
-        counts["sent"] += 1
+        counts["sent"] += 1000
         return counts["sent"], 7
 
     async with endpoint() as there:
