@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.holes import MOST_ADDRESSES, SILENT_S, Silence, targets_in
+from peerd.policy.route.holes import BUSY_BYTES, IDLE_SILENT_S, MOST_ADDRESSES, SILENT_S, Silence, targets_in
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_a_hole_has_closed_when_nothing_comes_back() -> None:
     assert not silence.is_closed(40, 20, 101.0 + 0.95 * SILENT_S), "something came"
     assert not silence.is_closed(40, 20, 101.0 + 9 * SILENT_S), "that was the answer to all"
     assert not silence.is_closed(50, 20, 200.0)
-    assert silence.is_closed(50, 20, 200.0 + SILENT_S)
+    assert not silence.is_closed(40 + BUSY_BYTES - 1, 20, 200.0 + SILENT_S), "signs of life may be lost in full buffers"
+    assert silence.is_closed(40 + BUSY_BYTES, 20, 200.0 + SILENT_S)
+    assert silence.is_closed(50, 20, 200.0 + IDLE_SILENT_S)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 0.9 * SILENT_S), st.integers(0, 3)), max_size=30))

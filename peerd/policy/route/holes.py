@@ -18,6 +18,8 @@ from peerd.table.view import LiveView
 SILENT_S = 3.0
 """A hole has closed when packets go out and nothing comes back for this time: what arrives is acknowledged within a round trip, and
 buffers of slow lines hold at most about 2 s."""
+IDLE_SILENT_S, BUSY_BYTES = 15.0, 8192
+"""While less than this goes out, nothing but signs of life does. Buffers that other traffic fills may lose several in a row."""
 MOST_ADDRESSES = 4
 MAX_ADDRESS = 64
 """Characters of an address."""
@@ -33,12 +35,13 @@ class Silence:
     """When packets were first sent that nothing has come back since."""
 
     def is_closed(self, sent: int, received: int, now_s: float) -> bool:
-        """Return whether the hole has closed. `sent` and `received` count packets, or bytes, since the beginning."""
+        """Return whether the hole has closed. `sent` and `received` count bytes since the beginning."""
         if received != self._received:
             self._sent, self._received, self._since_s = sent, received, None
         elif sent != self._sent and self._since_s is None:
             self._since_s = now_s
-        return self._since_s is not None and now_s - self._since_s >= SILENT_S
+        patience_s = SILENT_S if sent - self._sent >= BUSY_BYTES else IDLE_SILENT_S
+        return self._since_s is not None and now_s - self._since_s >= patience_s
 
 
 def targets_in(told: Iterable[str], *, loopback: bool, outside: str = "") -> list[str]:
