@@ -212,7 +212,8 @@ def _told_by_daemon(home: Home, status: Mapping[str, Any]) -> list[Finding]:
     direct = reply.get("direct")  # absent where the daemon is older
     if direct is None:
         return [with_relay(dial_back, relay), relay]
-    past_the_tunnel = of_direct(_answers_in(direct), direct["port"]) if direct["port"] else of_no_direct(direct["why"])
+    quic = direct.get("quic_why", "an older daemon makes none")
+    past_the_tunnel = of_direct(_answers_in(direct), direct["port"], quic) if direct["port"] else of_no_direct(direct["why"])
     return [with_relay(dial_back, relay), relay, past_the_tunnel]
 
 

@@ -21,6 +21,8 @@ from peerd.link.certificate import make_certificate
 from peerd.link.direct import Showing
 from peerd.link.links import Links
 from peerd.link.pins import Pins
+from peerd.link.punching import NOT_INSTALLED
+from peerd.link.quic import is_installed
 from peerd.link.throttle import Throttles
 from peerd.models.stages import estimate_stage_memory
 from peerd.planner.memory import Placing, least_on_device
@@ -159,7 +161,8 @@ async def ways_in(network: Network, identity: Identity, contact: Contact, order:
         return
     async with _taking_direct(network.config.host, order.direct_port, identity) as direct_port:
         if direct_port:
-            yield of_direct(await dial_backs(network.links, run, contact.peers, direct_port, direct=True), direct_port)
+            answers = await dial_backs(network.links, run, contact.peers, direct_port, direct=True)
+            yield of_direct(answers, direct_port, "" if is_installed() else NOT_INSTALLED)
         else:
             yield of_no_direct("")
 

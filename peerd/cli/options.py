@@ -124,6 +124,10 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         click.option("--no-port-mapping", is_flag=True, help="Do not ask the router to forward the port."),
         click.option("--direct-port", type=port, default=0, show_default=True, help="TCP port for direct connections; 0: any free one."),
         click.option("--no-direct", is_flag=True, help="Let the libp2p tunnel carry everything, through one port."),
+        click.option("--no-quic", is_flag=True, help="No direct connections through routers, where the package for them is installed."),
+        click.option(
+            "--quic-port", type=port, default=0, show_default=True, help="UDP port for connections through routers; 0: any free one."
+        ),
         click.option("--no-local", is_flag=True, help="TLS also to your other daemons on this machine, in place of a local socket."),
         click.option("--relay", is_flag=True, help="Volunteer as a relay for peers that nobody can dial."),
         click.option("--relay-rate", metavar="RATE", default="none", help="Relay at most that much, like 20Mbit."),

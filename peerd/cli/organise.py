@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 EXPORT_SILENCE_S = 600.0
 _SAME_SETTINGS = (
-    *("port", "direct_port", "device", "nice", "nickname", "team", "unlisted", "compute_stand_in_ms", "slow_factor", "dashboard_port"),
-    *("dashboard_public", "sample"),
+    *("port", "direct_port", "quic_port", "device", "nice", "nickname", "team", "unlisted", "compute_stand_in_ms", "slow_factor"),
+    *("dashboard_port", "dashboard_public", "sample"),
 )
 """Flags whose values are the settings of the same name."""
 
@@ -142,7 +142,7 @@ def settings_of(context: click.Context, flags: dict[str, Any], *, run_file: str 
 
     check_devices(flags["device"])
     same = {name: flags[name] for name in _SAME_SETTINGS}
-    same |= {name: not flags[f"no_{name}"] for name in ("port_mapping", "direct", "local", "dashboard")}
+    same |= {name: not flags[f"no_{name}"] for name in ("port_mapping", "direct", "quic", "local", "dashboard")}
     try:
         return Settings(
             home=str(chosen_home(context).folder),

@@ -182,8 +182,12 @@ def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:
     beside = f", a local socket to {local}" if local else ""
     if not direct["port"]:
         return [("direct", f"none: {plain(direct['why']) or 'no port was free'}{beside}")]
-    told = f"TLS to {counted(direct['peers'] - local, 'peer')}{beside}; takes connections at port {direct['port']}"
-    return [("direct", "; ".join((told, *lossy_paths((line["peer"], line) for line in reply.get("lines", [])))))]
+    punched = direct.get("quic", 0)
+    beside += f", QUIC through routers to {punched}" if punched else ""
+    told = [f"TLS to {counted(direct['peers'] - local - punched, 'peer')}{beside}; takes connections at port {direct['port']}"]
+    if (why := direct.get("quic_why", "")) and reply.get("reach", {}).get("state") in ("relayed", "client"):
+        told.append(f"no QUIC through routers: {plain(why)}")
+    return [("direct", "; ".join((*told, *lossy_paths((line["peer"], line) for line in reply.get("lines", [])))))]
 
 
 def _reach_rows(reply: StatusReply) -> list[tuple[str, str]]:

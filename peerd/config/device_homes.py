@@ -92,7 +92,7 @@ def settings_of_each(first: Settings, homes: DeviceHomes) -> list[Settings]:
 
 
 def _ports(settings: Settings) -> dict[str, int]:
-    return {name: getattr(settings, name) for name in ("port", "direct_port", "dashboard_port")}
+    return {name: getattr(settings, name) for name in ("port", "direct_port", "quic_port", "dashboard_port")}
 
 
 def _check_ports(settings: Settings, count: int) -> None:

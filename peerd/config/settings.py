@@ -43,6 +43,11 @@ class Settings:
     """Use local sockets to daemons of the same user on this machine."""
     direct_port: int = 0
     """TCP port that accepts direct connections; 0 lets the system choose."""
+    quic: bool = True
+    """Connect to peers behind routers by QUIC, through both routers, where the package for it is installed. Needs `direct`, and
+    `port_mapping`: the package also asks the router for a port."""
+    quic_port: int = 0
+    """UDP port for that; 0 lets the system choose."""
     relay: bool = False
     """Volunteer as a relay for peers that cannot be dialled."""
     relay_rate: float = 0.0
@@ -110,7 +115,8 @@ class Settings:
     def __post_init__(self) -> None:
         if bool(self.run_file) + bool(self.join) + self.join_told > 1:
             raise ValueError("settings need at most one of run_file, join and join_told")
-        for name, port in (("port", self.port), ("direct_port", self.direct_port), ("dashboard_port", self.dashboard_port)):
+        for name in ("port", "direct_port", "quic_port", "dashboard_port"):
+            port = getattr(self, name)
             if not 0 <= port <= 65535:
                 raise ValueError(f"{name} is {port}; it must be between 0 and 65535")
         if self.relay_rate < 0 or self.relay_daily < 0:

@@ -75,7 +75,7 @@ class RunInfo(TypedDict):
 class PathInfo(TypedDict, total=False):
     """How this daemon sends tensors to another peer; empty for the daemon itself."""
 
-    path: str  # local, direct, tunnel or relay
+    path: str  # local, direct, quic, tunnel or relay
     connections: int  # TCP connections to it; absent unless the path is direct
     resent: float | None  # share of the TCP segments to it that were sent again, of the last hundred or more; None: not known
 
@@ -190,6 +190,9 @@ class DirectInfo(TypedDict):
     port: int  # port that accepts them; 0: it accepts none now
     peers: int  # number of peers connected directly
     local: NotRequired[int]  # of these over a local socket; absent from older daemons
+    quic: NotRequired[int]  # of these through the routers of both ends; absent from older daemons
+    quic_why: NotRequired[str]  # reason for making none through routers; empty where they are made
+    seen_at: NotRequired[str]  # address and UDP port at which others see this machine's packets; empty while unknown
     why: str  # reason for having none; empty where they are allowed
 
 

@@ -166,8 +166,7 @@ class Answers:
         direct = self._peer.network.direct
         if direct is None:
             return {"port": 0, "peers": 0, "local": 0, "why": "switched off by --no-direct"}
-        why = CAPPED if self._governor.throttles.capped else ""
-        return {"port": direct.showing.port, "peers": direct.paths.num_open, "local": direct.paths.num_local, "why": why}
+        return direct.told(CAPPED if self._governor.throttles.capped else "")
 
     @property
     def uptime_s(self) -> float:

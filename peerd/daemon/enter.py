@@ -37,6 +37,7 @@ from peerd.link.p2pd import check_port_free
 from peerd.observe.archive import Archive
 from peerd.owner.governor import Governor
 from peerd.policy.round.needs import shortfall
+from peerd.policy.route.holes import mirrors_in
 from peerd.policy.swarm.checkup import TOO_SLOW
 from peerd.policy.swarm.clocks import ClockOffset
 from peerd.policy.swarm.dialling import DialRation
@@ -82,7 +83,8 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
     network = await open_network(settings, home, bootstrap, addresses_of, governor.throttles)
     stack.push_async_callback(network.close)
     if settings.direct:
-        allow_direct(network, identity, settings, addresses_of, governor.throttles)
+        mirrors = partial(_mirrors, lambda: membership)
+        allow_direct(network, identity, settings, addresses_of, governor.throttles, mirrors)
     if place is None:
         tell_doing("asking the peer at the address for the run")
         contact, signed, membership = await _first_to_answer(network, identity, contacts, met, book, row, admission)
@@ -123,6 +125,12 @@ async def come_back(peer: Peer) -> None:
     peer.membership.clear_liveness()
     peer.notes.begin_anew()
     await _look_around(peer.network, peer.membership, _address_book(peer.local, peer.place.signed, ()))
+
+
+def _mirrors(membership: Callable[[], Membership | None]) -> tuple[PeerId, ...]:
+    """Peers that see from where this one's packets come; none before it is in the swarm."""
+    found = membership()
+    return mirrors_in(found.live()) if found is not None else ()
 
 
 async def _with_progress(work: Callable[[Report], Result]) -> Result:

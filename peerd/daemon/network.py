@@ -19,18 +19,19 @@ from peerd import __version__
 from peerd.config.access import RawList
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
-from peerd.control.protocol import PathInfo
+from peerd.control.protocol import DirectInfo, PathInfo
 from peerd.daemon.address import Address, parse_address
 from peerd.errors import AddressError, PortTakenError, RemoteError, UnreachableError
 from peerd.link import run_folder
 from peerd.link.bundle import Bundles
 from peerd.link.certificate import make_certificate
 from peerd.link.circuits import Circuits
-from peerd.link.direct import DirectPaths, Showing
+from peerd.link.direct import DirectPaths, Showing, hosts_in
 from peerd.link.links import Links
 from peerd.link.local import Neighbours
 from peerd.link.p2pd import P2pd, P2pdConfig, check_port_free, is_public, start_p2pd
 from peerd.link.pins import Pins, caller_past_the_tunnel
+from peerd.link.punching import Holes, Whereabouts
 from peerd.link.relay import Relay, bans_nobody
 from peerd.link.run_folder import RunFolder
 from peerd.link.seal import Seal
@@ -66,13 +67,28 @@ class Direct:
     neighbours: Neighbours | None
     """None if the owner wants no local sockets."""
     bundles: Bundles
+    holes: Holes | None
+    """None if the owner wants no connections through routers."""
 
     def caller(self, context: Any) -> PeerId | None:
         """Return the peer that made a direct call."""
         return caller_past_the_tunnel(context, self.pins, self.neighbours)
 
+    def told(self, why: str) -> DirectInfo:
+        """Return what the daemon tells of them. `why`: the reason for having none; empty where they are allowed."""
+        paths, holes = self.paths, self.holes
+        return {
+            "port": self.showing.port,
+            "peers": paths.num_open,
+            "local": paths.num_local,
+            "why": why,
+            "quic": paths.num_punched,
+            "quic_why": holes.why if holes is not None else "switched off by --no-quic or --no-port-mapping",
+            "seen_at": holes.seen_at if holes is not None else "",
+        }
+
     def servicer(self, door: Door, is_known: Callable[[PeerId], bool]) -> DirectServicer:
-        return DirectServicer(door, self.pins, self.showing, self.neighbours, is_known, self.bundles)
+        return DirectServicer(door, self.pins, self.showing, self.neighbours, is_known, self.bundles, self.holes)
 
 
 @dataclass(slots=True)
@@ -131,7 +147,7 @@ class Network:
             return {"path": "relay" if self.circuits.leads_to(peer) else "tunnel"}
         widening = self.direct.paths.widening(peer)
         if widening is None:
-            return {"path": "local"}
+            return {"path": "quic" if self.direct.paths.is_punched(peer) else "local"}
         return {"path": "direct", "connections": widening.num_connections, "resent": widening.parallel.resent}
 
     async def forget(self, peer: PeerId) -> None:
@@ -205,8 +221,18 @@ async def open_network(
     return Network(home, p2pd, tunnel, Links(tunnel), circuits, relay, config, folder, addresses, port_in(addresses))
 
 
-def allow_direct(network: Network, identity: Identity, settings: Settings, addresses_of: AddressesOf, throttles: Throttles) -> None:
-    """Allow tensors past the tunnel once the network serves. Raises PortTakenError if the chosen port is in use."""
+def allow_direct(
+    network: Network,
+    identity: Identity,
+    settings: Settings,
+    addresses_of: AddressesOf,
+    throttles: Throttles,
+    mirrors: Callable[[], Sequence[PeerId]] = tuple,
+) -> None:
+    """Allow tensors past the tunnel once the network serves. Raises PortTakenError if the chosen port is in use.
+
+    `mirrors`: peers that can be dialled, and see from which address and port this machine's packets come.
+    """
     try:
         check_port_free(settings.host, settings.direct_port)
     except PortTakenError as error:
@@ -215,9 +241,18 @@ def allow_direct(network: Network, identity: Identity, settings: Settings, addre
     showing, pins = Showing(certificate), Pins()
     neighbours = Neighbours(identity.peer, network.home.run_folder) if settings.local else None
     endpoint = DirectEndpoint(settings.host, settings.direct_port, showing, pins, throttles, neighbours)
-    paths = DirectPaths(network.links, certificate, addresses_of, throttles, neighbours, network.home.run_folder)
+    around = Whereabouts(mirrors, lambda: hosts_in(network.addresses), lambda: (_reached_here(settings.host), showing.port))
+    folder = network.home.run_folder
+    may_punch = settings.quic and settings.port_mapping  # the library also asks the router for a port, and has no switch for that
+    holes = Holes(network.links, folder, settings.host, settings.quic_port, around) if may_punch else None
+    paths = DirectPaths(network.links, certificate, addresses_of, throttles, neighbours, folder, holes)
     bundles = Bundles(network.tunnel.local_for)
-    network.direct, network.links.direct = Direct(paths, endpoint, showing, pins, neighbours, bundles), paths
+    network.direct, network.links.direct = Direct(paths, endpoint, showing, pins, neighbours, bundles, holes), paths
+
+
+def _reached_here(host: str) -> str:
+    """The address at which this machine itself reaches what listens at `host`."""
+    return "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104
 
 
 @contextlib.asynccontextmanager

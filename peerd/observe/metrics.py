@@ -46,6 +46,8 @@ METRICS = (
     MetricSpec(
         "peerd_segments_total", "counter", "TCP segments of direct paths, where the kernel tells: sent, and of these again", ("kind",)
     ),
+    MetricSpec("peerd_quic_connections", "gauge", "Connections through the routers of both ends, by QUIC"),
+    MetricSpec("peerd_quic_bytes_total", "counter", "Bytes of their packets, what QUIC adds included", ("direction",)),
     MetricSpec("peerd_contributed_tokens_total", "counter", "Tokens of microbatches this daemon accumulated"),
     MetricSpec("peerd_queue_microbatches", "gauge", "Microbatches this daemon holds"),
     MetricSpec("peerd_in_flight_microbatches", "gauge", "Microbatches this daemon has launched that are not back"),

@@ -35,6 +35,8 @@ _DAEMON_FLAGS = {
         "--no-port-mapping",
         "--direct-port",
         "--no-direct",
+        "--no-quic",
+        "--quic-port",
         "--no-local",
         "--nice",
         "--nickname",

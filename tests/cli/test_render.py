@@ -54,6 +54,10 @@ def test_status_names_every_problem_with_its_remedy(capsys: pytest.CaptureFixtur
     [
         ({"port": 31338, "peers": 3, "local": 1, "why": ""}, "TLS to 2 peers, a local socket to 1; takes connections at port 31338"),
         ({"port": 31338, "peers": 3, "local": 0, "why": ""}, "TLS to 3 peers; takes connections at port 31338"),
+        (
+            {"port": 31338, "peers": 3, "local": 1, "quic": 1, "why": ""},
+            "TLS to 1 peer, a local socket to 1, QUIC through routers to 1; takes connections at port 31338",
+        ),
         ({"port": 0, "peers": 1, "local": 1, "why": "a cap is set"}, "none: a cap is set, a local socket to 1"),
         ({"port": 0, "peers": 0, "local": 0, "why": ""}, "none: no port was free"),
     ],
@@ -61,6 +65,15 @@ def test_status_names_every_problem_with_its_remedy(capsys: pytest.CaptureFixtur
 def test_status_says_how_tensors_go_past_the_tunnel(direct: DirectInfo, row: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_status(status_reply(direct=direct))
     assert row in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("state", "is_told"), [("direct", False), ("relayed", True), ("client", True)])
+def test_status_says_to_a_machine_that_nobody_can_dial_why_it_makes_no_connections_through_routers(
+    state: str, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    direct = DirectInfo(port=31338, peers=3, local=0, why="", quic=0, quic_why="it is not installed", seen_at="")
+    print_status(status_reply(direct=direct, reach={"state": state, "reason": "so it is", "relays": []}))
+    assert ("no QUIC through routers: it is not installed" in " ".join(capsys.readouterr().out.split())) == is_told
 
 
 @pytest.mark.parametrize("made", [0, 12])

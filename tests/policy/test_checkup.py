@@ -50,7 +50,7 @@ def test_every_fault_has_a_remedy_and_nothing_else_has(
         checkup.of_memory(size, needed, allowed_bytes=size // 3),
         *checkup.of_limits(limits, None),
         *checkup.of_limits(limits, Pause("its owner paused it", "after `peerd resume`")),
-        checkup.of_direct(answers, 4001),
+        *(checkup.of_direct(answers, 4001, why) for why in ("", "it is not installed")),
         *(checkup.of_no_direct(why) for why in ("", checkup.CAPPED)),
         checkup.of_disk("/home", size),
         checkup.of_open_files(size),
@@ -157,11 +157,11 @@ def test_nothing_is_foretold_of_a_line_that_was_not_measured_or_a_run_that_has_c
 def test_direct_connections_that_do_not_get_through_are_never_a_problem() -> None:
     a, b = PeerId("a"), PeerId("b")
     verdicts = [
-        checkup.of_direct(answers, 4002).verdict
+        checkup.of_direct(answers, 4002, "it is not installed").verdict
         for answers in ([Dialled(a, "1.2.3.4", False)], [Dialled(a, "", None)], [Dialled(a, "1.2.3.4", True), Dialled(b, "1.2.3.4", False)])
     ]
     assert verdicts == [WARNING, WARNING, WARNING]
-    assert checkup.of_direct([Dialled(a, "1.2.3.4", True), Dialled(b, "", None)], 4002).verdict is OK
+    assert checkup.of_direct([Dialled(a, "1.2.3.4", True), Dialled(b, "", None)], 4002, "").verdict is OK
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,10 @@ class Networks:
         """
         _nft(self.routers[home], rules)
 
+    def lose_udp(self, home: int) -> None:
+        """The router passes no UDP any more, in either direction."""
+        _nft(self.routers[home], "insert rule ip home through meta l4proto udp drop")
+
 
 @contextlib.contextmanager
 def home_networks(num_homes: int) -> Iterator[Networks]:

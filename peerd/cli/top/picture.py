@@ -31,6 +31,7 @@ UNFOLDED_UP_TO = 60
 _PATHS = {
     "local": "local: tensors go to it over a socket on this machine",
     "direct": "direct: tensors go to it by TLS",
+    "quic": "quic: tensors go to it through the routers of both, by TLS in QUIC",
     "tunnel": "tunnel: libp2p carries tensors to it",
     "relay": "relay: another peer carries tensors to it",
 }

@@ -136,9 +136,12 @@ def _of_audits(peer: Peer) -> Reading:
 def _of_paths(peer: Peer) -> dict[str, MetricSource]:
     direct = peer.network.direct
     segments = direct.paths.segments.total if direct else Segments()
+    holes = direct.holes if direct else None
     return {
         "peerd_direct_connections": direct.paths.num_connections if direct else 0,
         "peerd_segments_total": {"sent": segments.sent, "again": segments.again},
+        "peerd_quic_connections": holes.num_lines if holes else 0,
+        "peerd_quic_bytes_total": dict(zip(("sent", "received"), holes.num_bytes if holes else (0, 0), strict=True)),
     }
 
 

@@ -199,8 +199,11 @@ def of_dial_backs(answers: Sequence[Dialled], port: int) -> Finding:
     return ok("dial-back", f"{counted} reached {where} {whence}")
 
 
-def of_direct(answers: Sequence[Dialled], port: int) -> Finding:
-    """Whether others reach the port for direct TLS connections. Never a problem: the tunnel carries the tensors otherwise."""
+def of_direct(answers: Sequence[Dialled], port: int, why_no_quic: str) -> Finding:
+    """Whether others reach the port for direct TLS connections. Never a problem: the tunnel carries the tensors otherwise.
+
+    `why_no_quic`: the reason for making no connections through routers; empty where they are made.
+    """
     said = [answer for answer in answers if answer.reached is not None]
     reached = sum(bool(answer.reached) for answer in said)
     if not said:
@@ -209,7 +212,8 @@ def of_direct(answers: Sequence[Dialled], port: int) -> Finding:
     title = f"{reached} of {len(said)} peers reached port {port} for direct connections"
     if reached < len(said):
         remedy = f"forward TCP port {port}, too, and let it through the firewall; a fixed one is chosen with --direct-port"
-        return warning("direct", title, f"tensors take the tunnel, which is slower; {remedy}")
+        quic = f"QUIC through routers: {why_no_quic}" if why_no_quic else "QUIC serves where the routers allow it"
+        return warning("direct", title, f"tensors take the tunnel, which is slower; {remedy}; {quic}")
     return ok("direct", title)
 
 

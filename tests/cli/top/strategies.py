@@ -39,7 +39,11 @@ def peers(draw: st.DrawFn, stage: int) -> PeerInfo:
         software=draw(words),
         addresses=draw(st.lists(words, max_size=3)),
         age_s=draw(numbers),
-        **draw(st.sampled_from(["", "local", "direct", "tunnel", "relay", "\x1b[2J" * 9]).map(lambda path: {"path": path} if path else {})),
+        **draw(
+            st.sampled_from(["", "local", "direct", "quic", "tunnel", "relay", "\x1b[2J" * 9]).map(
+                lambda path: {"path": path} if path else {}
+            )
+        ),
     )
 
 
