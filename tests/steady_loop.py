@@ -62,10 +62,25 @@ class PoolJobs:
             except RuntimeError:  # the pool is closed
                 add(-1)
                 raise
-            future.add_done_callback(lambda _: add(-1))
+            _after_callbacks(future, lambda: add(-1))
             return future
 
         return submitted
+
+
+def _after_callbacks(future: Future[Any], act: Callable[[], None]) -> None:
+    """Act once a job is done and has told so to everybody who waits for it, also to those that begin to wait after this call."""
+    with future._condition:
+        if not future.done():
+            tell = future._invoke_callbacks  # type: ignore[attr-defined]
+
+            def told() -> None:
+                tell()
+                act()
+
+            future._invoke_callbacks = told  # type: ignore[attr-defined]
+            return
+    act()
 
 
 class _Selector(selectors.DefaultSelector):

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,21 @@ async def test_no_time_passes_while_a_thread_computes() -> None:
     threading.Timer(0.1, ends.set).start()
     async with asyncio.timeout(0.01):
         await asyncio.to_thread(ends.wait)
+    assert now_s() - began_s < 0.01
+
+
+async def test_no_time_passes_before_a_thread_that_ends_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is slow to tell: a loaded machine may let it wait there."""
+    loop, began_s = asyncio.get_running_loop(), now_s()
+    tell = loop.call_soon_threadsafe
+
+    def late(*arguments: Any, **named: Any) -> asyncio.Handle:
+        time.sleep(0.1)
+        return tell(*arguments, **named)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", late)
+    async with asyncio.timeout(0.01):
+        await asyncio.to_thread(time.sleep, 0.01)
     assert now_s() - began_s < 0.01
 
 
