@@ -9,12 +9,15 @@ A byte on standard input ends p2pd alone. The keeper lives as long as the daemon
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+
+_TOLD_WITHIN_S = 0.2
 
 
 def _die_with_parent() -> None:
@@ -44,9 +47,13 @@ def main() -> int:
         closed.set()
         child.kill()
 
-    threading.Thread(target=wait_for_daemon, daemon=True).start()
+    waiting = threading.Thread(target=wait_for_daemon, daemon=True)
+    waiting.start()
     code = child.wait()
     sys.stdout.flush()
+    # The daemon's end may have ended p2pd, which writes where nobody reads any more. Then it is told here as well, maybe a moment later.
+    if select.select([0], [], [], _TOLD_WITHIN_S)[0]:
+        waiting.join()
     if not closed.is_set():
         return code if code > 0 else 1
     for folder in order["remove"]:

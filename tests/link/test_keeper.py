@@ -142,3 +142,17 @@ def test_a_daemon_that_is_killed_takes_everything_with_it(folders: dict[str, Pat
     assert soon(lambda: is_gone(child))
     assert soon(lambda: is_gone(int(pid)))
     assert soon(lambda: not folders["parent"].exists())
+
+
+def test_the_folders_go_where_the_kept_process_notices_first_that_the_daemon_is_gone(folders: dict[str, Path]) -> None:
+    """It ends by itself when it writes where nobody reads any more."""
+    code = "import signal, time; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\nwhile True: print('kept', flush=True); time.sleep(0.001)"
+    with start_keeper(folders, [sys.executable, "-S", "-c", code]) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"kept\n"
+        (child,) = children_of(process.pid)
+        process.stdout.close()
+        assert soon(lambda: is_gone(child))
+        process.stdin.close()
+        assert soon(lambda: not folders["run"].exists() and not folders["parent"].exists())
