@@ -341,7 +341,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "microbatch_size": lambda w: w.random.randint(1, 512),
     "stages": lambda w: range(w.num_stages),
     **dict.fromkeys(("ranks", "attempt"), lambda w: w.random.randrange(9)),
-    "why": lambda w: w.random.choice(("", "its upload is too slow for this run")),
+    **dict.fromkeys(("why", "why_no_quic"), lambda w: w.random.choice(("", "its upload is too slow for this run"))),
     ("before", "int"): World.count,
     "had_work": lambda w: w.random.random() < 0.5,
     "most": lambda w: w.random.randint(1, 9),
