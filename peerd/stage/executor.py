@@ -102,7 +102,7 @@ class Executor:
         self._numbers = itertools.count()
         self._guard = threading.Condition()
         """Held while a job is added to the heap or taken from it; told of each that is added."""
-        self._is_at_work = self._is_closed = False
+        self._is_closed = False
         self.busy_s = 0.0
         """Total seconds spent on forward and backward passes."""
 
@@ -193,11 +193,6 @@ class Executor:
             self._guard.wait(wait_s)
         return None
 
-    @property
-    def is_at_work(self) -> bool:
-        """Whether a job runs now."""
-        return self._is_at_work
-
     def close(self) -> None:
         """Cancel the jobs that have not begun. The running one goes on, which may take minutes: nothing can end it."""
         with self._guard:
@@ -220,11 +215,7 @@ class Executor:
             if not self._jobs:
                 return  # what this call was made for has run while a pass rested
             job = heapq.heappop(self._jobs)
-            self._is_at_work = True
-        try:
-            self._perform(job)
-        finally:
-            self._is_at_work = False
+        self._perform(job)
 
     def _perform(self, job: _Job) -> None:
         if not job.future.set_running_or_notify_cancel():

@@ -29,7 +29,6 @@ QUEUE_BYTES = 4_000_000
 """Queue of an uplink that the kernel slows down: 1.6 s at 20 Mbit/s, as in a modem with too large a buffer."""
 CONGESTION_CONTROL = "cubic"
 """What Linux, macOS and Windows do at homes, whatever this machine does itself."""
-NAMESPACES = Path("/run/netns")
 
 
 def require_root() -> None:

@@ -25,7 +25,7 @@ class ModelSample(TypedDict):
 
 
 class Sampler:
-    """Asks once for each evaluation that this peer makes or hears of. Training goes first: an answer may take as many steps as tokens."""
+    """Asks once for each evaluation that this peer makes or hears of. An answer counts within the shares of those who compute it."""
 
     def __init__(self, peer: Peer, ask: Verb) -> None:
         self._peer = peer

@@ -6,6 +6,7 @@ leader that has asked all but one makes that one look absent. So rounds of two l
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,14 @@ PATIENCE = NUM_JUDGES + 2
 """A member may be in a round without this peer for so many averaging times: one that hears nothing of it ends it before."""
 REMEMBERED = 64
 """Number of members that rounds have waited for in vain. The first go first."""
+
+
+class _Odd(enum.Enum):
+    """Why no round is possible with a mate."""
+
+    ELSEWHERE = "in a round without this peer"
+    ASTRAY = "with parameters of another history than most members have"
+    AHEAD = "at a step that too few others have reached"
 
 
 @dataclass(slots=True)
@@ -46,12 +55,10 @@ class Sidelining:
         self._me = me
         self._absent: dict[PeerId, _Absent] = {}
         self._banned: frozenset[PeerId] = frozenset()
-        self._elsewhere_since_s: dict[PeerId, float] = {}
+        self._since_s: dict[_Odd, dict[PeerId, float]] = {}
+        """By what no round is possible with them for: mates, and since when."""
         """Members that are in a round without this peer, and since when."""
         self._disbelieved_since_s: dict[PeerId, float] = {}
-        self._astray_since_s: dict[PeerId, float] = {}
-        """Members with parameters of another history than most of the stage has, and since when."""
-        self._ahead_since_s: dict[PeerId, float] = {}
         self._step = -1
         self._led: list[PeerId] = []
         self._waited_for: list[PeerId] = []
@@ -129,20 +136,19 @@ class Sidelining:
             odd = alone_in_rounds(members, group_size)
         else:
             odd = frozenset(m.peer for m in away if len(away) == 1 or 2 * len(away) < len(others))
-        self._elsewhere_since_s = {m.peer: self._elsewhere_since_s.get(m.peer, now_s) for m in away if m.peer in odd}
-        others = [m for m in members if m.lineage is not mine.lineage and m.lineage != mine.lineage]
-        is_most = len(members) >= FEWEST and 2 * len(others) < len(members)
-        self._astray_since_s = {m.peer: self._astray_since_s.get(m.peer, now_s) for m in others if is_most}
-        for since_s in (self._elsewhere_since_s, self._astray_since_s):
-            self._count_long(since_s, PATIENCE * averaging_s, now_s)
+        self._note(_Odd.ELSEWHERE, [m.peer for m in away if m.peer in odd], averaging_s, now_s)
+        astray = [m.peer for m in members if m.lineage is not mine.lineage and m.lineage != mine.lineage]
+        is_most = len(members) >= FEWEST and 2 * len(astray) < len(members)
+        self._note(_Odd.ASTRAY, astray if is_most else [], averaging_s, now_s)
 
     def look_ahead(self, peers: Sequence[PeerId], averaging_s: float, now_s: float) -> None:
         """Note mates that say that they are ahead, and that too few agree with (certifying.py): work would be done for their step alone."""
-        self._ahead_since_s = {peer: self._ahead_since_s.get(peer, now_s) for peer in peers}
-        self._count_long(self._ahead_since_s, PATIENCE * averaging_s, now_s)
+        self._note(_Odd.AHEAD, peers, averaging_s, now_s)
 
-    def _count_long(self, since_s: dict[PeerId, float], patience_s: float, now_s: float) -> None:
-        """Count those of whom something has been true for so long, and begin again with them."""
+    def _note(self, odd: _Odd, peers: Sequence[PeerId], averaging_s: float, now_s: float) -> None:
+        """Note all mates of whom this is true now, and count those of whom it has been for longer than a round may stand still."""
+        known, patience_s = self._since_s.get(odd, {}), PATIENCE * averaging_s
+        self._since_s[odd] = since_s = {peer: known.get(peer, now_s) for peer in peers}
         for peer, first_s in since_s.items():
             if now_s - first_s >= patience_s:
                 since_s[peer] = now_s
@@ -162,8 +168,7 @@ class Sidelining:
     def forget(self) -> None:
         """Rule T3 (fence): rounds that failed while this peer slept say nothing of others."""
         self._absent.clear()
-        self._elsewhere_since_s = {}
-        self._astray_since_s, self._ahead_since_s = {}, {}
+        self._since_s = {}
         self._disbelieved_since_s = {}
         self._step, self.peers = -1, ()
         self._banned = frozenset()
