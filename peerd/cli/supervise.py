@@ -100,7 +100,7 @@ class Foreground:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # else Ctrl-C would reach it twice, which means at once
+            process_group=0,  # else Ctrl-C would reach it twice, which means at once
             env={**os.environ, "PEERD_READY": "json"},
         )
         self._passed_on[settings.device] = 0

@@ -58,7 +58,7 @@ async def start_small_child(command: Sequence[str], env: Mapping[str, str]) -> S
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=env,
-        start_new_session=True,
+        process_group=0,  # Ctrl-C does not reach it. In a session of its own it would not give way as the daemon does
     )
     loop, output = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), process.stdout)

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from peerd.cli import demo_daemons
+from peerd.cli.demo_plan import DemoPlan
+from peerd.config.manifest import Manifest, ModelConfig, TrainConfig
 from tests.cli.conftest import PAPER_DAEMON, ROOT, Command
 
 
@@ -54,6 +56,17 @@ def test_it_trains_shows_each_step_and_sums_up(peerd: Command, paper: Callable[[
     assert "starting peer 3 (stage 1)" in done.out
     assert "5.0000 -> 1.0000" in done.out
     assert max(map(len, done.out.splitlines())) <= 120
+
+
+def test_its_daemons_stay_in_its_session_and_hear_no_key_of_its_terminal(paper: Callable[[str], None]) -> None:
+    """The scheduler shares cores between sessions: daemons in sessions of their own would keep each other's event loops waiting."""
+    paper("")
+    manifest = Manifest(name="paper", model=ModelConfig(num_layers=2), train=TrainConfig(num_stages=2))
+    plan = DemoPlan(manifest=manifest, num_peers=2, slow={}, kills=(), chaos=None, stand_in_ms=0.0, observed=False)
+    with demo_daemons.DemoSwarm(plan, lambda _text: None) as swarm:
+        swarm.start()
+        pids = [daemon.process.pid for daemon in swarm.daemons]
+        assert [(os.getsid(pid), os.getpgid(pid)) for pid in pids] == [(os.getsid(0), pid) for pid in pids]
 
 
 def test_json_goes_to_stdout_and_progress_to_stderr(peerd: Command, paper: Callable[[str], None]) -> None:

@@ -41,6 +41,14 @@ async def test_one_that_is_killed_has_ended() -> None:
     child.tell(b"x")
 
 
+async def test_it_gives_way_with_its_parent_and_hears_no_key_of_a_terminal() -> None:
+    """The scheduler shares cores between sessions: a child in a session of its own competes as an equal, whatever its niceness."""
+    child = await started("import os; print(os.getsid(0), os.getpgrp() == os.getpid())")
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await child.output.readline()).split() == [str(os.getsid(0)).encode(), b"True"]
+        await child.wait()
+
+
 async def test_a_large_process_starts_one_as_a_small_one_does() -> None:
     """Copying the page tables of half a gigabyte takes some 10 ms of processor time."""
     with mmap.mmap(-1, LARGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
