@@ -192,8 +192,8 @@ class DemoSwarm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            # Ctrl-C then reaches only the demo, which ends its daemons in order. They stay in its session: the scheduler shares cores between
-            # sessions first, and a loop would wait while its own session's threads have used up their part.
+            # Ctrl-C then reaches only the demo, which ends its daemons in order. They stay in its session: the scheduler shares cores
+            # between sessions first, and a loop would wait while its own session's threads have used up their part.
             process_group=0,
             env={**os.environ, "PEERD_READY": "json"},
         )

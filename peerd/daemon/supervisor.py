@@ -15,6 +15,7 @@ from peerd.link.own_address import OwnAddress
 from peerd.link.p2pd import watch
 from peerd.policy.swarm.reaching import all_gone_silent
 from peerd.policy.swarm.suspicion import Patience
+from peerd.served_time import served_timeout
 from peerd.swarm.clock import clock_s
 from peerd.table.circuit import host_in
 from peerd.table.record import PeerId
@@ -56,7 +57,7 @@ class Supervisor:
         for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             await asyncio.sleep(pause_s)
             try:
-                async with asyncio.timeout(REBUILD_TIMEOUT_S):
+                async with served_timeout(REBUILD_TIMEOUT_S):
                     await self._rebuild_once()
             except (PeerdError, TimeoutError, OSError) as error:
                 self._peer.p2pd_problem = str(error) or "no answer in time"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import grpc
@@ -10,6 +9,7 @@ import grpc
 from peerd.errors import PeerGoneError
 from peerd.link.certificate import SERVER_NAME
 from peerd.link.links import CHANNEL_OPTIONS
+from peerd.served_time import served_timeout
 
 DIAL_TIMEOUT_S = 5.0
 KEEPALIVE_OPTIONS = (
@@ -36,7 +36,7 @@ async def connected(target: str, credentials: grpc.ChannelCredentials | None = N
     else:
         channel = grpc.aio.secure_channel(target, credentials, options=_DIAL_OPTIONS)
     try:
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
+        async with served_timeout(DIAL_TIMEOUT_S):
             await _ready(channel)
     except BaseException as error:
         await channel.close(None)

@@ -24,6 +24,7 @@ from peerd.errors import PeerdError, PortTakenError, UnreachableError, system_er
 from peerd.link.libp2p import P2P, P2PD, Multiaddr, PeerID
 from peerd.link.small_child import SmallChild, start_small_child
 from peerd.link.streams import Stream
+from peerd.served_time import served_timeout
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -55,7 +56,7 @@ class P2pd:
 
     async def addresses(self) -> tuple[str, ...]:
         """Return this peer's multiaddrs, with its id: public ones first, loopback last."""
-        async with asyncio.timeout(CONTROL_TIMEOUT_S):
+        async with served_timeout(CONTROL_TIMEOUT_S):
             found = [str(address) for address in await self.p2p.get_visible_maddrs(latest=True)]
         return tuple(sorted((address for address in found if "/tcp/" in address and "/ip4/" in address), key=_remoteness))
 
@@ -63,7 +64,7 @@ class P2pd:
         """Make p2pd dial a peer at these addresses. Raises UnreachableError when none answers."""
         try:
             bare = [Multiaddr(address.split("/p2p/")[0]) for address in addresses]
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            async with served_timeout(CONTROL_TIMEOUT_S):
                 await self.p2p._client.connect(PeerID.from_base58(peer), bare)
         except Exception as error:  # hivemind does not document what it raises
             raise UnreachableError(f"{peer} does not answer: {str(error) or type(error).__name__}") from None
@@ -71,13 +72,13 @@ class P2pd:
     async def disconnect(self, peer: str) -> None:
         """Close every connection to a peer, with the streams on it. The next one is dialled anew."""
         with contextlib.suppress(Exception):  # there was none, or p2pd does not answer, which the supervisor notices
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            async with served_timeout(CONTROL_TIMEOUT_S):
                 await self.p2p._client.disconnect(PeerID.from_base58(peer))
 
     async def is_connected(self, peer: str) -> bool:
         """Return whether there is a connection now, whichever side dialled."""
         try:
-            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+            async with served_timeout(CONTROL_TIMEOUT_S):
                 return any(info.peer_id.to_base58() == peer for info in await self.p2p._client.list_peers())
         except Exception:  # any failure means no
             return False
@@ -93,7 +94,7 @@ class P2pd:
     async def answers(self, timeout_s: float) -> bool:
         """Return whether p2pd still answers; it can hang without ending. Where this process can open no socket, p2pd is not at fault."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with served_timeout(timeout_s):
                 await self.p2p._client.identify()
         except OSError as error:
             return system_error(error) is not None
@@ -105,7 +106,7 @@ class P2pd:
         """End a p2pd that is to be replaced; the run folder and this daemon's sockets stay. TimeoutError if it does not end."""
         await self._detach()
         self.process.tell(b"x")
-        async with asyncio.timeout(STOP_TIMEOUT_S):
+        async with served_timeout(STOP_TIMEOUT_S):
             await self.process.wait()
 
     async def stop(self) -> None:
@@ -113,7 +114,7 @@ class P2pd:
         await self._detach()
         self.process.close_input()
         try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with served_timeout(STOP_TIMEOUT_S):
                 await self.process.wait()
         except TimeoutError:
             self.process.kill()
@@ -121,7 +122,7 @@ class P2pd:
     async def _detach(self) -> None:
         """Close the client. One whose p2pd is dead may never answer."""
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(STOP_TIMEOUT_S):
+            async with served_timeout(STOP_TIMEOUT_S):
                 await self.p2p.shutdown()
 
 
@@ -140,7 +141,7 @@ async def start_p2pd(config: P2pdConfig) -> P2pd:
     process = await start_small_child(command, {**os.environ, "GOLOG_LOG_LEVEL": "error"})
     last_words: deque[str] = deque(maxlen=20)
     try:
-        async with asyncio.timeout(START_TIMEOUT_S):
+        async with served_timeout(START_TIMEOUT_S):
             await _wait_until_ready(process, last_words, config.bootstrap)
     except TimeoutError:
         process.kill()

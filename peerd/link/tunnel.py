@@ -22,6 +22,7 @@ from peerd.link.few_each import FewEach
 from peerd.link.p2pd import P2pd
 from peerd.link.streams import Stream, StreamTasks, splice
 from peerd.link.throttle import Throttles
+from peerd.served_time import served_timeout
 from peerd.table.circuit import is_circuit
 from peerd.table.record import PeerId
 
@@ -109,7 +110,7 @@ class Tunnel:
     async def _outward(self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):
             try:
-                async with asyncio.timeout(DIAL_TIMEOUT_S):
+                async with served_timeout(DIAL_TIMEOUT_S):
                     remote = await self._dial(peer)
             except (PeerdError, TimeoutError, OSError):
                 return
@@ -150,7 +151,7 @@ class Tunnel:
             with contextlib.closing(writer), self._inwards.by(peer, MOST_INWARD) as may_come:
                 if not may_come:
                     return
-                async with asyncio.timeout(LOCAL_TIMEOUT_S):
+                async with served_timeout(LOCAL_TIMEOUT_S):
                     local = await self._connect_as(name)
                 with contextlib.closing(local[1]):
                     await splice(local, (reader, writer), self._throttles, self._hears(peer))

@@ -10,8 +10,8 @@ from pathlib import Path
 AUTOGROUP = Path("/proc/self/autogroup")
 """Linux shares cores between sessions first, and looks at niceness only among the processes of one session (sched(7)).
 
-The file says `/autogroup-25 nice 0`, and takes a niceness for the whole session. Without that a daemon in a session of its own would compete
-with the owner's programs as an equal, whatever its own niceness. The file is absent where the kernel was built without autogroups.
+The file says `/autogroup-25 nice 0`, and takes a niceness for the whole session. Without that a daemon in a session of its own would
+compete with the owner's programs as an equal, whatever its own niceness. The file is absent where the kernel was built without autogroups.
 """
 
 

@@ -20,6 +20,7 @@ from peerd.background import Tasks
 from peerd.errors import PeerdError, UnreachableError
 from peerd.link.libp2p import DHTID, P2P, DHTNode, DHTRecord, MSGPackSerializer, RecordValidatorBase, get_dht_time
 from peerd.policy.swarm.clocks import MAX_CLOCK_OFFSET_S
+from peerd.served_time import served_timeout
 from peerd.swarm.kept_values import KeptValues
 from peerd.swarm.signed import SignedManifest, SignedRecord, pack, unpack_manifest, unpack_record
 from peerd.table.record import RawRecord, RunId
@@ -99,7 +100,7 @@ class Directory:
         """Start a DHT node. Raises UnreachableError if no bootstrap peer answers although one must."""
         num_stages, period_s = signed.manifest.train.num_stages, signed.manifest.swarm.announce_period_s
         try:
-            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+            async with served_timeout(OPERATION_TIMEOUT_S):
                 node = await _start_node(p2p, RunValidator(signed.run, num_stages, period_s), bootstrap, must_answer)
         except Exception as error:  # hivemind raises plain exceptions here
             said = str(error) or "no answer in time"
@@ -109,7 +110,7 @@ class Directory:
     async def rebuild(self, p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> None:
         """Start a new node, over a new p2pd or in the other role. If nobody answers it starts alone, and later reads find the others."""
         await self._end_node()
-        async with asyncio.timeout(OPERATION_TIMEOUT_S):
+        async with served_timeout(OPERATION_TIMEOUT_S):
             validator = RunValidator(run, self._num_stages, self._period_s)
             self._node = await _start_node(p2p, validator, bootstrap, must_answer=False, is_client=self.is_client)
 
@@ -127,7 +128,7 @@ class Directory:
         """Return the stored records of these stages, not verified."""
         keys = [stage_key(run, stage) for stage in stages]
         try:
-            async with asyncio.timeout(OPERATION_TIMEOUT_S):  # infinite expiration: otherwise an outdated record would suffice
+            async with served_timeout(OPERATION_TIMEOUT_S):  # infinite expiration: otherwise an outdated record would suffice
                 found = await self._node.get_many(keys, sufficient_expiration_time=math.inf, beam_size=BEAM)
         except Exception as error:  # gossip works without the DHT
             LOG.debug("the DHT could not be read", error=repr(error))
@@ -146,7 +147,7 @@ class Directory:
 
     async def _store(self, key: str, subkey: str, value: bytes, expires: float) -> None:
         try:
-            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+            async with served_timeout(OPERATION_TIMEOUT_S):
                 await self._node.store(key, subkey=subkey, value=value, expiration_time=expires, beam_size=BEAM)
         except Exception as error:  # the next store follows soon, and gossip does not need it
             LOG.debug("the DHT could not be written", error=repr(error))
@@ -174,7 +175,7 @@ async def round_trip(p2p: P2P, run: RunId, bootstrap: Sequence[str]) -> str:
     """Write a value that other nodes of the run keep, and read it back from them. Returns what went wrong; empty if nothing did."""
     node = None
     try:
-        async with asyncio.timeout(ROUND_TRIP_TIMEOUT_S):
+        async with served_timeout(ROUND_TRIP_TIMEOUT_S):
             node = await DHTNode.create(p2p=p2p, initial_peers=list(bootstrap), client_mode=True, cache_locally=False, cache_on_store=False)
             key, subkey, value = trial_key(run), secrets.token_hex(16), secrets.token_hex(16)
             if not await node.store(key, value, get_dht_time() + ROUND_TRIP_LIFE_S, subkey=subkey, exclude_self=True):
