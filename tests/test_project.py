@@ -117,6 +117,12 @@ def test_the_readme_shows_something_to_run_on_its_first_screen() -> None:
     assert lines.index("```bash run") < 25
 
 
+def test_the_volunteers_page_stays_short() -> None:
+    lines = (ROOT / "peerd" / "docs" / "volunteer.md").read_text().splitlines()
+    assert len(lines) <= 80
+    assert max(map(len, lines)) <= 150
+
+
 def test_links_inside_the_repository_lead_somewhere() -> None:
     broken = []
     for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md")):
