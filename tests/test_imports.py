@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Leaves that every room may use: the error tree, the version, how a process answers a command, how peers are called,
 # and copies to and from a GPU.
-LEAVES = {"background", "child", "errors", "peer_names", "transfers", "unwritten", "__version__", "SCHEMA"}
+LEAVES = {"background", "child", "errors", "peer_names", "served_time", "transfers", "unwritten", "__version__", "SCHEMA"}
 
 # Where parts are put together into a process: these may import every room but the client's.
 COMPOSITION_ROOTS = {

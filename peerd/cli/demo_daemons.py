@@ -192,9 +192,7 @@ class DemoSwarm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            # Ctrl-C then reaches only the demo, which ends its daemons in order. They stay in its session: the scheduler shares cores
-            # between sessions first, and a loop would wait while its own session's threads have used up their part.
-            process_group=0,
+            process_group=0,  # Ctrl-C reaches only the demo, which ends them in order. Sessions of their own would not share cores by niceness
             env={**os.environ, "PEERD_READY": "json"},
         )
         daemon = DemoDaemon(peer=peer, stage=settings.stage, home=home, process=process, log=log)
