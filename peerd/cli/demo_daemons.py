@@ -192,7 +192,7 @@ class DemoSwarm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            process_group=0,  # Ctrl-C reaches only the demo, which ends them in order. Sessions of their own would not share cores by niceness
+            process_group=0,  # Ctrl-C reaches only the demo, which ends them in order. Sessions would not share cores by niceness
             env={**os.environ, "PEERD_READY": "json"},
         )
         daemon = DemoDaemon(peer=peer, stage=settings.stage, home=home, process=process, log=log)
