@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP_LEVEL = {"LICENSE", "README.md", "deploy", "peerd", "protos", "pyproject.toml", "scripts", "tests"}
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+PAGES = (ROOT / "README.md", ROOT / ".github" / "SECURITY.md", *sorted((ROOT / "peerd" / "docs").glob("*.md")))
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "base"}
 
 
@@ -125,17 +126,24 @@ def test_the_volunteers_page_stays_short() -> None:
 
 def test_links_inside_the_repository_lead_somewhere() -> None:
     broken = []
-    for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            if not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
+            path = page.parent / target if target else page
+            if not path.exists() or (anchor and anchor not in anchors_of(path)):
+                broken.append(f"{page.name}: {target}#{anchor}")
     assert broken == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What a link may name after `#`: the headings in small letters, blanks as `-`, without other signs."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_documents_name_only_files_that_exist() -> None:
     named = [
         (page.name, name)
-        for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md"))
+        for page in PAGES
         for name in re.findall(r"`((?:peerd|tests|scripts|protos|deploy)/[\w./-]+)`", page.read_text(encoding="utf-8"))
     ]
     assert len(named) > 30
@@ -144,7 +152,7 @@ def test_documents_name_only_files_that_exist() -> None:
 
 def test_documents_name_only_verbs_that_exist() -> None:
     unknown = []
-    for page in (ROOT / "README.md", *(ROOT / "peerd" / "docs").glob("*.md")):
+    for page in PAGES:
         for verb in re.findall(r"(?:^    |`)(?:scripts/)?peerd ([a-z]+(?:-[a-z]+)*)", page.read_text(encoding="utf-8"), re.MULTILINE):
             if verb not in cli.commands:
                 unknown.append(f"{page.name}: peerd {verb}")

@@ -23,7 +23,7 @@ from tests.control.fake_daemon import serving
 from tests.timeline.pipelines import one_step
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "peerd" / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", ROOT / ".github" / "SECURITY.md", *sorted((ROOT / "peerd" / "docs").glob("*.md")))
 SEPARATORS = {"&&", "||", "|", ";", "&"}
 STANDS_FOR = {"N": "3", "S": "2", "SECONDS": "30", "SHARE": "0.1", "VERB": "status", "TOPIC": "volunteer", "FILE.png": "plot.png"}
 OWNER = {"schema": 1, **owner_info(Limits())}
