@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from peerd import SCHEMA
+from peerd.cli.calling import pasteable
 from peerd.cli.options import chosen_home, daemon_command, is_printed
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def doctor(context: click.Context, /, addresses: tuple[str, ...], as_json: bool,
             reply = unfinished
             tell({"found": reply["checks"][-1]})
     if not is_printed(reply, as_json):
-        click.echo(conclusion(reply["checks"], addresses, order["self_test"]))
+        click.echo(pasteable(conclusion(reply["checks"], addresses, order["self_test"])))
     return 1 if reply["worst"] == "problem" else 0
 
 
@@ -117,7 +118,7 @@ def _telling(as_json: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
             if shows_table:
                 screen.print(checkup_table([check]))
                 return
-            remedy = f"; {plain(check['remedy'])}" if check["remedy"] else ""
+            remedy = f"; {pasteable(plain(check['remedy']))}" if check["remedy"] else ""
             click.echo(f"{plain(check['verdict'])}: {plain(check['code'])}: {plain(check['title'])}{remedy}")
             sys.stdout.flush()
 
@@ -175,6 +176,6 @@ def checkup_table(checks: Sequence[Mapping[str, str]]) -> Table:
     for check in checks:
         told = Text(plain(check["title"]))
         if check["remedy"]:
-            told.append(f"\n{plain(check['remedy'])}", style="bold")
+            told.append(f"\n{pasteable(plain(check['remedy']))}", style="bold")
         table.add_row(Text(check["verdict"], style=_STYLES.get(check["verdict"], "")), Text(plain(check["code"]), style="dim"), told)
     return table

@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from peerd import __version__
+from peerd.cli.calling import pasteable
 from peerd.cli.options import home_option
 from peerd.cli.verbs import SECTIONS, Verbs
 from peerd.errors import ERROR_PREFIX, ExitCode, PeerdError, system_error
@@ -110,5 +111,5 @@ def _tell_bug(error: Exception) -> int:
 
 
 def _fail(text: str, code: ExitCode) -> int:
-    click.echo(ERROR_PREFIX + text.replace("\n", " "), err=True)
+    click.echo(ERROR_PREFIX + pasteable(text.replace("\n", " ")), err=True)
     return code

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from peerd import SCHEMA
+from peerd.cli.calling import pasteable
 from peerd.cli.new_data import data_of, known_tokenizer, mask_token_of, vocab_size_of
 from peerd.cli.new_estimate import estimates, fitted_to, loads_of
 from peerd.cli.new_link import CHOSEN_FLAGS, ChosenWay, Rate, RoundTrip, choice_fields, choice_lines, chosen_for
@@ -220,7 +221,7 @@ def _write(
     for line in [*(choice_lines(choice) if choice is not None else []), *estimate_lines(stages, needs, manifest.slots)]:
         click.echo(line)
     click.echo(f"run id: {run}")
-    click.echo(f"next:   peerd start {quote(str(run_file))}")
+    click.echo(pasteable(f"next:   peerd start {quote(str(run_file))}"))
     if (num_stages := manifest.train.num_stages) > 1:
         peers = ",".join(f"cpu:{number}" for number in range(min(num_stages, MOST_SHOWN_PEERS)))
         click.echo(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
+USUAL_NICE = 10
+"""Niceness of a daemon that is started from the command line, unless --nice says otherwise."""
 EXPORTED_FILES = frozenset(
     {"run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl", "evaluations.jsonl"}
     | {"config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"}
@@ -116,7 +118,11 @@ def daemon_options(*, data: str, host: str, host_help: str, detach: str) -> Call
         click.option("--team", metavar="NAME", help="The name of a team, shown beside it and added up.  [default: the last]"),
         click.option("--unlisted/--listed", default=None, help="Be named in no table of who computed how much.  [default: the last]"),
         click.option(
-            "--nice", type=click.IntRange(0, 19), default=10, show_default=True, help="Give way to other programs; 0: as much as they do."
+            "--nice",
+            type=click.IntRange(0, 19),
+            default=USUAL_NICE,
+            show_default=True,
+            help="Give way to other programs; 0: as much as they do.",
         ),
         click.option("--data", metavar="SOURCE", help=data),
         click.option("--host", default=host, show_default=bool(host), help=host_help),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from peerd import SCHEMA
+from peerd.cli.calling import pasteable
 from peerd.cli.devices import ask_each, check_devices, first_of, plan_devices
 from peerd.cli.options import (
     OUTPUT_FOLDER,
@@ -254,7 +255,7 @@ def _tell_more(homes: DeviceHomes) -> None:
     """Say which part this machine has, what to do next, and whether the line is too slow for the run."""
     from peerd.cli.render import plain
 
-    next_steps = "others join with the line above; watch with `peerd status`, end with `peerd leave`"
+    next_steps = pasteable("others join with the line above; watch with `peerd status`, end with `peerd leave`")
     try:
         status = first_of(ask_each(homes.root, "status"))
     except NoDaemonError:

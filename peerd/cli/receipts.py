@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,7 +31,7 @@ def write_receipt(context: click.Context, file: str, days: float | None, as_json
     raw = base64.b64decode(reply["receipt"])
     replace_file(Path(file), raw)
     if not is_printed({"schema": reply["schema"], "file": file, "bytes": len(raw)}, as_json):
-        click.echo(f"{file}: {len(raw):,} bytes; anybody can check it with `peerd verify-receipt {file}`")
+        click.echo(f"{file}: {len(raw):,} bytes; anybody can check it with `peerd verify-receipt {shlex.quote(file)}`")
 
 
 @click.command()

@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from peerd import peer_names
+from peerd.cli.calling import pasteable
+from peerd.cli.options import USUAL_NICE
 from peerd.control.protocol import AccessInfo, Counters, EvaluationInfo, HealthItem, PathInfo, PeerInfo, PeersReply, RunInfo, StageInfo
 from peerd.control.states import state_of
 
@@ -113,7 +115,7 @@ def exactness(counters: Mapping[str, object]) -> str:
 def print_health(out: Console, items: Sequence[HealthItem], before: str = "") -> None:
     """Print a line for each condition, with `before` in front."""
     for item in items:
-        remedy = f"; {plain(item['remedy'])}" if item["remedy"] else ""
+        remedy = f"; {pasteable(plain(item['remedy']))}" if item["remedy"] else ""
         text = f"{before}{plain(item['severity'])}: {plain(item['title'])}{remedy}"
         out.print(Text(text, style=_SEVERITY_STYLE.get(item["severity"], "")))
 
@@ -122,7 +124,7 @@ def print_rows(out: Console, rows: list[tuple[str, str]]) -> None:
     """Print names and values in two columns. Long values are wrapped within their column."""
     indent = max(len(name) for name, _ in rows) + 2
     for name, value in rows:
-        first, *more = textwrap.wrap(value, out.width - indent) or [""]
+        first, *more = textwrap.wrap(pasteable(value), out.width - indent) or [""]
         out.print(Text.assemble((name.ljust(indent), "bold"), first))
         for line in more:
             out.print(Text(" " * indent + line))
@@ -142,7 +144,7 @@ def print_limits(reply: Mapping[str, Any]) -> None:
         ("duty", f"{limits['duty']:.0%} of the time"),
         ("inference", _inference(limits["inference"])),
         ("power", f"{limits['power']:g} W on average" if limits["power"] else "no limit"),
-        *([("priority", _priority(reply["nice"]))] if "nice" in reply else []),
+        ("priority", _priority(reply["nice"]) if "nice" in reply else f"{_priority(USUAL_NICE)}, once it is started"),
         ("hours", limits["hours"] or "all day"),
         ("max temperature", f"{limits['max_temperature']:g} degrees" if limits["max_temperature"] else "no limit"),
         ("while used", _run_or_pause(limits["while_used"])),

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
+from peerd.cli.calling import pasteable
 from peerd.cli.render import (
     amount,
     console,
@@ -42,7 +43,8 @@ def print_devices(reply: Mapping[str, Any]) -> None:
     print_rows(out, rows)
     for device, status in found:
         print_health(out, status["health"], f"{device}: ")
-    out.print(Text(f"one device alone: peerd --home {quote(plain(reply['devices'][1]['home'], 400))} status"), soft_wrap=True)
+    alone = f"one device alone: peerd --home {quote(plain(reply['devices'][1]['home'], 400))} status"
+    out.print(Text(pasteable(alone)), soft_wrap=True)
     out.print(Text(f"others join with: peerd join {plain(reply['join'], 400)}"), soft_wrap=True)
 
 

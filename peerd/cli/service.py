@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from peerd import SCHEMA
+from peerd.cli.calling import pasteable
 from peerd.cli.options import ask, chosen_home, home_option, is_printed, reply_options
 from peerd.cli.service_files import LABEL, MARK, UNIT, Service, launchd_agent, systemd_unit
 from peerd.errors import IdentityInUseError, PeerdError, TimedOutError, UsageError, disk_error
@@ -78,7 +79,7 @@ def install(context: click.Context, arguments: tuple[str, ...], only_print: bool
     _run(["systemctl", "--user", "daemon-reload"])
     _run(["systemctl", "--user", "enable", path.name])
     _run(["systemctl", "--user", "restart", path.name])
-    click.echo(f"installed {path}; look on with `peerd status`, its log: journalctl --user -u {path.name} -f")
+    click.echo(pasteable(f"installed {path}; look on with `peerd status`, its log: journalctl --user -u {path.name} -f"))
     if not _lingers():
         click.echo("it runs while you are logged in; to run it from boot on: loginctl enable-linger", err=True)
 
@@ -118,7 +119,7 @@ def status(as_json: bool) -> None:
         return
     told = f", process {reply['pid']}" if reply["pid"] else ""
     last = reply["last_exit_code"]
-    ended = f"; it last ended with exit code {last} (`peerd help errors`)" if last and not reply["runs"] else ""
+    ended = pasteable(f"; it last ended with exit code {last} (`peerd help errors`)") if last and not reply["runs"] else ""
     click.echo(f"{reply['state']}{told}{ended}" + (f" ({path})" if reply["installed"] else ""))
 
 

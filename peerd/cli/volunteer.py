@@ -57,7 +57,7 @@ def join(context: click.Context, /, addresses: tuple[str, ...], invitation: str,
     among the peers it met there, as it does where nobody answers at the addresses of that run; after a blackout the run
     resumes from the checkpoints of those who come back.
 
-    Who launches work needs the run's text: --data names it where you have it, and --data swarm fetches it from a peer that
+    A peer that launches work needs the run's text: --data names it if you have it, and --data swarm fetches it from a peer that
     does. Without it your machine serves its stage all the same.
 
     Some runs take invited peers only. Then it prints this peer's id, which you send to the organiser, and --invitation takes the answer.

@@ -30,6 +30,10 @@ def test_a_daemon_from_the_command_line_spares_a_laptop() -> None:
     assert settings_from().spares_laptop
 
 
+def test_the_priority_is_told_before_a_daemon_runs(peerd: Command) -> None:
+    assert "priority         nice 10, so that other programs go first, once it is started" in peerd("limits").out
+
+
 def test_the_share_for_those_who_ask_is_shown_and_may_be_none(peerd: Command) -> None:
     assert "training waits up to 2% of the time for those who ask" in peerd("limits").out
     assert "answers nobody" in peerd("limits", "--inference", "0%").out

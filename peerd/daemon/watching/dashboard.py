@@ -47,6 +47,8 @@ CHURN_SPANS = 200
 """Into so many parts of the time that is shown are comings and goings counted."""
 RECENT_STEPS = 50
 OWN_FIELDS = ("join", "counters", "decision", "joining", "rebalancing", "moves", "health", "uptime_s", "texts")
+PAUSES = (("while_used", "while used"), ("on_battery", "on battery"), ("on_metered", "on a metered line"))
+"""Limits that pause a machine by themselves, with the page's words for them."""
 RECENT_S = 10.0
 CONTRIBUTIONS_KEPT_S = 15.0
 BACKLOG = 64
@@ -218,6 +220,8 @@ class Dashboard:
                 **{name: own[name] for name in OWN_FIELDS},
                 "peer": {**mine, "addresses": []},
                 "paused": bool(own["owner"]["paused"]),
+                "nice": own["owner"].get("nice", 0),
+                "pauses": [when for name, when in PAUSES if not own["owner"]["limits"][name]],
                 "invited": self._peer.place.manifest.swarm.access == "invited",
             },
             "steps": [_step(entry) for entry in steps],
