@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -54,7 +54,7 @@ def print_history(reply: HistoryReply, *, most_steps: int | None, with_events: b
     if reply.get("evaluations"):
         _print_evaluations(out, reply["evaluations"], most_steps)
     if with_events:
-        _print_events(out, reply["events"])
+        _print_events(out, reply["events"], reply.get("names", {}))
 
 
 def _steps_table(shown: list[StepInfo], steps: list[StepInfo]) -> Table:
@@ -88,12 +88,14 @@ def _print_evaluations(out: Console, evaluations: list[EvaluationInfo], most: in
     out.print(table)
 
 
-def _print_events(out: Console, events: list[EventInfo]) -> None:
+def _print_events(out: Console, events: list[EventInfo], told: Mapping[str, str]) -> None:
+    """`told`: what peers call themselves, as the daemon says it."""
+    names = {peer: plain(name, 2 * MAX_NAME_CHARACTERS) for peer, name in told.items()}
     table = _table(("when", "what", "peer", "stage", ""), right=0)
     for event in events[-SHOWN_EVENTS:]:
         stage = "" if event["stage"] is None else str(event["stage"])
         kind = plain(event["kind"], 12)
-        peer = short_id(event["peer"]) if event["peer"] else "this daemon"
+        peer = f"{short_id(event['peer'])} {_short(names.get(event['peer'], ''))}".strip() if event["peer"] else "this daemon"
         table.add_row(when(event["time_s"]), Text(kind, style=_STYLES.get(kind, "")), peer, stage, plain(event["text"]))
     out.print(table if events else Text("no events yet"))
 

@@ -342,6 +342,7 @@ class HistoryReply(TypedDict):
     steps: list[StepInfo]  # steps whose loss this daemon knows
     evaluations: list[EvaluationInfo]  # made since a daemon of this home joined the run
     events: list[EventInfo]  # empty unless requested
+    names: NotRequired[dict[str, str]]  # what present peers of these events call themselves, by id
 
 
 class PeerTraceInfo(TypedDict):

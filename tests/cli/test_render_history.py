@@ -27,6 +27,11 @@ def test_history_shows_the_last_steps_and_their_times(capsys: pytest.CaptureFixt
     assert "nobody serves stage 0" in "\n".join(lines)
 
 
+def test_events_have_the_names_of_their_peers(capsys: pytest.CaptureFixture[str]) -> None:
+    print_history({**history_reply(1), "names": {OTHER: "anna\x1b (rust)"}}, most_steps=1, with_events=True)
+    assert any(f"..{OTHER[-6:]} anna? (rust)" in line for line in lines_of(capsys))
+
+
 def test_history_shows_rates_and_norms_where_they_are_known(capsys: pytest.CaptureFixture[str]) -> None:
     reply = history_reply(3)
     reply["steps"][1] |= {"learning_rate": 0.0025, "gradient_norm": 1.234, "overflowed": False}

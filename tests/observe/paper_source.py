@@ -30,6 +30,10 @@ class PaperSource:
         """Where peers are in the network, as the page's stream says it."""
         self.ids = [ME, *(f"{ME[:-6]}{n:06}" for n in range(1, num_peers))]
         """Ids of the peers, which serve the stages in turn."""
+        self.nicknames: dict[str, tuple[str, str]] = {}
+        """What peers call themselves and their teams, by id."""
+        self.event_peers = [ME]
+        """Peers that joined, in order, before the page was opened."""
         self.health: list[dict[str, str]] = []
         self.name = "paper"
         self.local_batch = 0
@@ -59,12 +63,16 @@ class PaperSource:
             "reach_s": None,
             "spacing_s": 0.0,
             "churn": [[1.8e9 + 20, "joined", 2], [1.8e9 + 40, "gone", 1], [1.8e9 + 50, "moved", 1]],
-            "events": [{"number": 1, "time_s": 1.8e9, "kind": "joined", "peer": ME, "stage": 0, "text": ""}],
+            "events": [
+                {"number": number, "time_s": 1.8e9, "kind": "joined", "peer": peer, "stage": 0, "text": ""}
+                for number, peer in enumerate(self.event_peers, 1)
+            ],
         }
 
     async def now(self, seen: Mapping[str, int]) -> Mapping[str, Any]:
         self.looks += 1
-        peers = [[peer, "accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1, "direct", 0, 0, self.places.get(peer)] for peer in self.ids]
+        row = ["accumulating", 20, 7, 2, 12.5, 40960, "CPU", 1, "direct", 0, 0]
+        peers = [[peer, *row, self.places.get(peer), *self.nicknames.get(peer, ())] for peer in self.ids]
         numbers = {"step": 20, "missing": 9, "queue": 2, "throughput": 12.5}
         by_stage = [peers[stage :: self.num_stages] for stage in range(self.num_stages)]
         stages = [
@@ -82,6 +90,8 @@ class PaperSource:
             "health": self.health,
             "uptime_s": 4000.0,
             "paused": self.paused,
+            "nice": 10,
+            "pauses": ["while used", "on battery"],
         }
         moment = {
             "time_s": 1.8e9,

@@ -38,6 +38,8 @@ async def test_it_appears_with_figures_map_charts_events_and_shares() -> None:
         assert "joined stage 0" in await page.inner_text("#events")
         assert "nobody serves stage 1" in await page.inner_text("#health")
         await page.wait_for_selector("#shares li")
+        assert "other programs first (nice 10)" in await page.inner_text("#own")
+        assert "while used, on battery" in await page.inner_text("#own")
         assert await page.is_hidden("#leave")
         assert await page.is_hidden("#pause")
 
@@ -126,6 +128,22 @@ async def test_a_name_with_markup_in_it_is_only_text() -> None:
         assert await page.locator("#run img").count() == 0
 
 
+async def test_events_have_the_names_of_their_peers_also_those_from_before_the_page_was_opened() -> None:
+    source = PaperSource()
+    source.nicknames[ME] = source.nicknames[source.ids[1]] = ("anna", "<b>rust</b>")
+    source.event_peers = [ME, source.ids[1], "x"]
+    async with served(source) as port, opened() as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        await page.wait_for_selector("#events li")
+        lines = [line.splitlines()[-1] for line in await page.locator("#events li").all_inner_texts()]
+        assert lines == [
+            "Peer x joined stage 0",
+            f"anna (<b>rust</b>) ..{source.ids[1][-6:]} joined stage 0",
+            "This machine joined stage 0",
+        ]
+
+
 async def test_leave_asks_first_and_is_there_only_with_the_token() -> None:
     source = PaperSource()
     async with served(source) as port, opened() as page:
@@ -183,7 +201,10 @@ async def test_the_first_steps_have_ticks_at_whole_steps_and_a_point_that_is_see
     async with served(source) as port, opened() as page:
         await page.goto(f"http://127.0.0.1:{port}/")
         await wait_until_live(page)
-        for points, labels in (([[0, 5.5]], [0, 1]), ([[0, 5.5], [1, 5.4999]], [0, 1]), ([[0, 5.5], [3, 5.0]], [0, 2])):
+        for points, labels in (
+            *(([[0, 5.5]], [0, 1]), ([[0, 5.5], [1, 5.4999]], [0, 1]), ([[0, 5.5], [3, 5.0]], [0, 2])),
+            *(([[0, 5.5], [4211, 3.0]], [0, 2000, 4000]), ([[41, 5.5], [49, 5.0]], [41, 49])),
+        ):
             along, up, dots = await page.evaluate(ONE_CHART, points)
             assert along == [f"step {number}" for number in labels]
             assert len(set(up)) == len(up) >= 3, "no two ticks look alike"

@@ -25,8 +25,8 @@ from peerd.cli.top.ink import amount, duration, fixed
 from peerd.cli.top.recall import EventLine, Poll, Recall
 from peerd.control.protocol import HealthItem, PeerInfo, StageInfo
 
-UNFOLDED_UP_TO = 60
-"""Number of peers; in larger swarms only this daemon's stage is unfolded at first."""
+UNFOLDED_UP_TO, OWN_UNFOLDED_UP_TO = 60, 20
+"""Numbers of peers. A larger swarm is folded at first, but for a small stage of this daemon: a large one would hide the others."""
 
 _PATHS = {
     "local": "local: tensors go to it over a socket on this machine",
@@ -109,7 +109,8 @@ class Picture:
     def folded_at_first(self) -> frozenset[int]:
         if sum(len(stage.peers) for stage in self.stages) <= UNFOLDED_UP_TO:
             return frozenset()
-        return frozenset(part.row.stage for part in self.stages) - {self.my_stage}
+        own = {part.row.stage for part in self.stages if part.row.stage == self.my_stage and len(part.peers) <= OWN_UNFOLDED_UP_TO}
+        return frozenset(part.row.stage for part in self.stages) - own
 
     def peer(self, name: str) -> PeerInfo | None:
         """The peer with this id, if it is in the picture."""

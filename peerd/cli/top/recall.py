@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from peerd.cli.render import plain, short_id
+from peerd.cli.render import name_of, plain, short_id
 from peerd.control.protocol import EvaluationInfo, EventInfo, PeersReply, StatusReply, StepInfo
 
 KEPT_STEPS = 2000
@@ -15,6 +15,7 @@ KEPT_EVENTS = 200
 TRAFFIC_WINDOW_S = 10.0
 SPEED_WINDOW = 5
 """Number of steps over which a speed is measured."""
+MOST_NAMES = 2000
 MOST_TOLD_APART = 5
 """If more peers than this do the same between two polls, one line counts them."""
 _WORDS = {
@@ -87,6 +88,8 @@ class Recall:
     """Number of the newest event received."""
     events: tuple[EventLine, ...] = ()
     """The latest last."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What peers call themselves, by id; also of those that are gone."""
 
     @property
     def ask_since(self) -> int:
@@ -95,13 +98,15 @@ class Recall:
 
     def of_daemon(self, pid: int) -> Recall:
         """The part that remains valid for the daemon with this process id: for a restarted one only the events."""
-        return self if pid == self.pid else Recall(pid=pid, began_s=self.began_s, events=self.events)
+        return self if pid == self.pid else Recall(pid=pid, began_s=self.began_s, events=self.events, names=self.names)
 
     def after(self, poll: Poll) -> Recall:
         known = self.of_daemon(poll.status["pid"])
-        shown = event_lines((event for event in poll.events if event["time_s"] >= self.began_s), poll.status["peer"]["id"])
+        present = {peer["id"]: name for stage in poll.peers["stages"] for peer in stage["peers"] if (name := name_of(peer))}
+        names = dict([*{**known.names, **present}.items()][-MOST_NAMES:])
+        shown = event_lines((event for event in poll.events if event["time_s"] >= self.began_s), poll.status["peer"]["id"], names)
         last = max((event["number"] for event in poll.events), default=known.last_event)
-        return replace(known, last_event=last, events=(*known.events, *shown)[-KEPT_EVENTS:])._measured(poll)
+        return replace(known, last_event=last, events=(*known.events, *shown)[-KEPT_EVENTS:], names=names)._measured(poll)
 
     def _measured(self, poll: Poll) -> Recall:
         counters = [status["counters"] for status in poll.own]
@@ -147,8 +152,8 @@ def speeds_of(steps: tuple[StepInfo, ...]) -> Iterator[tuple[int, float]]:
             yield last["step"], (last["step"] - first["step"]) * last["tokens"] / span_s
 
 
-def event_lines(events: Iterable[EventInfo], me: str) -> Iterator[EventLine]:
-    """The daemon's events about peers, in words; where the same happened to many peers, one line counts them."""
+def event_lines(events: Iterable[EventInfo], me: str, names: Mapping[str, str]) -> Iterator[EventLine]:
+    """The daemon's events about peers, in words; where the same happened to many peers, one line counts them. `names`: by id."""
     alike: dict[str, list[EventInfo]] = {}
     for event in events:
         if event["kind"] in _WORDS:
@@ -157,13 +162,13 @@ def event_lines(events: Iterable[EventInfo], me: str) -> Iterator[EventLine]:
         if len(found) > MOST_TOLD_APART:
             yield EventLine(_clock(found[-1]), f"{len(found)} peers: {what}")
         else:
-            yield from (EventLine(_clock(event), f"{_name(event, me)} {what}") for event in found)
+            yield from (EventLine(_clock(event), f"{_name(event, me, names)} {what}") for event in found)
 
 
-def _name(event: EventInfo, me: str) -> str:
+def _name(event: EventInfo, me: str, names: Mapping[str, str]) -> str:
     if event["kind"] == "started":
         return "your daemon"
-    return "you" if event["peer"] == me else short_id(event["peer"])
+    return "you" if event["peer"] == me else f"{short_id(event['peer'])} {names.get(event['peer'], '')}".strip()
 
 
 def _clock(event: EventInfo) -> str:

@@ -54,7 +54,10 @@ class SwarmList(ScrollView, can_focus=True):
         return key_of(self._rows[self._cursor]) if self._rows else None
 
     def on_mount(self) -> None:
-        self.action_mine()
+        if self._picture.my_stage in self._folded:
+            self._choose(next((index for index, row in enumerate(self._rows) if key_of(row) == (self._picture.my_stage, "")), 0))
+        else:
+            self.action_mine()
 
     def on_resize(self) -> None:
         self.virtual_size = Size(self._width, len(self._rows))

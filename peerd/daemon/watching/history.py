@@ -14,6 +14,7 @@ from peerd.control.server import Say, Verb
 from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
+from peerd.peer_names import known_as
 from peerd.policy.step.accounts import WorkDone
 from peerd.policy.step.contributions import Contribution, Report, StageContributions, StageTally, merge, why_impossible
 from peerd.policy.step.leaderboard import SignedStage, nameless, with_signed, without_names
@@ -52,11 +53,15 @@ class Past:
         if request.get("events"):
             after = number_in(request, "after", 0)
             events = await self._archive.read(lambda store: store.events(after, MAX_EVENTS_TOLD))
+        told = {event.peer for event in events or ()}
+        present = self._peer.membership.live().records if told else ()
+        names = {record.peer: name for record in present if record.peer in told and (name := known_as(record.nickname, record.team))}
         return {
             "schema": SCHEMA,
             "steps": await self.steps(since),
             "evaluations": [asdict(each) for each in await self.all_evaluations() if each.step >= since],
             "events": [asdict(event) for event in events or []],
+            **({"names": names} if names else {}),
         }
 
     async def all_evaluations(self) -> Sequence[Evaluation]:

@@ -244,11 +244,12 @@ def test_a_share_tells_what_part_of_the_swarms_tokens_is_mine() -> None:
     assert "41K tokens (25% of those here)" in dict(picture.own)["gave"]
 
 
-def test_only_the_own_stage_of_a_large_swarm_is_unfolded_at_first() -> None:
-    reply = peers_reply(num_stages=4, peers_per_stage=100)
+@pytest.mark.parametrize(("num_peers", "folded", "num_rows"), [(15, set(), 64), (20, {0, 1, 3}, 24), (50, {0, 1, 2, 3}, 4)])
+def test_a_large_swarm_is_folded_at_first_but_for_a_small_own_stage(num_peers: int, folded: set[int], num_rows: int) -> None:
+    reply = peers_reply(num_stages=4, peers_per_stage=num_peers)
     picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=peer_info(stage=2), run=run_info(num_stages=4))))
-    assert picture.folded_at_first() == {0, 1, 3}
-    assert len(table_rows.rows_of(picture, picture.folded_at_first())) == 104
+    assert picture.folded_at_first() == folded
+    assert len(table_rows.rows_of(picture, picture.folded_at_first())) == num_rows
 
 
 def test_the_peers_of_several_devices_are_all_mine_and_count_together() -> None:

@@ -51,6 +51,16 @@ def test_what_the_health_lines_say_and_what_came_before_is_no_event_here() -> No
     assert (texts(recall), recall.last_event) == ([], 5)
 
 
+def test_a_peer_with_a_name_is_told_by_it_also_once_it_is_gone() -> None:
+    swarm = peers_reply()
+    anna = swarm["stages"][1]["peers"][0]
+    anna["nickname"], anna["team"] = "anna", "rust"
+    before = Recall().after(poll(peers=swarm, events=(event_info(1, "joined", peer=anna["id"]),)))
+    after = before.after(poll(1.0, events=(event_info(2, "gone", peer=anna["id"]),)))
+    name = f"..{anna['id'][-6:]} anna (rust)"
+    assert texts(after) == [f"{name} joined stage 1", f"{name} vanished from stage 1"]
+
+
 def test_many_at_once_are_counted() -> None:
     crowd = tuple(event_info(number, "joined", peer=f"p{number}") for number in range(40))
     assert texts(Recall().after(poll(events=crowd))) == ["40 peers: joined stage 1"]

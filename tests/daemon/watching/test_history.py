@@ -67,6 +67,16 @@ async def test_steps_from_before_the_daemon_was_there_have_no_time(archive: Arch
     assert [(told["step"], told["time_s"]) for told in await past.steps(0)] == [(0, 0.0), (1, 0.0)]
 
 
+async def test_events_of_present_peers_come_with_their_names(archive: Archive) -> None:
+    peer = peer_of([], {}, archive)
+    peer.membership.live = lambda: view_of(member("a"), member("b", nickname="anna", team="rust"), member("c", nickname="karl"))  # type: ignore[method-assign]
+    for named in "abd":
+        archive.note_event(Event(time_s=1.0, kind="joined", peer=named, stage=0))
+    told = await peer.past.history({"events": True}, lambda _text: None)
+    assert [each["peer"] for each in told["events"]] == ["a", "b", "d"]
+    assert told["names"] == {"b": "anna (rust)"}
+
+
 async def test_while_sequences_grow_a_peer_has_given_the_tokens_that_its_microbatches_had(archive: Archive) -> None:
     tiny = tiny_manifest()
     manifest = replace(tiny, train=replace(tiny.train, microbatches_per_step=4, first_sequence_length=8, sequence_length_steps=4))

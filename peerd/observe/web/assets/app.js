@@ -1,7 +1,7 @@
 // The page: reads the daemon's stream and passes its messages to the parts. It keeps the history for the charts.
 
 import { Chart, decimals, smoothed } from "/assets/chart.js";
-import { amount, bytes, clock, dayAndTime, duration, here, hereWithin, minutes, say, whole } from "/assets/format.js";
+import { amount, bytes, clock, dayAndTime, duration, here, hereWithin, known, minutes, say, whole } from "/assets/format.js";
 import { SwarmMap, peerOf } from "/assets/map.js";
 import { NearMap } from "/assets/near.js";
 import { Beginning, letCopy, showAbout, showCode, showJoin, showSample, showTeams } from "/assets/about.js";
@@ -12,15 +12,16 @@ const RETRY_MS = 1000, SILENT_MS = 6000, SHARES_MS = 5000, SHARES_TURNS = 4, OBE
 
 const DAY_S = 24 * 3600, SHORT_S = 600, KEPT = "peerd-range";
 
-const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), churn: [], reach: null, spacing: 0, began: 0 };
+const past = { run: null, me: "", steps: new Map(), evaluations: new Map(), samples: new Map(), churn: [], untold: [], reach: null, spacing: 0, began: 0 };
 const places = new Map(); // the position of each peer in its stage, in the order in which peers were first seen
+const names = new Map(); // what peers call themselves, also those that are gone
 let latest = null, heardAt = 0, charted = "", stream = null, share = null, waiting = null, turn = 0, arrived = 0;
 
 const map = new SwarmMap($("map"), $("told"), (peer) => showChosen($("chosen"), peer, past.me, past.run.microbatches_per_step));
 const near = new NearMap($("near"), $("near-note"), (id) => { map.choose(id); showNear(); });
 const events = new Events($("events"));
 const beginning = new Beginning();
-const when = (seconds) => { const span = spanOf(past.samples); return (span > DAY_S ? dayAndTime : span > SHORT_S ? minutes : clock)(seconds); };
+const when = (seconds) => { const span = spanOf(past.samples); return (span > DAY_S / 2 ? dayAndTime : span > SHORT_S ? minutes : clock)(seconds); };
 const charts = {
   loss: new Chart($("loss-chart"), { title: "Loss by step", x: (step) => `step ${whole(step)}`, y: (loss, step) => loss.toFixed(step ? decimals(step) : 3), wholeX: true }),
   rate: new Chart($("rate-chart"), { title: "Tokens per second", x: when, y: amount, fromZero: true, area: true }),
@@ -40,7 +41,7 @@ function takePast(told) {
   past.spacing = told.spacing_s;
   past.began = told.samples.at(-1)?.[0] ?? 0;
   events.clear();
-  events.add(told.events, told.me);
+  past.untold = told.events; // until the first look at the table says their names
   say($("run"), told.run.name);
   showAbout($("about"), told.run);
   beginning.clear();
@@ -61,7 +62,10 @@ function takeNow(now) {
   trim(past.steps, MOST_STEPS);
   trim(past.evaluations, MOST_STEPS);
   trim(past.samples, MOST_SAMPLES);
-  const fresh = events.add(now.events, past.me);
+  nameAll(now.stages);
+  events.add(past.untold, past.me, names);
+  past.untold = [];
+  const fresh = events.add(now.events, past.me, names);
   past.churn.push(...fresh.flatMap((event) => (event.peer ? markOf(event.time_s, event.kind, 1) : [])));
   past.churn.splice(0, past.churn.length - MOST_MARKS);
   const stages = now.stages.map((stage) => ({ ...stage, peers: inPlace(stage.peers.map((row) => peerOf(row, stage.stage))) }));
@@ -91,6 +95,14 @@ function addSample(row) {
   if (row[0] < past.began + past.spacing) { if (newest > past.began) past.samples.delete(newest); } else past.began = row[0];
   past.samples.set(row[0], row);
   if (past.reach) for (const time of past.samples.keys()) { if (time >= row[0] - past.reach) break; past.samples.delete(time); }
+}
+
+function nameAll(stages) {
+  for (const stage of stages) for (const row of stage.peers) {
+    const { id, nickname, team } = peerOf(row, stage.stage);
+    if (nickname || team) names.set(id, known(nickname, team));
+  }
+  trim(names, MOST_PLACES);
 }
 
 // This machine first, then the others in order of arrival, so that a joining peer moves no other.

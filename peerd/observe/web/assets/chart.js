@@ -184,13 +184,13 @@ export function scale(low, high) {
   return [begin, ticks.at(-1), ticks];
 }
 
-// Round whole numbers between two numbers, with at most `most` gaps between them.
+// Round whole numbers between two whole numbers, with at most `most` gaps between them; the two numbers if fewer than two are round.
 export function wholeTicks(low, high, most) {
-  const rough = Math.max(1, (high - low) / most), power = 10 ** Math.floor(Math.log10(rough));
-  const step = Math.max(1, [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough));
-  const ticks = [];
-  for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(tick);
-  return ticks;
+  const power = Math.max(1, 10 ** Math.floor(Math.log10((high - low) / most / 2)));
+  const gaps = (step) => Math.floor(high / step) - Math.ceil(low / step);
+  const step = [1, 2, 5, 10, 20, 50, 100].map((m) => m * power).find((m) => gaps(m) <= most);
+  if (gaps(step) < 1) return [low, high];
+  return Array.from({ length: gaps(step) + 1 }, (_, index) => (Math.ceil(low / step) + index) * step);
 }
 
 // Decimals that tell ticks at this distance apart; two at least.

@@ -38,21 +38,21 @@ export class Events {
     this.newest = 0;
   }
 
-  // Returns the events that are new.
-  add(events, me, most = 200) {
+  // Returns the events that are new. `names`: what peers call themselves, by id.
+  add(events, me, names, most = 200) {
     const fresh = events.filter((event) => event.number > this.newest);
     for (const event of fresh) {
       this.newest = event.number;
-      this.host.prepend(line(event, me));
+      this.host.prepend(line(event, me, names.get(event.peer)));
     }
     while (this.host.childElementCount > most) this.host.lastChild.remove();
     return fresh;
   }
 }
 
-function line(event, me) {
+function line(event, me, name) {
   const [sign, tone, tell, why] = TELL[event.kind] ?? ["\u00b7", "", (e) => `${e.kind} ${e.text}`];
-  const who = event.peer === me || !event.peer ? here() : `Peer ${shortId(event.peer)}`;
+  const who = event.peer === me || !event.peer ? here() : [name ?? "Peer", shortId(event.peer)].join(" ");
   const text = make("span", {}, tell(event, who));
   if (why) text.append(make("span", { class: "why" }, why(event)));
   return make("li", { "data-tone": tone }, make("time", { datetime: new Date(event.time_s * 1000).toISOString() }, moment(event.time_s)), make("span", { class: "sign", "aria-hidden": "true" }, sign), text);
@@ -96,6 +96,7 @@ export function showOwn(host, said, own, share, localBatch) {
     ["Share of the work", share === null ? "not counted yet" : `${(100 * share).toFixed(1)}%`],
     ["Sent", bytes(counters.bytes_sent)], ["Received", bytes(counters.bytes_received)],
     ["Exactness", exact ? `${exact} faults counted` : "every step exact"], ["Up", duration(own.uptime_s)],
+    ["Priority", own.nice > 0 ? `other programs first (nice ${own.nice})` : `as most programs (nice ${own.nice})`], ["Pauses by itself", own.pauses.join(", ") || "never"],
   ]);
 }
 
@@ -127,12 +128,12 @@ export function showShares(host, note, told) {
     sums.set(row.peer, sum);
   }
   const total = [...sums.values()].reduce((all, one) => all + one.tokens, 0);
-  const order = [...sums].sort((a, b) => b[1].tokens - a[1].tokens);
+  const order = [...sums].sort((a, b) => b[1].tokens - a[1].tokens), largest = order[0]?.[1].tokens || 1;
   const shown = order.slice(0, MOST_SHARES), mine = order.findIndex(([peer]) => peer === told.me);
   if (mine >= MOST_SHARES) shown[MOST_SHARES - 1] = order[mine];
   host.replaceChildren(...shown.map(([peer, sum]) => {
     const part = total ? sum.tokens / total : 0, bar = make("i");
-    bar.style.width = `${(100 * part).toFixed(1)}%`;
+    bar.style.width = `${((100 * sum.tokens) / largest).toFixed(1)}%`; // of the largest: among hundreds all shares are small
     const own = known(told.names?.[peer], told.teams?.[peer]), name = [own, peer === told.me ? here() : peer ? shortId(peer) : "Not named"].filter(Boolean).join(" "), where = `stage\u00a0${sum.stages.join(", ")}`;
     return make("li", { class: peer === told.me ? "is-me" : undefined }, make("span", {}, `${name}, ${where}`), make("span", {}, `${amount(sum.tokens)} tokens, ${(100 * part).toFixed(1)}%${sum.signed ? `; ${amount(sum.week)} this week` : ""}`), make("span", { class: "share", "aria-hidden": "true" }, bar));
   }));
