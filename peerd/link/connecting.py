@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 
 import grpc
 
@@ -12,6 +13,7 @@ from peerd.link.links import CHANNEL_OPTIONS
 from peerd.served_time import served_timeout
 
 DIAL_TIMEOUT_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
 KEEPALIVE_OPTIONS = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -59,3 +61,8 @@ async def _ready(channel: grpc.aio.Channel) -> None:
 async def broken(channel: grpc.aio.Channel) -> None:
     with contextlib.suppress(grpc.aio.UsageError):  # raised when this process closed the channel
         await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+
+def pause_s(failures: int) -> float:
+    """Pause before what has failed so often in a row is tried again. It doubles each time; up to a quarter is taken off at random."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16)) * random.uniform(0.75, 1.0)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES, Certificate, checked_pem
-from peerd.link.connecting import broken, connected
+from peerd.link.connecting import broken, connected, pause_s
 from peerd.link.links import LONGEST_CALL_S, Links, answer_of
 from peerd.link.local import NeighbourChannel, Neighbours, checked_target
 from peerd.link.metered import CountedChannel
@@ -47,8 +46,6 @@ SHOW_AGAIN_S = 60.0
 """Period at which this peer shows its certificate again: a callee may forget the certificate of a peer that it does not hear from."""
 UNUSED_S = 600.0
 """A path that no tensors took for so long is closed: of hundreds of peers each is needed now and then, and few at a time."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 600.0
-"""Pause before a failed path is tried again. It doubles with each failure; up to a quarter, chosen at random, is taken off."""
 LOG = structlog.get_logger()
 Channel = CountedChannel | NeighbourChannel | grpc.aio.Channel
 Told = tuple[object, object]
@@ -234,7 +231,7 @@ class DirectPaths:
             path.failures += 1
             LOG.debug("no direct path", to=peer, reason=str(error))
         finally:
-            path.retry_s, path.was_capped = time.monotonic() + _pause_s(path.failures), self._throttles.capped
+            path.retry_s, path.was_capped = time.monotonic() + pause_s(path.failures), self._throttles.capped
             path.work = None
 
     async def _hold(self, peer: PeerId, path: _Path, channel: grpc.aio.Channel, offer: direct_pb2.ShowReply) -> bool:
@@ -352,7 +349,3 @@ def hosts_in(addresses: tuple[str, ...]) -> list[str]:
 def _told_of(path: _Path, offer: direct_pb2.ShowReply) -> Told:
     """Return the part of an offer that a path depends on. A local path does not depend on the port, which changes with caps."""
     return (offer.socket, offer.token) if path.is_local else (offer.port, offer.certificate)
-
-
-def _pause_s(failures: int) -> float:
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**failures) * random.uniform(0.75, 1.0)

@@ -20,12 +20,13 @@ import structlog
 from peerd.background import Tasks
 from peerd.errors import BusyError, PeerGoneError, RemoteError
 from peerd.generated import direct_pb2, direct_pb2_grpc
+from peerd.link.connecting import pause_s
 from peerd.link.links import Links, answer_of
+from peerd.link.punched_line import PunchedLine
 from peerd.link.quic import KEY_BYTES, QuicConnection, QuicNode, is_installed
-from peerd.link.streams import Stream, StreamTasks, splice
-from peerd.link.throttle import Throttles
+from peerd.link.streams import Stream
 from peerd.policy.owner.rate_limit import Ration
-from peerd.policy.route.holes import MAX_ADDRESS, MOST_ADDRESSES, Silence, targets_in
+from peerd.policy.route.holes import MAX_ADDRESS, MOST_ADDRESSES, SILENT_S, targets_in
 from peerd.table.record import PeerId
 
 MEET_TIMEOUT_S = 5.0
@@ -33,15 +34,8 @@ MEET_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 4.0
 ASK_TIMEOUT_S = 15.0
 """Time for the other end's answer, which may have to find its own address first."""
-WATCH_S = 0.5
-UNUSED_S = 60.0
-"""A connection without streams is closed after this time."""
-MOST_STREAMS = 32
-"""Streams that one peer has open here."""
 MOST_MIRRORS = 3
 """Peers that are asked in turn from where packets come."""
-FRUITLESS_S = 60.0
-"""Pause before a peer is asked again that could not tell."""
 MOST_EXPECTED = 1024
 NOT_INSTALLED = "the package for it is not installed: pip install 'peerd[nat]'"
 LOG = structlog.get_logger()
@@ -59,72 +53,6 @@ class Whereabouts:
     """Where this peer takes direct connections: host and TCP port; the port is 0 while it takes none."""
 
 
-class PunchedLine:
-    """A QUIC connection with a peer, for streams in both directions."""
-
-    def __init__(self, peer: PeerId, connection: QuicConnection, tls: Callable[[], tuple[str, int]]) -> None:
-        self.peer, self.connection = peer, connection
-        self._tls = tls
-        self._streams = StreamTasks()
-        self._num_taken = self.num_open = 0
-        """Streams of the other end, and of both."""
-        self._used_s = time.monotonic()
-
-    @property
-    def is_open(self) -> bool:
-        return self.connection.is_open
-
-    async def run(self) -> None:
-        """Serve the streams of the other end until the connection breaks, nothing comes back through the hole, or nothing uses it."""
-        works = [self._streams.start(work, expects=(OSError,)) for work in (self._take(), self._watch(), self.connection.closed())]
-        try:
-            await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self.connection.close()
-            await self._streams.close()
-
-    async def carry(self, local: Stream) -> None:
-        """Carry a local connection to the other end, over a stream of its own, until either ends. Raises OSError if there is none."""
-        await self._splice(local, await self.connection.open())
-
-    async def _take(self) -> None:
-        async for stream in self.connection.streams():
-            if self._num_taken >= MOST_STREAMS:
-                return  # an honest peer has a few
-            self._streams.start(self._serve(stream), expects=(OSError, TimeoutError))
-
-    async def _serve(self, stream: Stream) -> None:
-        host, port = self._tls()
-        self._num_taken += 1
-        try:
-            if port:
-                await self._splice(await asyncio.open_connection(host, port), stream)
-        finally:
-            self._num_taken -= 1
-
-    async def _splice(self, local: Stream, remote: Stream) -> None:
-        writer: Any = remote[1]
-        self.num_open += 1
-        try:
-            with contextlib.closing(local[1]):
-                await splice(local, remote, Throttles())
-        finally:
-            self.num_open -= 1
-            self._used_s = time.monotonic()
-            await writer.finish()
-
-    async def _watch(self) -> None:
-        silence = Silence()
-        while True:
-            await asyncio.sleep(WATCH_S)
-            now_s = time.monotonic()
-            if silence.is_closed(*self.connection.counts, now_s):
-                LOG.info("nothing comes back through the routers any more", peer=self.peer)
-                return
-            if not self.num_open and now_s - self._used_s > UNUSED_S:
-                return
-
-
 class Holes:
     """The QUIC connections of one daemon."""
 
@@ -138,7 +66,8 @@ class Holes:
         self._looking = asyncio.Lock()
         self._node: QuicNode | None = None
         self._look: tuple[str, QuicConnection] | None = None
-        self._fruitless_until_s: dict[PeerId, float] = {}
+        self._fruitless: dict[PeerId, tuple[int, float]] = {}
+        """By peer that could not tell how often in a row, and until when it is not asked again."""
         self._expected: dict[bytes, PeerId] = {}
         """Peers by the keys of their nodes, as told in the tunnel."""
         self._lines: dict[PunchedLine, None] = {}
@@ -170,8 +99,8 @@ class Holes:
     @property
     def num_bytes(self) -> tuple[int, int]:
         """Bytes sent and received over all connections so far, as UDP."""
-        now = [line.connection.counts for line in self._lines]
-        return self._before[0] + sum(sent for sent, _ in now), self._before[1] + sum(received for _, received in now)
+        now = [line.connection.carried for line in self._lines]
+        return self._before[0] + sum(each.sent for each in now), self._before[1] + sum(each.received for each in now)
 
     def line(self, peer: PeerId) -> PunchedLine | None:
         """The open connection with a peer."""
@@ -257,7 +186,13 @@ class Holes:
     # The called side
 
     async def answer(self, caller: PeerId, told: direct_pb2.End) -> direct_pb2.End:
-        """Return where this peer's own node is, and dial that of the caller if it has told addresses. Raises RemoteError to refuse."""
+        """Return where this peer's own node is, and dial that of the caller if it has told addresses. Raises RemoteError to refuse.
+
+        A caller to which nothing comes back through the routers says so: then what this peer sends does not arrive, either.
+        """
+        if told.closed:
+            self._end_silent(caller)
+            return direct_pb2.End()
         targets = self._targets(told)
         if self.why or (targets and not self._around.tls()[1]):
             return direct_pb2.End()
@@ -271,6 +206,12 @@ class Holes:
         if targets:
             self._tasks.start(self._meet_at(node, caller, told), expects=(OSError, TimeoutError))
         return end
+
+    def _end_silent(self, caller: PeerId) -> None:
+        """End the connections that the caller may mean: a younger one it cannot have found silent."""
+        for line in self._lines:
+            if line.peer == caller and line.age_s >= SILENT_S:
+                line.connection.close()
 
     async def _take(self, connection: QuicConnection) -> None:
         """Keep a connection of a peer that was met in the tunnel, whose answer may arrive after its connection."""
@@ -291,8 +232,16 @@ class Holes:
             await line.run()
         finally:
             del self._lines[line]
-            sent, received = connection.counts
-            self._before = self._before[0] + sent, self._before[1] + received
+            carried = connection.carried
+            self._before = self._before[0] + carried.sent, self._before[1] + carried.received
+        if line.is_silent:
+            await self._tell_closed(peer)
+
+    async def _tell_closed(self, peer: PeerId) -> None:
+        """Tell the other end that the hole has closed: it may wait for an answer, and has nothing to send by which it would notice."""
+        with contextlib.suppress(RemoteError):
+            stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
+            await answer_of(stub.Punch(direct_pb2.End(closed=True), timeout=ASK_TIMEOUT_S))
 
     async def _until_changed(self) -> None:
         await self._changed.wait()
@@ -338,14 +287,16 @@ class Holes:
         async with self._looking:
             if self._look is not None and self._look[1].is_open:
                 return self._look[0]
-            now_s = time.monotonic()
-            mirrors = [peer for peer in self._around.mirrors() if self._fruitless_until_s.get(peer, 0.0) <= now_s]
+            now_s, there = time.monotonic(), self._around.mirrors()
+            self._fruitless = {peer: self._fruitless[peer] for peer in there if peer in self._fruitless}
+            mirrors = [peer for peer in there if self._fruitless.get(peer, (0, 0.0))[1] <= now_s]
             for mirror in mirrors[:MOST_MIRRORS]:
-                self._fruitless_until_s[mirror] = now_s + FRUITLESS_S
+                failures = self._fruitless.get(mirror, (0, 0.0))[0] + 1
+                self._fruitless[mirror] = failures, now_s + pause_s(failures)
                 with contextlib.suppress(RemoteError, OSError, TimeoutError):
                     async with asyncio.timeout(LOOK_TIMEOUT_S):
                         self._look = await self._look_in(mirror, node)
-                    del self._fruitless_until_s[mirror]
+                    del self._fruitless[mirror]
                     LOG.debug("own address", seen_at=self.seen_at, by=mirror)
                     break
             return self.seen_at

@@ -19,6 +19,7 @@ import structlog
 
 from peerd.background import Tasks
 from peerd.link.streams import Stream
+from peerd.policy.route.holes import Carried
 
 PACKAGE = "iroh"
 STREAMS, LOOK = b"peerd/streams/1", b"peerd/look/1"
@@ -65,8 +66,10 @@ class QuicReader:
 class QuicWriter:
     """The outgoing half of a QUIC stream, as far as `splice` uses an `asyncio.StreamWriter`."""
 
-    def __init__(self, half: Any) -> None:
+    def __init__(self, half: Any, wrote: Callable[[int], None]) -> None:
+        """`wrote` is told how many bytes were given to the connection."""
         self._half = half
+        self._wrote = wrote
         self._waiting = b""
 
     def write(self, data: bytes) -> None:
@@ -75,6 +78,7 @@ class QuicWriter:
     async def drain(self) -> None:
         """Return when the connection has taken what was written. Raises OSError if it breaks."""
         data, self._waiting = self._waiting, b""
+        self._wrote(len(data))
         with _as_os_error():
             await self._half.write_all(data)
 
@@ -93,11 +97,12 @@ class QuicConnection:
     def __init__(self, made: Any) -> None:
         self._made = made
         self.node = bytes(made.remote_id().to_bytes())
+        self._num_written = 0
 
     async def open(self) -> Stream:
         """Open a stream. Raises OSError if the connection has broken."""
         with _as_os_error():
-            return _stream(await self._made.open_bi())
+            return self._stream(await self._made.open_bi())
 
     async def streams(self) -> AsyncIterator[Stream]:
         """The streams that the other end opens, until the connection ends."""
@@ -105,22 +110,34 @@ class QuicConnection:
             while True:
                 with _as_os_error():
                     both = await self._made.accept_bi()
-                yield _stream(both)
+                yield self._stream(both)
+
+    def _stream(self, both: Any) -> Stream:
+        halves: Any = QuicReader(both.recv()), QuicWriter(both.send(), self._wrote)
+        stream: Stream = halves
+        return stream
+
+    def _wrote(self, num_bytes: int) -> None:
+        self._num_written += num_bytes
 
     @property
     def is_open(self) -> bool:
         return self._made.close_reason() is None
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Bytes sent and received so far, as UDP."""
+    def carried(self) -> Carried:
         stats = self._made.stats()
-        return stats.udp_tx_bytes, stats.udp_rx_bytes
+        return Carried(stats.udp_tx_bytes, stats.udp_rx_bytes, self._num_written)
 
     @property
     def address(self) -> str:
         """The address and port of the other end that packets go to now; empty if unknown."""
         return next((str(path.remote_addr) for path in self._made.paths() if path.is_selected), "")
+
+    @property
+    def round_trip_s(self) -> float:
+        """The mean time in which packets are answered now; 0 if unknown."""
+        return next((1e-3 * float(path.rtt_ms) for path in self._made.paths() if path.is_selected), 0.0)
 
     async def closed(self) -> None:
         await self._made.closed()
@@ -234,12 +251,6 @@ class QuicNode:
             await connection.closed()
         finally:
             self._num_looks -= 1
-
-
-def _stream(both: Any) -> Stream:
-    halves: Any = QuicReader(both.recv()), QuicWriter(both.send())
-    stream: Stream = halves
-    return stream
 
 
 async def _finish(writer: Any) -> None:

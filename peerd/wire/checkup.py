@@ -97,6 +97,9 @@ class CheckupClient(Client):
 
     _stub_to_ask = _stub
 
+    async def _stub_for(self, peer: PeerId, as_tensors: bool) -> Any:
+        return self.stub_of(await self._links.channel_for_tensors(peer)) if as_tensors else await self._stub(peer)
+
     async def dial_back(self, peer: PeerId, port: int, *, direct: bool = False) -> DialBack:
         """Ask `peer` to dial this peer, at the address that it sees and at `port`: p2pd's, or that of `direct` connections.
 
@@ -113,13 +116,13 @@ class CheckupClient(Client):
 
         `as_tensors`: on the way that tensors take, so that no news waits behind it.
         """
-        stub = self.stub_of(await self._links.channel_for_tensors(peer)) if as_tensors else await self._stub(peer)
+        stub = await self._stub_for(peer, as_tensors)
         reply = await answer_of(stub.Sink(_pieces(num_bytes), timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S))
         return Speed(int(reply.num_bytes), float(reply.took_s))
 
-    async def download(self, peer: PeerId, num_bytes: int) -> Speed:
-        """Return the speed of a download, as measured here. Raises RemoteError if the peer does not send."""
-        stub, request = await self._stub(peer), checkup_pb2.SourceRequest(run=self._run, num_bytes=num_bytes)
+    async def download(self, peer: PeerId, num_bytes: int, *, as_tensors: bool = False) -> Speed:
+        """Return the speed of a download, as measured here. Raises RemoteError if the peer does not send. `as_tensors` as for `upload`."""
+        stub, request = await self._stub_for(peer, as_tensors), checkup_pb2.SourceRequest(run=self._run, num_bytes=num_bytes)
         with remote_errors(), ending(stub.Source(request, timeout=PROBE_TIMEOUT_S + ANSWER_TIMEOUT_S)) as rpc:
             return await _measure(len(message.data) async for message in rpc)
 

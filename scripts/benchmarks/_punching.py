@@ -9,7 +9,9 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from peerd.table.record import PeerId, RunId
 from peerd.wire import checkup
 from peerd.wire.checkup import CheckupClient, CheckupServicer
 from peerd.wire.door import Door
+from peerd.wire.messages import Speed
 
 RUN = RunId("bench")
 PATIENCE_S = 60.0
@@ -53,9 +56,11 @@ class Peer:
                 direct = self.network.links.direct
                 self.network.links.direct = None if way == "relay" else direct
                 try:
-                    return await self._send(PeerId(peer), num_bytes)
+                    return await self._until_done(PeerId(peer), partial(CheckupClient.upload, num_bytes=num_bytes, as_tensors=True))
                 finally:
                     self.network.links.direct = direct
+            case {"fetch": num_bytes, "to": peer}:
+                return await self._until_done(PeerId(peer), partial(CheckupClient.download, num_bytes=num_bytes, as_tensors=True))
         raise ValueError(f"unknown order: {order}")
 
     async def _until(self, path: str, peer: PeerId) -> dict[str, Any]:
@@ -67,13 +72,13 @@ class Peer:
                 await asyncio.sleep(AGAIN_S)
         return {"took_s": time.monotonic() - began_s}
 
-    async def _send(self, peer: PeerId, num_bytes: int) -> dict[str, Any]:
-        """Upload until it has arrived; an upload that fails begins anew, over whatever way there is then."""
+    async def _until_done(self, peer: PeerId, carry: Callable[..., Awaitable[Speed]]) -> dict[str, Any]:
+        """Upload or download until it has arrived; what fails begins anew, over whatever way there is then."""
         client, failures, began_s, spent_s = CheckupClient(self.network.links, RUN), 0, time.monotonic(), time.process_time()
         while True:
             path = self.network.path_to(peer)["path"] if self.network.links.direct is not None else "relay"
             try:
-                speed = await client.upload(peer, num_bytes, as_tensors=True)
+                speed = await carry(client, peer)
             except PeerdError as error:
                 failures += 1
                 print(error.message, file=sys.stderr)
@@ -101,7 +106,7 @@ async def run(folder: Path, relay: str) -> None:
     assert network.direct is not None
     door = Door(RUN, PATIENCE_S, network.links.traffic, proven=network.direct.caller)
     sink = CheckupServicer(door, network.tunnel.seen_at)
-    sink._sinks = Ration(each=1 << 20, total=1 << 20)
+    sink._sinks = sink._sources = Ration(each=1 << 20, total=1 << 20)
     await network.serve([sink, network.direct.servicer(door, lambda _peer: True)])
     network.serves(RUN)
     try:

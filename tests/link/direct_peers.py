@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from peerd.generated import checkup_pb2, checkup_pb2_grpc, direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import Bundles
@@ -21,6 +22,7 @@ from peerd.link.links import Links
 from peerd.link.local import Neighbours
 from peerd.link.pins import Pins, caller_past_the_tunnel
 from peerd.link.punching import Holes, Whereabouts
+from peerd.link.quic import is_installed
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Traffic
 from peerd.swarm.identity import Identity
@@ -33,6 +35,9 @@ from tests.link.local_peers import Served, serving
 from tests.wire.callee import RUN, new_identity
 
 WITHIN_S = 20.0
+TCP, QUIC = "tcp", "quic"
+WAYS = [TCP, pytest.param(QUIC, marks=pytest.mark.skipif(not is_installed(), reason="needs the package iroh, of the extra nat"))]
+"""How a caller reaches an endpoint: at its TCP port, or through routers."""
 
 
 class Callers(CheckupServicer):
@@ -64,6 +69,7 @@ class Endpoint:
     callers: Callers
     bundles: Bundles
     holes: Holes
+    way: str = TCP
     known: set[PeerId] | None = None
     """The peers in its table; None: all."""
 
@@ -75,6 +81,8 @@ class Endpoint:
         self, caller: Identity, throttles: Throttles | None = None, host: str = "127.0.0.1", key: bytes | None = None
     ) -> tuple[Links, DirectPaths]:
         """`key`: what the caller takes for its machine's; None: it wants no local sockets."""
+        if self.way == QUIC:
+            return self.paths_through_routers(caller, throttles)[:2]
         links = self.served.links_of(caller.peer)
         certificate = make_certificate(caller.peer, caller.sign)
         beside = Neighbours(caller.peer, self.served.folder, lambda: key) if key is not None else None
@@ -102,13 +110,25 @@ class Endpoint:
         """Whom the endpoint takes for the caller, who presents this certificate and never was in the tunnel."""
         credentials = grpc.ssl_channel_credentials(root or self.showing.certificate.pem, certificate.key_pem, certificate.pem)
         options = (("grpc.ssl_target_name_override", SERVER_NAME),)
-        async with grpc.aio.secure_channel(f"ipv4:127.0.0.1:{self.showing.port}", credentials, options=options) as channel:
+        async with contextlib.AsyncExitStack() as stack:
+            target = f"ipv4:127.0.0.1:{self.showing.port}"
+            if self.way == QUIC:
+                stack.push_async_callback((holes := self.holes_of(new_identity())).close)
+                target = await holes.target(self.peer)
+            channel = await stack.enter_async_context(grpc.aio.secure_channel(target, credentials, options=options))
             return await caller_through(channel)
 
 
+Opens = Callable[..., contextlib.AbstractAsyncContextManager[Endpoint]]
+"""Opens an endpoint whose callers reach it in one of the ways."""
+
+
 @contextlib.asynccontextmanager
-async def endpoint(voucher: Identity | None = None, key: bytes | None = None) -> AsyncIterator[Endpoint]:
-    """With a `voucher` the certificate it answers with is that one's; with a `key`, its machine's, it takes neighbours' calls, too."""
+async def endpoint(voucher: Identity | None = None, key: bytes | None = None, way: str = TCP) -> AsyncIterator[Endpoint]:
+    """With a `voucher` the certificate it answers with is that one's; with a `key`, its machine's, it takes neighbours' calls, too.
+
+    `way`: how its callers reach it.
+    """
     owner, throttles, pins = new_identity(), Throttles(), Pins()
     showing = Showing(certificate_of(voucher or owner))
     with tempfile.TemporaryDirectory(prefix="peerd-t-", dir="/tmp") as folder:
@@ -120,7 +140,7 @@ async def endpoint(voucher: Identity | None = None, key: bytes | None = None) ->
         servicers = [shows, callers := Callers(door)]
         async with serving(servicers) as served:
             shows._holes = holes = _holes(served, owner.peer, lambda: ("127.0.0.1", showing.port))
-            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours, callers, bundles, holes)
+            there = Endpoint(owner, served, door, pins, showing, listening, throttles, neighbours, callers, bundles, holes, way)
             await listening.open(servicers)
             try:
                 yield there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,17 +14,24 @@ from peerd.errors import BadMessageError, RemoteError
 from peerd.link import direct as wire_direct
 from peerd.link import pins as pins_module
 from peerd.link.certificate import make_certificate
-from peerd.link.direct import Showing, hosts_in
+from peerd.link.direct import Showing, _Path, hosts_in
 from peerd.link.pins import Pins
 from peerd.link.throttle import Throttles
 from peerd.link.traffic import Way
 from peerd.table.record import PeerId
 from peerd.wire.grpc_server import DirectEndpoint
-from tests.link.direct_peers import WITHIN_S, Endpoint, caller_through, certificate_of, endpoint, given_up, tried
+from tests.link import direct_peers
+from tests.link.direct_peers import WAYS, WITHIN_S, Endpoint, Opens, caller_through, certificate_of, given_up, tried
 from tests.wire.callee import new_identity
 
 
-async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -> None:
+@pytest.fixture(params=WAYS)
+def endpoint(request: pytest.FixtureRequest) -> Opens:
+    """Whatever holds of direct connections holds in both ways: to a TCP port, and through routers."""
+    return partial(direct_peers.endpoint, way=request.param)
+
+
+async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls(endpoint: Opens) -> None:
     async with endpoint() as there:
         caller = new_identity()
         links, paths = there.paths_of(caller, throttles := Throttles())
@@ -36,7 +44,7 @@ async def test_a_path_opens_beside_the_tunnel_and_the_callee_knows_who_calls() -
         assert throttles.download.total == there.throttles.upload.total > len(caller.peer)
 
 
-async def test_what_is_pushed_takes_the_path_there_is_and_looks_for_none() -> None:
+async def test_what_is_pushed_takes_the_path_there_is_and_looks_for_none(endpoint: Opens) -> None:
     async with endpoint() as there:
         links, paths = there.paths_of(new_identity())
         assert await links.quickest_channel(there.peer) is await links.channel(there.peer)
@@ -45,7 +53,7 @@ async def test_what_is_pushed_takes_the_path_there_is_and_looks_for_none() -> No
         assert await links.quickest_channel(there.peer) is channel is not None
 
 
-async def test_only_a_certificate_that_was_shown_in_the_tunnel_is_taken_and_only_the_last() -> None:
+async def test_only_a_certificate_that_was_shown_in_the_tunnel_is_taken_and_only_the_last(endpoint: Opens) -> None:
     async with endpoint() as there:
         caller = new_identity()
         first, second = certificate_of(caller), certificate_of(caller)
@@ -59,7 +67,7 @@ async def test_only_a_certificate_that_was_shown_in_the_tunnel_is_taken_and_only
             await there.call(first)
 
 
-async def test_a_connection_whose_certificate_was_replaced_is_nobodys() -> None:
+async def test_a_connection_whose_certificate_was_replaced_is_nobodys(endpoint: Opens) -> None:
     async with endpoint() as there:
         caller = new_identity()
         channel = await tried(there.paths_of(caller)[1], there.peer)
@@ -70,7 +78,7 @@ async def test_a_connection_whose_certificate_was_replaced_is_nobodys() -> None:
         assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_stolen_certificate_is_neither_shown_nor_answered_under() -> None:
+async def test_a_stolen_certificate_is_neither_shown_nor_answered_under(endpoint: Opens) -> None:
     async with endpoint() as there:
         victim, thief = new_identity(), new_identity()
         theirs, own = certificate_of(victim), certificate_of(thief)
@@ -84,31 +92,31 @@ async def test_a_stolen_certificate_is_neither_shown_nor_answered_under() -> Non
         assert await there.call(theirs) == victim.peer
 
 
-async def test_an_expired_certificate_is_not_taken() -> None:
+async def test_an_expired_certificate_is_not_taken(endpoint: Opens) -> None:
     async with endpoint() as there:
         caller = new_identity()
         with pytest.raises(grpc.aio.AioRpcError, match="the certificate has expired"):
             await there.show(caller, make_certificate(caller.peer, caller.sign, days=-1))
 
 
-async def test_no_path_leads_to_who_answers_under_another_certificate_than_its_own() -> None:
+async def test_no_path_leads_to_who_answers_under_another_certificate_than_its_own(endpoint: Opens) -> None:
     async with endpoint(voucher=new_identity()) as there:
         links, paths = there.paths_of(new_identity())
         with pytest.raises(BadMessageError, match=f"not that of {there.peer}"):
-            await paths._open(there.peer, await paths._show(there.peer))
+            await paths._open_any(there.peer, paths._paths.setdefault(there.peer, _Path()), await paths._show(there.peer))
         assert await tried(paths, there.peer) is None
         assert await links.channel_for_tensors(there.peer) is await links.channel(there.peer, for_tensors=True)
 
 
-async def test_no_path_leads_to_who_listens_in_the_peers_place() -> None:
+async def test_no_path_leads_to_who_listens_in_the_peers_place(endpoint: Opens) -> None:
     async with endpoint() as there, endpoint() as impostor:
         paths = there.paths_of(new_identity())[1]
         there.showing.port = impostor.showing.port
         with pytest.raises(RemoteError, match="under the certificate that was shown"):
-            await paths._open(there.peer, await paths._show(there.peer))
+            await paths._open_any(there.peer, paths._paths.setdefault(there.peer, _Path()), await paths._show(there.peer))
 
 
-async def test_a_closed_port_leaves_the_tunnel_and_is_tried_again_only_after_a_while() -> None:
+async def test_a_closed_port_leaves_the_tunnel_and_is_tried_again_only_after_a_while(endpoint: Opens) -> None:
     async with endpoint() as there:
         links, paths = there.paths_of(new_identity())
         there.showing.port, open_port = 1, there.showing.port
@@ -120,7 +128,7 @@ async def test_a_closed_port_leaves_the_tunnel_and_is_tried_again_only_after_a_w
         assert await tried(paths, there.peer) is not None
 
 
-async def test_a_certificate_that_was_forgotten_is_shown_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_certificate_that_was_forgotten_is_shown_again(endpoint: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
     async with endpoint() as there:
         caller = new_identity()
@@ -138,22 +146,24 @@ async def test_a_certificate_that_was_forgotten_is_shown_again(monkeypatch: pyte
 
 
 async def test_a_path_that_nothing_uses_is_closed_and_the_calls_on_it_end_in_peace_until_it_is_asked_for_again(
+    endpoint: Opens,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
-    monkeypatch.setattr(wire_direct, "UNUSED_S", 0.2)
     async with endpoint() as there:
         caller = new_identity()
         _, paths = there.paths_of(caller)
         channel = await tried(paths, there.peer)
         call = asyncio.ensure_future(caller_through(channel))
+        monkeypatch.setattr(wire_direct, "UNUSED_S", 0.2)
         await given_up(paths, there.peer)
         assert await call == caller.peer
+        monkeypatch.undo()
         paths._paths[there.peer].retry_s = 0.0
         assert await tried(paths, there.peer) is not None
 
 
-async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
+async def test_a_broken_path_leads_back_into_the_tunnel(endpoint: Opens) -> None:
     async with endpoint() as there:
         links, paths = there.paths_of(new_identity())
         assert await tried(paths, there.peer) is not None
@@ -163,7 +173,7 @@ async def test_a_broken_path_leads_back_into_the_tunnel() -> None:
         assert not paths.leads_to(there.peer)
 
 
-async def test_a_path_that_is_cut_is_closed_with_its_calls_at_once_and_the_next_is_opened_without_a_pause() -> None:
+async def test_a_path_that_is_cut_is_closed_with_its_calls_at_once_and_the_next_is_opened_without_a_pause(endpoint: Opens) -> None:
     async with endpoint() as there:
         links, paths = there.paths_of(caller := new_identity())
         first = await tried(paths, there.peer)
@@ -189,7 +199,7 @@ async def held_call(there: Endpoint, channel: Any) -> asyncio.Task[str]:
     return call
 
 
-async def test_a_call_under_way_ends_on_the_path_that_is_given_up_meanwhile() -> None:
+async def test_a_call_under_way_ends_on_the_path_that_is_given_up_meanwhile(endpoint: Opens) -> None:
     """A microbatch of minutes, say, while the tunnel turns out to be faster."""
     async with endpoint() as there:
         _, paths = there.paths_of(caller := new_identity())
@@ -203,7 +213,7 @@ async def test_a_call_under_way_ends_on_the_path_that_is_given_up_meanwhile() ->
         await asyncio.wait_for(closing, WITHIN_S)
 
 
-async def test_a_call_under_way_ends_over_tls_though_a_cap_is_set_and_not_for_longer_than_calls_take() -> None:
+async def test_a_call_under_way_ends_over_tls_though_a_cap_is_set_and_not_for_longer_than_calls_take(endpoint: Opens) -> None:
     async with endpoint() as there:
         _, paths = there.paths_of(caller := new_identity())
         running = asyncio.ensure_future(there.endpoint.run())
@@ -220,7 +230,9 @@ async def test_a_call_under_way_ends_over_tls_though_a_cap_is_set_and_not_for_lo
         running.cancel()
 
 
-async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_longer(
+    endpoint: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(wire_direct, "SHOW_AGAIN_S", 0.05)
     async with endpoint() as there:
         links, paths = there.paths_of(new_identity())
@@ -240,7 +252,7 @@ async def test_a_path_that_is_much_slower_than_the_tunnel_was_is_left_for_ever_l
             path.retry_s = 0.0
 
 
-async def test_while_a_cap_is_set_the_tunnel_carries_everything_both_ways() -> None:
+async def test_while_a_cap_is_set_the_tunnel_carries_everything_both_ways(endpoint: Opens) -> None:
     async with endpoint() as there:
         links, paths = there.paths_of(new_identity(), throttles := Throttles())
         assert await tried(paths, there.peer) is not None
@@ -257,7 +269,7 @@ async def test_while_a_cap_is_set_the_tunnel_carries_everything_both_ways() -> N
         assert (await there.show(other, certificate_of(other))).port == there.showing.port > 0
 
 
-async def test_a_taken_port_is_no_obstacle() -> None:
+async def test_a_taken_port_is_no_obstacle(endpoint: Opens) -> None:
     async with endpoint() as there:
         second = DirectEndpoint("127.0.0.1", there.showing.port, showing := Showing(there.showing.certificate), Pins(), Throttles())
         await second.open([])
@@ -280,7 +292,7 @@ async def test_there_is_room_for_so_many_and_who_is_gone_makes_room(monkeypatch:
     assert pins.pems.count(b"BEGIN") == 1
 
 
-async def test_who_takes_a_caller_for_gone_still_serves_it_over_the_connection_there_is() -> None:
+async def test_who_takes_a_caller_for_gone_still_serves_it_over_the_connection_there_is(endpoint: Opens) -> None:
     async with endpoint() as there:
         caller = new_identity()
         channel = await tried(there.paths_of(caller)[1], there.peer)
@@ -303,7 +315,7 @@ def test_a_peer_is_dialled_at_the_addresses_of_its_record(addresses: tuple[str, 
     assert hosts_in(addresses) == hosts
 
 
-async def test_certificates_of_peers_that_nobody_knows_keep_no_member_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_certificates_of_peers_that_nobody_knows_keep_no_member_out(endpoint: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pins_module, "MAX_PINS", 2)
     async with endpoint() as there:
         member, *strangers = (new_identity() for _ in range(4))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import pytest
 
 from peerd.errors import BusyError, PeerGoneError
 from peerd.generated import direct_pb2
-from peerd.link import punching, quic
+from peerd.link import punched_line, punching, quic
+from peerd.link.streams import Stream
 from peerd.link.throttle import Throttles
+from peerd.policy.route import holes as holes_policy
+from peerd.policy.route.holes import Carried
 from peerd.table.record import PeerId
 from tests.link.direct_peers import WITHIN_S, caller_through, endpoint, given_up, tried
 from tests.wire.callee import new_identity
@@ -82,20 +87,46 @@ async def test_a_connection_that_breaks_ends_the_path_and_the_calls_on_it() -> N
         await until(lambda: there.holes.line(caller.peer) is None)
 
 
-async def test_a_hole_that_closes_is_noticed_where_something_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(punching, "WATCH_S", 0.02)
-    counts = {"sent": 0}
-
-    def growing(_connection: object) -> tuple[int, int]:
-        counts["sent"] += 1000
-        return counts["sent"], 7
-
+async def test_a_hole_that_closes_is_noticed_by_who_has_data_to_send_and_the_other_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for an answer has nothing to send, by which it would notice."""
+    monkeypatch.setattr(punched_line, "WATCH_S", 0.02)
+    monkeypatch.setattr(holes_policy, "SILENT_S", 0.2)
     async with endpoint() as there:
-        _, paths, holes = there.paths_through_routers(new_identity())
+        caller = new_identity()
+        _, paths, holes = there.paths_through_routers(caller)
         assert await tried(paths, there.peer) is not None
-        monkeypatch.setattr(quic.QuicConnection, "counts", property(growing))
+        await until(lambda: there.holes.line(caller.peer) is not None)
+        told, looks, node = list[PeerId](), itertools.count(1), await there.holes._own_node()
+        measured: Any = quic.QuicConnection.carried.fget  # type: ignore[attr-defined]
+
+        def carried(connection: quic.QuicConnection) -> Carried:
+            """Of the caller's: packets go out, and none comes."""
+            now: Carried = measured(connection)
+            return Carried(now.sent + next(looks), 7, now.written) if connection.node == node.key else now
+
+        monkeypatch.setattr(there.holes, "_end_silent", told.append)
+        monkeypatch.setattr(quic.QuicConnection, "carried", property(carried))
         await given_up(paths, there.peer)
-        assert holes.line(there.peer) is None
+        await until(lambda: holes.line(there.peer) is None)
+        await until(lambda: caller.peer in told)
+
+
+async def test_who_is_told_that_nothing_comes_back_ends_its_connections_with_the_teller_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with endpoint() as there:
+        callers = [new_identity() for _ in range(2)]
+        paths = [there.paths_through_routers(caller)[1] for caller in callers]
+        for each in paths:
+            assert await tried(each, there.peer) is not None
+        await until(lambda: all(there.holes.line(caller.peer) is not None for caller in callers))
+        closed = direct_pb2.End(node=bytes(32), closed=True)
+        assert not (await there.holes.answer(callers[0].peer, closed)).node
+        assert paths[0].is_punched(there.peer), "it is younger than what the caller has found silent"
+        monkeypatch.setattr(punching, "SILENT_S", 0.0)
+        await there.holes.answer(callers[0].peer, closed)
+        await given_up(paths[0], there.peer)
+        assert there.holes.line(callers[0].peer) is None
+        assert there.holes.line(callers[1].peer) is not None
+        assert paths[1].is_punched(there.peer)
 
 
 async def test_a_node_that_nobody_has_told_of_gets_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +141,41 @@ async def test_a_node_that_nobody_has_told_of_gets_no_stream(monkeypatch: pytest
         assert there.holes.line(known_peer) is None
         for each in (known, stranger):
             await each.close()
+
+
+class QuietConnection:
+    """A connection over which only signs of life go, each of them answered."""
+
+    def __init__(self) -> None:
+        self.carried, self.round_trip_s, self.is_open = Carried(3_000, 2_000), 0.04, True
+
+    async def streams(self) -> AsyncIterator[Stream]:
+        await asyncio.Event().wait()
+        for each in list[Stream]():
+            yield each
+
+    async def closed(self) -> None:
+        await asyncio.Event().wait()
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+async def test_a_connection_without_streams_is_kept_until_its_signs_of_life_have_cost_what_making_it_again_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(punched_line, "WATCH_S", 0.01)
+    monkeypatch.setattr(punched_line, "NEW_S", 0.0)
+    connection = QuietConnection()
+    line = punched_line.PunchedLine(PeerId("peer"), cast(quic.QuicConnection, connection), lambda: ("", 0))
+    running = asyncio.ensure_future(line.run())
+    for num_open, carried in ((0, (5_000, 4_999)), (1, (9_000, 9_000)), (0, (11_500, 11_499))):
+        line.num_open, connection.carried = num_open, Carried(*carried)
+        await asyncio.wait({running}, timeout=0.1)
+        assert connection.is_open
+    connection.carried = Carried(11_500, 11_500)
+    await asyncio.wait_for(running, WITHIN_S)
+    assert not connection.is_open
 
 
 async def test_a_peer_that_can_be_dialled_tells_from_where_packets_come() -> None:

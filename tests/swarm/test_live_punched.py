@@ -1,11 +1,12 @@
-"""Two homes behind routers that map no port: tensors take the way through both routers, and the relay again when a router closes it."""
+"""Two homes behind routers that map no port: tensors take the way through both routers, and the relay while a cap is set, or when a router
+closes it."""
 
 from __future__ import annotations
 
 import pytest
 
 from peerd.link.quic import is_installed
-from tests.swarm.daemons import Daemon, Swarm, until
+from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
 from tests.swarm.home_networks import home_networks, why_not
 from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
 
@@ -38,6 +39,12 @@ def test_two_homes_exchange_tensors_through_their_routers_and_go_back_to_the_rel
         assert told["quic"] >= 1
         assert told["quic_why"] == ""
         assert told["seen_at"].startswith("11.22.33.11:")
+
+        for cap in ("400Mbit", "none"):
+            done = run_peerd(swarm.environment, "limits", "--upload", cap, "--home", second.home.folder)
+            assert done.returncode == 0, done.stderr
+            ways = {"relay", "tunnel"} if cap != "none" else {"quic"}
+            until(lambda ways=ways: {path(first, second), path(second, first)} <= ways, PATIENCE_S)  # type: ignore[misc]
 
         networks.lose_udp(home=1)
         until(lambda: "quic" not in (path(first, second), path(second, first)), PATIENCE_S)

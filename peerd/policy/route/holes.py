@@ -15,33 +15,75 @@ from peerd.table.circuit import direct
 from peerd.table.record import PeerId, Reach
 from peerd.table.view import LiveView
 
-SILENT_S = 3.0
-"""A hole has closed when packets go out and nothing comes back for this time: what arrives is acknowledged within a round trip, and
-buffers of slow lines hold at most about 2 s."""
-IDLE_SILENT_S, BUSY_BYTES = 15.0, 8192
-"""While less than this goes out, nothing but signs of life does. Buffers that other traffic fills may lose several in a row."""
+SILENT_S = 3.5
+"""A hole has closed when data went out and nothing at all came back for this time. The buffer of a slow line holds what it carries in some
+3 s (7.5 MB at 20 Mbit/s), and the answer to what joins the end of such a queue takes so long."""
+ROUND_TRIPS = 2
+"""Where round trips take longer, so many of them without any packet from the peer."""
+IDLE_SILENT_S = 15.0
+"""While no data go out, signs of life do. Buffers that other traffic fills may lose several of those in a row."""
+DATA_BYTES = 4096
+"""Signs of life, and what is sent in their place when they are lost, take less than this between two looks."""
+LONGEST_LOOK_S = 1.0
+"""A look that comes later counts as one after this time: then this process stood still, and has not read what has arrived."""
 MOST_ADDRESSES = 4
 MAX_ADDRESS = 64
 """Characters of an address."""
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a connection has carried since its beginning, in bytes."""
+
+    sent: int = 0
+    received: int = 0
+    """Both as UDP, with all that a connection sends of its own accord."""
+    written: int = 0
+    """What streams have given to be sent."""
+
+
 @dataclass(slots=True)
 class Silence:
-    """Notices that nothing comes back through a hole. Pure: the clock and the counts are given."""
+    """Notices that nothing comes back through a hole. Pure: the clock and the counts are given.
 
-    _sent: int = 0
-    _received: int = 0
-    _since_s: float | None = None
-    """When packets were first sent that nothing has come back since."""
+    Any packet of the peer ends a silence, so a line that is only slow is never silent: it acknowledges what came through its queue.
+    """
 
-    def is_closed(self, sent: int, received: int, now_s: float) -> bool:
-        """Return whether the hole has closed. `sent` and `received` count bytes since the beginning."""
-        if received != self._received:
-            self._sent, self._received, self._since_s = sent, received, None
-        elif sent != self._sent and self._since_s is None:
-            self._since_s = now_s
-        patience_s = SILENT_S if sent - self._sent >= BUSY_BYTES else IDLE_SILENT_S
-        return self._since_s is not None and now_s - self._since_s >= patience_s
+    _last: Carried = Carried()
+    _looked_s: float | None = None
+    _dataless_s: float = float("inf")
+    """Time since data went out."""
+    _out_s: float | None = None
+    """Time since packets went out, of which nothing has come back since; None: none did."""
+    _data_s: float | None = None
+    """The same of data."""
+
+    def is_closed(self, now: Carried, round_trip_s: float, now_s: float) -> bool:
+        """Return whether the hole has closed, by what was carried until now. `round_trip_s`: as the connection last measured it."""
+        passed_s = min(now_s - self._looked_s, LONGEST_LOOK_S) if self._looked_s is not None else 0.0
+        patience_s = max(SILENT_S, ROUND_TRIPS * round_trip_s)
+        went_out = now.sent - self._last.sent
+        is_data = now.written != self._last.written or went_out >= DATA_BYTES
+        self._dataless_s = 0.0 if is_data else self._dataless_s + passed_s
+        if now.received != self._last.received:
+            self._out_s = self._data_s = None
+        else:
+            self._count_silence(went_out > 0, passed_s, patience_s)
+        self._last, self._looked_s = now, now_s
+        is_long = self._out_s is not None and self._out_s >= max(IDLE_SILENT_S, patience_s)
+        return is_long or (self._data_s is not None and self._data_s >= patience_s)
+
+    def _count_silence(self, went_out: bool, passed_s: float, patience_s: float) -> None:
+        """Count a look at which nothing has come back."""
+        if self._out_s is not None:
+            self._out_s += passed_s
+        elif went_out:
+            self._out_s = 0.0
+        if self._data_s is not None:
+            self._data_s += passed_s
+        elif went_out and self._dataless_s <= patience_s:
+            # Data that are not acknowledged are sent again before that; what goes out later is a sign of life.
+            self._data_s = 0.0
 
 
 def targets_in(told: Iterable[str], *, loopback: bool, outside: str = "") -> list[str]:
