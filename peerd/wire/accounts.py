@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from peerd.errors import BadMessageError
 from peerd.generated import swarm_pb2
 from peerd.policy.step.account_book import RECENT
-from peerd.policy.step.accounts import MOST_COUNT, MOST_SIGNERS, Account, SignedAccount, Vouch, WorkDone, Works, why_unsound
+from peerd.policy.step.accounts import MOST_COUNT, MOST_SIGNERS, MOST_TIME_S, Account, SignedAccount, Vouch, WorkDone, Works, why_unsound
 from peerd.policy.step.work_receipts import AuditTold
 from peerd.table.record import MAX_STAGES, PeerId, RunId
 from peerd.wire.convert import MAX_PEER_CHARS, MAX_TALLIES
@@ -82,7 +82,7 @@ def _audits_from(reply: swarm_pb2.AccountsReply, wanted: AccountsWanted, teller:
     if not reply.HasField("audits") or not wanted.audited:
         return None
     word = reply.audits
-    if max(word.step, word.right, word.differed) > MOST_COUNT or len(word.signature) != SIGNATURE_BYTES:
+    if max(word.step, word.right, word.differed) >= MOST_COUNT or len(word.signature) != SIGNATURE_BYTES:
         raise BadMessageError("a word on audits is out of range")
     return AuditTold(teller, wanted.stage, word.step, word.right, word.differed, word.signature)
 
@@ -109,7 +109,7 @@ def _account_from(message: swarm_pb2.Account, run: RunId, stage: int) -> SignedA
     account = Account(run, stage, message.first_step, message.step, message.root, counted, tuple(_peers(message.signers)))
     if why := why_unsound(account):
         raise BadMessageError(why)
-    if any(each.time_s > MOST_COUNT or len(each.signature) != SIGNATURE_BYTES for each in message.vouches):
+    if any(each.time_s >= MOST_TIME_S or len(each.signature) != SIGNATURE_BYTES for each in message.vouches):
         raise BadMessageError("a signature of an account is none")
     return SignedAccount(account, tuple(Vouch(_peer(each.signer), each.time_s, each.signature) for each in message.vouches))
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from peerd.config.paths import Home
+from peerd.policy.step.accounts import EVERY
 from tests.cli.conftest import Command
 from tests.control.fake_daemon import serving
-from tests.observe.account_daemons import RUN, Daemon, days
+from tests.observe.account_daemons import RUN, Daemon, days, train
 
 
 @pytest.fixture
@@ -97,3 +98,12 @@ def test_what_is_wrong_is_refused_with_its_reason(peerd: Command, files: dict[st
     assert peerd("verify-receipt", tmp_path / "absent").code == 10
     assert peerd("contributions", "--days", "1").code == 2
     assert peerd("contributions", "--share", "--receipt", "x").code == 2
+
+
+def test_a_receipt_that_was_signed_at_no_time_is_refused(peerd: Command, tmp_path: Path) -> None:
+    liar = Daemon(tmp_path, "liar")
+    train([liar], range(EVERY), time_s=1 << 60)
+    (tmp_path / "receipt").write_bytes(liar.receipt())
+    done = peerd("verify-receipt", tmp_path / "receipt")
+    assert done.code == 4
+    assert "proves nothing" in done.err

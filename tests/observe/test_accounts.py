@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.config.receipt_file import has_signed, key_of, pack_account, pack_receipt, peer_of, read_receipt, unpack_account
-from peerd.errors import SignatureError
+from peerd.errors import BadMessageError, SignatureError
 from peerd.observe.account_store import DAY_S
 from peerd.policy.step.accounts import EVERY, why_not_certified
 from peerd.policy.step.work_receipts import MOST_BYTES, WorkReceipt, proven
 from peerd.swarm.signed import sign_manifest
 from peerd.table.record import RunId
+from peerd.wire.accounts import AccountsTold, AccountsWanted, told_from, told_to
 from tests.observe.account_daemons import PER_STEP, RUN, SIGNED, TOKENS, Daemon, days, train
 from tests.policy.account_world import roster
 from tests.tiny_run import tiny_manifest
@@ -144,3 +146,20 @@ def test_an_account_comes_back_from_its_bytes(daemons: list[Daemon]) -> None:
     for broken in (b"", b"\x90", b"\xc1", bytes(40), pack_account(signed)[:-1]):
         with pytest.raises(ValueError, match="no account"):
             unpack_account(broken, RUN, 0)
+
+
+@pytest.mark.parametrize("number", [(1 << 37) - 1, 1 << 37, (1 << 62) - 1, 1 << 62])
+@pytest.mark.parametrize("what", ["time", "tokens"])
+def test_a_file_gives_back_every_account_that_a_peer_may_tell(daemons: list[Daemon], what: str, number: int) -> None:
+    """One that could be written and not read would take all others from the daemon, too."""
+    train(daemons, range(EVERY))
+    (signed,) = daemons[0].told()
+    if what == "time":
+        signed = replace(signed, vouches=(replace(signed.vouches[0], time_s=number), *signed.vouches[1:]))
+    else:
+        signed = replace(signed, account=replace(signed.account, counted=replace(signed.account.counted, tokens=number)))
+    try:
+        told = told_from(told_to(AccountsTold((signed,))), RUN, AccountsWanted(0), daemons[1].me.peer)
+    except BadMessageError:
+        return
+    assert [unpack_account(pack_account(each), RUN, 0) for each in told.accounts] == [signed]

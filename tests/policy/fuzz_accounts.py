@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peerd.policy.step.account_book import AccountBook
-from peerd.policy.step.accounts import EVERY, MOST_COUNT, MOST_SIGNERS, Account, SignedAccount, Vouch, WorkDone, account_of
+from peerd.policy.step.accounts import EVERY, MOST_COUNT, MOST_SIGNERS, MOST_TIME_S, Account, SignedAccount, Vouch, WorkDone, account_of
 from peerd.policy.step.work_receipts import AuditTold, ProvenRow, StageReceipt, WorkReceipt
 from peerd.table.record import RunId
 from tests.policy.fuzz_records import World
@@ -15,8 +15,8 @@ RUN = RunId("run")
 
 
 def _work(world: World) -> WorkDone:
-    microbatches = world.count(MOST_COUNT)
-    return WorkDone(world.count(microbatches), microbatches, world.count(MOST_COUNT))
+    microbatches = world.count(MOST_COUNT - 1)
+    return WorkDone(world.count(microbatches), microbatches, world.count(MOST_COUNT - 1))
 
 
 def _works(world: World) -> Mapping[Any, WorkDone]:
@@ -34,7 +34,7 @@ def _account(world: World) -> Account:
 
 
 def _vouch(world: World) -> Vouch:
-    return Vouch(world.some_peer(), world.count(MOST_COUNT - 1), world.raw(64))
+    return Vouch(world.some_peer(), world.count(MOST_TIME_S - 1), world.raw(64))
 
 
 def _signed(world: World) -> SignedAccount:

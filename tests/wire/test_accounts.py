@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from peerd.errors import BadMessageError
 from peerd.generated import swarm_pb2, swarm_pb2_grpc
-from peerd.policy.step.accounts import EVERY, MOST_SIGNERS, WorkDone
+from peerd.policy.step.accounts import EVERY, MOST_SIGNERS, MOST_TIME_S, WorkDone
 from peerd.table.record import PeerId
 from peerd.wire.accounts import AccountsTold, AccountsWanted, told_from, told_to, wanted_from, wanted_to
 from peerd.wire.budgets import allowance_of
@@ -53,6 +53,7 @@ def changed(change: Any) -> swarm_pb2.AccountsReply:
         lambda reply: reply.accounts.append(reply.accounts[0]),
         lambda reply: reply.rows.append(reply.rows[0]),
         lambda reply: setattr(reply.rows[0], "steps", 1 << 63),
+        lambda reply: setattr(reply.rows[0], "tokens", 1 << 62),
         lambda reply: setattr(reply.rows[0], "peer", "x" * 100),
         lambda reply: setattr(reply.rows[0], "steps", 99),
         lambda reply: setattr(reply.accounts[0], "root", b"short"),
@@ -62,9 +63,9 @@ def changed(change: Any) -> swarm_pb2.AccountsReply:
         lambda reply: reply.accounts[0].signers.append("zzz"),
         lambda reply: reply.accounts[0].signers.reverse(),
         lambda reply: setattr(reply.accounts[0].vouches[0], "signature", b"short"),
-        lambda reply: setattr(reply.accounts[0].vouches[0], "time_s", 1 << 63),
+        lambda reply: setattr(reply.accounts[0].vouches[0], "time_s", MOST_TIME_S),
         lambda reply: setattr(reply.accounts[0].vouches[0], "signer", "\x1b[2J"),
-        lambda reply: setattr(reply.audits, "right", 1 << 63),
+        lambda reply: setattr(reply.audits, "right", 1 << 62),
         lambda reply: setattr(reply.audits, "signature", b""),
     ],
 )

@@ -25,6 +25,9 @@ MOST_SIGNERS = 31
 as many liars have outworked all others."""
 ID_BYTES = 32
 MOST_COUNT = 1 << 62
+"""Counts and steps are below this."""
+MOST_TIME_S = 1 << 37
+"""A signer tells a time below this: one in the year 6325, which every calendar knows."""
 DOMAIN = b"peerd account of a stage\0"
 KEPT_EACH = 64
 """Of old accounts the newest ones of this number are kept, of those before every second one of so many, and so on."""
@@ -49,7 +52,7 @@ class WorkDone:
     @property
     def is_possible(self) -> bool:
         """Whether these are counts, of which no more is zero than may be."""
-        return 0 <= self.steps <= self.microbatches <= MOST_COUNT and 0 <= self.tokens <= MOST_COUNT and (self.steps > 0 or not self.tokens)
+        return 0 <= self.steps <= self.microbatches < MOST_COUNT and 0 <= self.tokens < MOST_COUNT and (self.steps > 0 or not self.tokens)
 
 
 Works = Mapping[PeerId, WorkDone]
@@ -211,7 +214,7 @@ def why_not_certified(signed: SignedAccount, is_of: SignatureCheck) -> str:
     if names != sorted(set(names)) or len(names) > 2 * MOST_SIGNERS:
         return "signatures that are not in order, or too many"
     for each in signed.vouches:
-        if not 0 <= each.time_s < MOST_COUNT or not is_of(each.signer, account.text(each.time_s), each.signature):
+        if not 0 <= each.time_s < MOST_TIME_S or not is_of(each.signer, account.text(each.time_s), each.signature):
             return f"the signature of {each.signer} is not its own"
     if not signed.is_certified:
         return f"{len(set(names).intersection(account.signers))} of {len(account.signers)} signers have signed, which are too few"

@@ -161,7 +161,7 @@ def _why_unheard(receipt: WorkReceipt, is_of: SignatureCheck) -> str:
     for each in receipt.audits:
         if each.auditor == receipt.peer or each.auditor not in signers.get(each.stage, ()) or len(told) < len(receipt.audits):
             return f"a word on audits of {each.auditor}, which is no signer or is told twice"
-        is_count = 0 <= each.right <= MOST_COUNT and 0 <= each.differed <= MOST_COUNT
+        is_count = 0 <= each.right < MOST_COUNT and 0 <= each.differed < MOST_COUNT
         if not is_count or not is_of(each.auditor, each.text(receipt.run, receipt.peer), each.signature):
             return f"the word of {each.auditor} on audits is not its own"
     return ""
