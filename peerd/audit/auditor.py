@@ -113,15 +113,22 @@ class Auditor:
         return self._replays.kept(signed)
 
     async def hear(self, evidence: Evidence) -> Evidence | None:
-        """Take a case that a peer tells. Raises BadMessageError if its signatures are wrong."""
+        """Take a case that a peer tells, with the words of those that may judge it. Raises BadMessageError if its signatures are wrong."""
         item = evidence.item(self._host.run)
         known = self._cases.known.get(item.id)
+        evidence = evidence.of_judges(self._judges_of(item, known))
         if known is None or known.evidence != known.evidence.merged(evidence):
             await self._check(evidence)
             self._take(evidence)
             self._changed.set()
         known = self._cases.known.get(item.id)
         return known.evidence if known is not None else None
+
+    def _judges_of(self, item: Item, known: KnownCase | None) -> set[PeerId]:
+        """Those whose words on an item may count: who was in its average, as far as this peer knows, or serves its stage now."""
+        finished = self._finished.get(item.step) if item.stage == self._state.record.stage else None
+        there = {record.peer for record in self._host.live().of_stage(item.stage)}
+        return there.union(finished.members if finished is not None else (), known.voters if known is not None else ())
 
     async def _check(self, evidence: Evidence) -> None:
         reason = await asyncio.to_thread(evidence.why_unsigned, self._host.run, self._host.has_signed)

@@ -15,12 +15,13 @@ from peerd.audit.store import CaseStore
 from peerd.audit.tallies import AuditOutcome
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.policy.step.auditing import AuditWord, Rates
-from peerd.policy.step.evidence import SignedWord, word_text
+from peerd.policy.step.evidence import MOST_WORDS, SignedWord, word_text
 from peerd.policy.step.parts import basis_of, passes_of_part
 from peerd.policy.step.receipts import Receipt, SignedPass
 from peerd.policy.step.verdicts import Ruling
 from peerd.wire.messages import TensorBytes
 from tests.audit.audited_stage import AuditedStage, Mate
+from tests.stage.signed_life import Key
 
 ALL = Rates(newcomer=9.0, usual=9.0, odd=9.0, settled=9.0)
 """Every peer computes everything again."""
@@ -342,6 +343,37 @@ def test_evidence_that_somebody_has_changed_is_refused() -> None:
             with pytest.raises(BadMessageError, match="proves nothing"):
                 await forger.auditor.hear(false)
         assert not forger.cases.known
+
+    lived(act, factors=[-1.0])
+
+
+def test_a_crowd_of_keys_leaves_room_for_the_words_that_count() -> None:
+    """A liar that is accused signs as many words as a case may have, each with a key of its own, before its mates have judged."""
+
+    async def act(stage: AuditedStage) -> None:
+        (liar, accuser, *judges), gate = stage.mates, asyncio.Event()
+        for each in judges:
+
+            async def measure(*given: Any, its: Any = each.auditor._replays.measure) -> AuditWord:
+                await gate.wait()
+                word: AuditWord = await its(*given)
+                return word
+
+            each.auditor._replays.measure = measure  # type: ignore[method-assign]
+        await stage.step()
+        await until(
+            lambda: all(any(known.case.accuser == accuser.me for known in each.cases.known.values()) for each in (accuser, *judges))
+        )
+        (known,) = (known for known in accuser.cases.known.values() if known.case.accuser == accuser.me)
+        right, crowd = AuditWord(0.0, 1e-4), [Key() for _ in range(MOST_WORDS)]
+        text = word_text(liar.run, known.item, right)
+        words = known.evidence.with_words(SignedWord(each.peer, right, each.sign(text)) for each in crowd)
+        assert len(words.words) == MOST_WORDS
+        for each in (accuser, *judges):
+            await each.auditor.hear(words)
+        assert [each.judge for each in known.evidence.words] == [accuser.me]
+        gate.set()
+        await until(lambda: all(each.cast == [liar.me] for each in (accuser, *judges)))
 
     lived(act, factors=[-1.0])
 

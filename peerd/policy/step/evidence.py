@@ -7,7 +7,7 @@ committed before the step (coins.py).
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from peerd.policy.hashing import digest
@@ -65,19 +65,32 @@ class Evidence:
         first = next((each for each in self.words if each.judge == self.accuser), None)
         if first is None:
             return None
-        found = Case(self.item(run), self.accuser, {self.accuser: first.word}, bool(self.insists))
+        item, words, two_faced = self.item(run), {self.accuser: first.word}, set[PeerId]()
         for each in self.words:
-            found = found.with_word(each.judge, each.word)
-        return found
+            known = words.setdefault(each.judge, each.word) if each.judge != item.audited else each.word
+            if known is not each.word and not known.agrees_with(each.word):
+                two_faced.add(each.judge)
+        return Case(item, self.accuser, words, bool(self.insists), frozenset(two_faced))
+
+    def of_judges(self, judges: Collection[PeerId]) -> Evidence:
+        """This evidence with the words of the accuser and of these judges alone.
+
+        A key costs nothing: the words of a thousand of them would leave no room for those that count.
+        """
+        kept = tuple(each for each in self.words if each.judge == self.accuser or each.judge in judges)
+        return replace(self, words=kept) if len(kept) < len(self.words) else self
 
     def with_words(self, words: Iterable[SignedWord]) -> Evidence:
         """This evidence with more words. A judge's second one is kept only if it contradicts its first."""
-        kept = list(self.words)
+        kept, by_judge = list(self.words), dict[PeerId, list[AuditWord]]()
+        for each in self.words:
+            by_judge.setdefault(each.judge, []).append(each.word)
         for each in words:
-            own = [known.word for known in kept if known.judge == each.judge]
+            own = by_judge.setdefault(each.judge, [])
             is_news = not own or (len(own) < MOST_WORDS_EACH and not own[0].agrees_with(each.word))
             if is_news and len(kept) < MOST_WORDS:
                 kept.append(each)
+                own.append(each.word)
         return replace(self, words=tuple(kept)) if len(kept) > len(self.words) else self
 
     def merged(self, other: Evidence) -> Evidence:
