@@ -134,13 +134,18 @@ def _why_impossible(receipt: WorkReceipt, manifest: Manifest) -> str:
     """What the run of this manifest cannot have had; empty if it can."""
     for part in receipt.parts:
         account = part.accounts[-1].account
-        steps, microbatches, tokens = account.counted.steps, account.counted.microbatches, account.counted.tokens
         if account.stage >= manifest.train.num_stages:
             return "its run has no such stage"
-        most = microbatches * manifest.tokens_per_microbatch_at(account.step)
-        if microbatches > steps * manifest.train.microbatches_per_step or tokens > most or part.until.work.tokens > tokens:
+        if counts_too_much(account, manifest) or part.until.work.tokens > account.counted.tokens:
             return "it counts more than the steps had"
     return ""
+
+
+def counts_too_much(account: Account, manifest: Manifest) -> bool:
+    """Whether an account counts more than its averages can have had in this run."""
+    counted = account.counted
+    most = counted.microbatches * manifest.tokens_per_microbatch_at(account.step)
+    return counted.microbatches > counted.steps * manifest.train.microbatches_per_step or counted.tokens > most
 
 
 def _refused(why: str) -> SignatureError:

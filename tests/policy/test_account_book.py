@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerd.policy.step.account_book import RECENT, AccountBook
+from peerd.policy.step.account_book import MOST_TAKEN, RECENT, AccountBook
 from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch, WorkDone, follows, root_of, why_not_certified
 from peerd.table.record import PeerId
 from tests.policy.account_world import PER_STEP, RUN, TOKENS, Members, is_of, names, roster, sign, signed_by, some_account
@@ -161,3 +162,16 @@ def test_whoever_comes_goes_and_misses_steps_what_counts_is_what_was_computed(se
                 assert {peer: row.microbatches for peer, row in works.items()} == {peer: count for peer, count in truth.items() if count}
     assert all(why_not_certified(signed, is_of) == "" for signed, _ in members.kept.values())
     assert len(members.kept) >= 2
+
+
+@pytest.mark.parametrize("whole", [WorkDone(EVERY, EVERY, 9), WorkDone(EVERY, 2 * EVERY, 8), WorkDone(EVERY - 1, 2 * EVERY, 9)])
+def test_rows_that_do_not_add_up_to_what_was_signed_are_not_taken_over(whole: WorkDone) -> None:
+    """Their sum is what others are shown, and rows without a bound would soon exceed what a file can hold."""
+    rows = {names(1)[0]: WorkDone(EVERY, 2 * EVERY, 9)}
+    account = replace(some_account(EVERY, rows), counted=whole)
+    book = AccountBook(RUN, 0)
+    book.applied(roster(EVERY, names(2)), TOKENS)
+    assert not book.take(signed_by(account, account.signers), rows)
+    full = {names(1)[0]: WorkDone(EVERY, 2 * EVERY, MOST_TAKEN + 1)}
+    assert not book.take(signed_by(endless := some_account(EVERY, full), endless.signers), full)
+    assert book.take(signed_by(true := some_account(EVERY, rows), true.signers), rows)

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from peerd.config.receipt_file import pack_receipt
+from peerd.config.manifest import Manifest
+from peerd.config.receipt_file import counts_too_much, pack_receipt
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say, Verb
 from peerd.errors import RemoteError, WrongStateError
 from peerd.observe.account_store import AccountStore
 from peerd.observe.accounts import AccountKeeper, Needs
 from peerd.observe.archive import Archive
-from peerd.policy.step.accounts import SignedAccount, Works, root_of, why_not_certified
+from peerd.policy.step.accounts import SignedAccount, Works, are_rows_of, why_not_certified
 from peerd.policy.step.leaderboard import WEEK_S, SignedStage, of_week
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.work_receipts import AuditTold, StageReceipt, WorkReceipt, fitted
@@ -161,7 +162,7 @@ class Accounting:
             return found
         for teller in tellers:
             told = await self._told_by(teller, wanted)
-            if told is not None and told.accounts and await asyncio.to_thread(_is_sound, told):
+            if told is not None and told.accounts and await asyncio.to_thread(_is_sound, told, self._peer.place.manifest):
                 return told.accounts[0], told.rows
         return None
 
@@ -202,6 +203,8 @@ class Accounting:
         return {"schema": SCHEMA, "run": self._run, "accounts": accounts}
 
 
-def _is_sound(told: AccountsTold) -> bool:
-    """Whether rows of another stage are those that its signers have signed. It checks up to 62 signatures."""
-    return root_of(told.rows) == told.accounts[0].account.root and not why_not_certified(told.accounts[0], has_signed)
+def _is_sound(told: AccountsTold, manifest: Manifest) -> bool:
+    """Whether rows of another stage are those that its signers have signed, and its steps can have had. It checks up to 62 signatures."""
+    signed = told.accounts[0]
+    is_possible = are_rows_of(signed.account, told.rows) and not counts_too_much(signed.account, manifest)
+    return is_possible and not why_not_certified(signed, has_signed)

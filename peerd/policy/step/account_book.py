@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from peerd.policy.step.accounts import (
     EVERY,
+    MOST_COUNT,
     MOST_SIGNERS,
     Account,
     SignatureCheck,
@@ -20,7 +21,7 @@ from peerd.policy.step.accounts import (
     WorkDone,
     Works,
     account_of,
-    root_of,
+    are_rows_of,
     why_not_certified,
     why_unsound,
 )
@@ -31,6 +32,8 @@ from peerd.table.record import PeerId, RunId
 RECENT = 4
 """Accounts whose signatures are still gathered. An account that has too few by then counts for nothing, and loses no count: later ones have
 all of it."""
+MOST_TAKEN = MOST_COUNT >> 1
+"""Microbatches and tokens of an account that is taken over: what is counted after it has room below MOST_COUNT."""
 MOST_HEARD = 64
 """Mates whose accounts are compared, for one boundary."""
 
@@ -258,8 +261,10 @@ class AccountBook:
         return min(steps, default=None)
 
     def take(self, signed: SignedAccount, works: Works) -> bool:
-        """Take over an account that `wanted` has named. Returns whether the rows are its own."""
-        if signed.account.step > self._range.start or root_of(works) != signed.account.root:
+        """Take over an account that `wanted` has named. Returns whether the rows are its own, and can be counted on."""
+        account, counted = signed.account, signed.account.counted
+        has_room = max(counted.microbatches, counted.tokens) <= MOST_TAKEN
+        if account.step > self._range.start or not has_room or not are_rows_of(account, works):
             return False
         self._keep(signed, works)
         return True

@@ -141,6 +141,13 @@ def root_of(works: Works) -> bytes:
     return _root(len(works), levels[-1][0])
 
 
+def are_rows_of(account: Account, works: Works) -> bool:
+    """Whether these are the rows of an account: they have its hash, and add up to what it has counted."""
+    counted, rows = account.counted, works.values()
+    is_whole = (sum(row.microbatches for row in rows), sum(row.tokens for row in rows)) == (counted.microbatches, counted.tokens)
+    return is_whole and all(row.steps <= counted.steps for row in rows) and root_of(works) == account.root
+
+
 def place_of(works: Works, peer: PeerId) -> tuple[int, tuple[bytes, ...]]:
     """A peer's place among the rows, and the hashes beside its way to the root. Raises KeyError for one without a row."""
     if peer not in works:
