@@ -175,3 +175,13 @@ def test_rows_that_do_not_add_up_to_what_was_signed_are_not_taken_over(whole: Wo
     full = {names(1)[0]: WorkDone(EVERY, 2 * EVERY, MOST_TAKEN + 1)}
     assert not book.take(signed_by(endless := some_account(EVERY, full), endless.signers), full)
     assert book.take(signed_by(true := some_account(EVERY, rows), true.signers), rows)
+
+
+def test_what_a_mate_tells_again_and_again_takes_no_more_memory() -> None:
+    """It makes accounts that its own signature is enough for, as many as it likes."""
+    book, liar = AccountBook(RUN, 0), PeerId("liar")
+    book.applied(roster(9 * EVERY, names(2)), TOKENS)
+    for number in range(1, 40):
+        account = some_account(EVERY, {liar: WorkDone(EVERY, EVERY + number, 9)})
+        assert book.hear(liar, [signed_by(account, [liar])], is_of) == ""
+    assert len(book._checked) == 1

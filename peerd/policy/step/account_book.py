@@ -215,6 +215,8 @@ class AccountBook:
         known = self._heard.get(teller)
         if known is None or self._worth(known) < self._worth(signed):
             self._heard[teller] = signed
+        told = {each.account.id for each in self._heard.values()}
+        self._checked = {name: each for name, each in self._checked.items() if name in told}
         return ""
 
     def _worth(self, signed: SignedAccount) -> tuple[bool, int]:
