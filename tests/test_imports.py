@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Leaves that every room may use: the error tree, the version, how a process answers a command, how peers are called,
+# Leaves that every room may use: the error tree, the version, how a process answers a command, how it serves HTTP, how peers are called,
 # and copies to and from a GPU.
-LEAVES = {"background", "child", "errors", "peer_names", "served_time", "transfers", "unwritten", "__version__", "SCHEMA"}
+LEAVES = {"background", "child", "errors", "http_server", "peer_names", "served_time", "transfers", "unwritten", "__version__", "SCHEMA"}
 
 # Where parts are put together into a process: these may import every room but the client's.
 COMPOSITION_ROOTS = {
@@ -181,8 +182,8 @@ HEAVY: dict[str, set[str]] = {
     "click": {"cli"},
     "matplotlib": {"sim"},
     "prometheus_client": {"observe"},
-    "starlette": {"api", "observe"},
-    "uvicorn": {"api", "observe"},
+    "starlette": {"api", "http_server", "observe"},
+    "uvicorn": {"api", "http_server", "observe"},
     "sqlite3": {"observe"},
     "tokenizers": {"data"},
     "pyarrow": {"data"},
@@ -212,7 +213,8 @@ def room_of(module: str) -> str:
     return inside if inside in COMPOSITION_ROOTS else inside.split(".")[0]
 
 
-def all_imports() -> list[Import]:
+@functools.cache
+def all_imports() -> tuple[Import, ...]:
     found = []
     for path in sorted((ROOT / "peerd").rglob("*.py")):
         if "generated" in path.parts:
@@ -220,7 +222,7 @@ def all_imports() -> list[Import]:
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found += [Import(module, name, node.lineno) for name in imported_by(node)]  # type: ignore[attr-defined]
-    return found
+    return tuple(found)
 
 
 def imported_by(node: ast.AST) -> list[str]:
@@ -236,9 +238,6 @@ def imported_by(node: ast.AST) -> list[str]:
 
 def is_package(module: str) -> bool:
     return ROOT.joinpath(*module.split(".")).is_dir()
-
-
-IMPORTS = all_imports()
 
 
 def told(imports: list[Import]) -> list[str]:
@@ -259,11 +258,11 @@ def test_rooms_import_only_what_the_table_allows() -> None:
             return target != "cli"
         return target in ALLOWED.get(entry.room, {})
 
-    assert told([entry for entry in IMPORTS if not allowed(entry)]) == []
+    assert told([entry for entry in all_imports() if not allowed(entry)]) == []
 
 
 def test_the_table_allows_what_is_used_and_no_more() -> None:
-    used = {(entry.room, room_of(entry.imported)) for entry in IMPORTS if entry.imported.startswith("peerd.")}
+    used = {(entry.room, room_of(entry.imported)) for entry in all_imports() if entry.imported.startswith("peerd.")}
     unused = [f"{room} -> {target}" for room, targets in ALLOWED.items() for target in targets if (room, target) not in used]
     assert unused == []
 
@@ -271,7 +270,7 @@ def test_the_table_allows_what_is_used_and_no_more() -> None:
 def test_the_folders_of_policy_point_one_way() -> None:
     edges = {
         (entry.importer.split(".")[2], entry.imported.split(".")[2])
-        for entry in IMPORTS
+        for entry in all_imports()
         if entry.room == "policy" and entry.imported.startswith("peerd.policy.")
     }
     assert {(source, target) for source, target in edges if source != target} == {
@@ -290,7 +289,7 @@ def test_the_table_itself_points_one_way() -> None:
 def test_the_core_needs_nothing_but_the_standard_library(room: str) -> None:
     foreign = [
         entry
-        for entry in IMPORTS
+        for entry in all_imports()
         if entry.room == room and entry.imported.split(".")[0] not in sys.stdlib_module_names and not entry.imported.startswith("peerd.")
     ]
     assert told(foreign) == []
@@ -298,31 +297,31 @@ def test_the_core_needs_nothing_but_the_standard_library(room: str) -> None:
 
 def test_the_core_reads_no_clock_draws_no_chance_and_does_no_input_or_output() -> None:
     impure = {"time", "random", "secrets", "os", "io", "socket", "asyncio", "threading", "subprocess", "pathlib", "logging", "datetime"}
-    found = [entry for entry in IMPORTS if entry.room in PURE and entry.imported.split(".")[0] in impure]
+    found = [entry for entry in all_imports() if entry.room in PURE and entry.imported.split(".")[0] in impure]
     assert told(found) == []
 
 
 @pytest.mark.parametrize("library", sorted(HEAVY))
 def test_heavy_libraries_stay_in_their_rooms(library: str) -> None:
     rooms = HEAVY[library] | COMPOSITION_ROOTS - {"daemon"} if library in ("torch", "hivemind", "grpc") else HEAVY[library]
-    found = [entry for entry in IMPORTS if entry.imported.split(".")[0] == library and entry.room not in rooms]
+    found = [entry for entry in all_imports() if entry.imported.split(".")[0] == library and entry.room not in rooms]
     assert told(found) == []
 
 
 def test_the_client_loads_only_the_sockets_client_and_protocol() -> None:
     found = [
         entry
-        for entry in IMPORTS
+        for entry in all_imports()
         if entry.room == "cli" and room_of(entry.imported) == "control" and not entry.imported.startswith(tuple(CLIENT_SIDE))
     ]
     assert told(found) == []
 
 
 def test_the_clients_side_of_the_control_room_stays_light() -> None:
-    light = LEAVES - {"background", "child"} | {"config", "control"}
+    light = LEAVES - {"background", "child", "http_server"} | {"config", "control"}
     found = [
         entry
-        for entry in IMPORTS
+        for entry in all_imports()
         if entry.importer in CLIENT_SIDE
         and (entry.imported.split(".")[0] not in sys.stdlib_module_names)
         and not (entry.imported.startswith("peerd.") and room_of(entry.imported) in light)

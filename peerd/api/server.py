@@ -23,13 +23,13 @@ from peerd.api.answers import DONE, ApiAnswer, TokenCounts, event, models
 from peerd.api.guard import MAX_BODY_BYTES, ApiAccess, too_large, why_refuse
 from peerd.api.requests import ApiError, TextRequest, parse_chat, parse_completion
 from peerd.api.text import TextStream
+from peerd.http_server import config_of
 
 MOST_AT_ONCE = 8
 """Answers that are being made. Each keeps its text in memory; they take turns, token by token."""
 MAX_CONNECTIONS = 64
 MOST_DISCARDED_BYTES = 32 << 20
 """Of a request that is refused."""
-CLOSE_WITHIN_S = 1
 
 
 class Tokens(Protocol):
@@ -218,17 +218,5 @@ def build(endpoints: Endpoints) -> ASGIApp:
 def server_of(model: Model, access: ApiAccess) -> Iterator[uvicorn.Server]:
     """A server, whose `run` serves until a signal comes or its `should_exit` is set."""
     endpoints = Endpoints(model, access)
-    config = uvicorn.Config(
-        build(endpoints),
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=CLOSE_WITHIN_S,
-    )
     with contextlib.closing(endpoints):
-        yield uvicorn.Server(config)
+        yield uvicorn.Server(config_of(build(endpoints), MAX_CONNECTIONS))

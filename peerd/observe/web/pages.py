@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peerd.background import start
+from peerd.http_server import CLOSE_WITHIN_S, config_of
 from peerd.observe.metrics import CONTENT_TYPE
 from peerd.observe.web.guard import OPENS, SECURITY_HEADERS, Access, Asked, RateLimit, has_token, who_asks, why_refuse
 from peerd.observe.web.stream import DashboardSource, Stream
@@ -33,7 +34,6 @@ TYPES = {
 RANGES_S = {"1h": 3600.0, "24h": 24 * 3600.0, "7d": 7 * 24 * 3600.0, "all": float("inf")}
 USUAL_RANGE_S = RANGES_S["24h"]
 COOKIE_AGE_S = 30 * 24 * 3600
-CLOSE_WITHIN_S = 1
 MAX_CONNECTIONS = 256
 
 
@@ -189,20 +189,7 @@ class _Server(uvicorn.Server):
 async def dashboard(listener: socket.socket, source: DashboardSource, access: Access) -> AsyncIterator[None]:
     """Serve the dashboard on a bound socket until the block ends."""
     stream = Stream(source)
-    config = uvicorn.Config(
-        build(source, stream, access),
-        loop="none",
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=CLOSE_WITHIN_S,
-    )
-    server = _Server(config)
+    server = _Server(config_of(build(source, stream, access), MAX_CONNECTIONS, loop="none"))
     serving = start(server.serve(sockets=[listener]))
     try:
         yield
