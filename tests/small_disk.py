@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.beside import beside
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk, which needs root")
 
 
@@ -28,22 +30,18 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def kept_full(folder: Path) -> Iterator[None]:
     """What others free on the folder's disk inside the block is taken at once."""
-    ended = threading.Event()
 
-    def take() -> None:
+    def take(ended: threading.Event) -> None:
         with (folder / "ballast").open("wb", buffering=0) as file:
             while not ended.wait(0.005):
                 with contextlib.suppress(OSError):
                     while True:
                         file.write(bytes(4096))
 
-    thread = threading.Thread(target=take)
-    thread.start()
     try:
-        yield
+        with beside(take):
+            yield
     finally:
-        ended.set()
-        thread.join()
         (folder / "ballast").unlink()
 
 

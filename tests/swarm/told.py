@@ -19,6 +19,7 @@ from peerd.cli.render_short import print_short
 from peerd.control.client import ControlClient
 from peerd.control.protocol import PeersReply, StatusReply
 from peerd.errors import PeerdError
+from tests.beside import beside
 from tests.swarm.daemons import Daemon, Swarm
 
 LOOK_EVERY_S = 0.5
@@ -54,16 +55,8 @@ class Record:
     pauses: dict[str, bool | None] = field(default_factory=dict)
     """By home: what the owner has said; None while it is under way."""
 
-    @contextlib.contextmanager
-    def going_on(self) -> Iterator[None]:
-        ended = threading.Event()
-        thread = threading.Thread(target=self._look_on, args=(ended,))
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
+    def going_on(self) -> contextlib.AbstractContextManager[None]:
+        return beside(self._look_on)
 
     def pause(self, daemon: Daemon, yes: bool) -> None:
         home = daemon.settings.home
