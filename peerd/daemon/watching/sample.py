@@ -13,8 +13,6 @@ from peerd.errors import PeerdError, UsageError
 
 MOST_TOKENS = 40
 TEMPERATURE, TOP_P = 0.8, 0.95
-LOOK_S, AGAIN_S = 1.0, 30.0
-"""How often it looks for a new evaluation, and how long it waits after an answer that did not come, s."""
 LOG = structlog.get_logger()
 
 
@@ -30,6 +28,8 @@ class Sampler:
     def __init__(self, peer: Peer, ask: Verb) -> None:
         self._peer = peer
         self._ask = ask
+        self._look_s = peer.place.manifest.swarm.announce_period_s
+        """How often it looks for a new evaluation: word of one comes with the announcements of peers."""
         self.newest: ModelSample | None = None
 
     async def run(self) -> None:
@@ -38,7 +38,7 @@ class Sampler:
         while prompt:
             evaluation = self._peer.seat.training.evaluation
             if self._peer.is_resting or evaluation is None or evaluation.step == done:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(self._look_s)
                 continue
             asked = {"prompt": prompt, "max_tokens": MOST_TOKENS, "temperature": TEMPERATURE, "top_p": TOP_P, "seed": evaluation.step}
             try:
@@ -48,7 +48,7 @@ class Sampler:
                 return
             except PeerdError as error:
                 LOG.debug("no sample yet", error=str(error))
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(self._peer.patience_s)
                 continue
             done = evaluation.step
             self.newest = {"step": max(reply["steps"], default=done), "prompt": prompt, "text": reply["text"]}

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from peerd.control.server import Say
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching import sample
@@ -25,7 +23,8 @@ class Swarm:
         self.asked: list[Mapping[str, Any]] = []
         self.training = SimpleNamespace(evaluation=None)
         seat, settings = SimpleNamespace(training=self.training), SimpleNamespace(sample="The sea ")
-        self.peer = SimpleNamespace(seat=seat, settings=settings, is_resting=False)
+        place = SimpleNamespace(manifest=SimpleNamespace(swarm=SimpleNamespace(announce_period_s=0.0)))
+        self.peer = SimpleNamespace(seat=seat, settings=settings, place=place, patience_s=0.0, is_resting=False)
         self.sampler = Sampler(cast(Peer, self.peer), self.ask)
 
     async def ask(self, request: Mapping[str, Any], _say: Say) -> Mapping[str, Any]:
@@ -43,12 +42,6 @@ class Swarm:
     async def looks(self, number: int = 40) -> None:
         for _ in range(number):
             await asyncio.sleep(0)
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "LOOK_S", 0.0)
-    monkeypatch.setattr(sample, "AGAIN_S", 0.0)
 
 
 async def test_each_evaluation_is_followed_by_one_text() -> None:
