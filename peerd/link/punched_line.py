@@ -13,7 +13,7 @@ import structlog
 from peerd.link.quic import QuicConnection
 from peerd.link.streams import Stream, StreamTasks, splice
 from peerd.link.throttle import Throttles
-from peerd.policy.route.holes import Carried, Silence
+from peerd.policy.route.holes import QuicCounts, Silence
 from peerd.table.record import PeerId
 
 WATCH_S = 0.1
@@ -108,5 +108,5 @@ class PunchedLine:
                 return
 
 
-def _total(carried: Carried) -> int:
+def _total(carried: QuicCounts) -> int:
     return carried.sent + carried.received

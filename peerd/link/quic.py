@@ -19,7 +19,7 @@ import structlog
 
 from peerd.background import Tasks
 from peerd.link.streams import Stream
-from peerd.policy.route.holes import Carried
+from peerd.policy.route.holes import QuicCounts
 
 PACKAGE = "iroh"
 STREAMS, LOOK = b"peerd/streams/1", b"peerd/look/1"
@@ -125,9 +125,9 @@ class QuicConnection:
         return self._made.close_reason() is None
 
     @property
-    def carried(self) -> Carried:
+    def carried(self) -> QuicCounts:
         stats = self._made.stats()
-        return Carried(stats.udp_tx_bytes, stats.udp_rx_bytes, self._num_written)
+        return QuicCounts(stats.udp_tx_bytes, stats.udp_rx_bytes, self._num_written)
 
     @property
     def address(self) -> str:

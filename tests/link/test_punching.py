@@ -15,7 +15,7 @@ from peerd.link import punched_line, punching, quic
 from peerd.link.streams import Stream
 from peerd.link.throttle import Throttles
 from peerd.policy.route import holes as holes_policy
-from peerd.policy.route.holes import Carried
+from peerd.policy.route.holes import QuicCounts
 from peerd.table.record import PeerId
 from tests.link.direct_peers import WITHIN_S, caller_through, endpoint, given_up, tried
 from tests.wire.callee import new_identity
@@ -99,10 +99,10 @@ async def test_a_hole_that_closes_is_noticed_by_who_has_data_to_send_and_the_oth
         told, looks, node = list[PeerId](), itertools.count(1), await there.holes._own_node()
         measured: Any = quic.QuicConnection.carried.fget  # type: ignore[attr-defined]
 
-        def carried(connection: quic.QuicConnection) -> Carried:
+        def carried(connection: quic.QuicConnection) -> QuicCounts:
             """Of the caller's: packets go out, and none comes."""
-            now: Carried = measured(connection)
-            return Carried(now.sent + next(looks), 7, now.written) if connection.node == node.key else now
+            now: QuicCounts = measured(connection)
+            return QuicCounts(now.sent + next(looks), 7, now.written) if connection.node == node.key else now
 
         monkeypatch.setattr(there.holes, "_end_silent", told.append)
         monkeypatch.setattr(quic.QuicConnection, "carried", property(carried))
@@ -147,7 +147,7 @@ class QuietConnection:
     """A connection over which only signs of life go, each of them answered."""
 
     def __init__(self) -> None:
-        self.carried, self.round_trip_s, self.is_open = Carried(3_000, 2_000), 0.04, True
+        self.carried, self.round_trip_s, self.is_open = QuicCounts(3_000, 2_000), 0.04, True
 
     async def streams(self) -> AsyncIterator[Stream]:
         await asyncio.Event().wait()
@@ -170,10 +170,10 @@ async def test_a_connection_without_streams_is_kept_until_its_signs_of_life_have
     line = punched_line.PunchedLine(PeerId("peer"), cast(quic.QuicConnection, connection), lambda: ("", 0))
     running = asyncio.ensure_future(line.run())
     for num_open, carried in ((0, (5_000, 4_999)), (1, (9_000, 9_000)), (0, (11_500, 11_499))):
-        line.num_open, connection.carried = num_open, Carried(*carried)
+        line.num_open, connection.carried = num_open, QuicCounts(*carried)
         await asyncio.wait({running}, timeout=0.1)
         assert connection.is_open
-    connection.carried = Carried(11_500, 11_500)
+    connection.carried = QuicCounts(11_500, 11_500)
     await asyncio.wait_for(running, WITHIN_S)
     assert not connection.is_open
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.holes import IDLE_SILENT_S, MOST_ADDRESSES, SILENT_S, Carried, Silence, targets_in
+from peerd.policy.route.holes import IDLE_SILENT_S, MOST_ADDRESSES, SILENT_S, QuicCounts, Silence, targets_in
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ class Line:
         """`queue_s`: how long what is sent at a time waits in the line's buffer."""
         self._queue_s = queue_s
         self._arrivals: list[float] = []
-        self.silence, self.now_s, self.carried = Silence(), 0.0, Carried(1200, 1200)
+        self.silence, self.now_s, self.carried = Silence(), 0.0, QuicCounts(1200, 1200)
         self.closed_s = float("inf")
         self._sign_s = SIGN_EACH_S
         self._again_s: tuple[float, float] | None = None
@@ -65,7 +65,7 @@ class Line:
 
     def send(self, num_bytes: int, written: int = 0) -> None:
         now = self.carried
-        self.carried = Carried(now.sent + num_bytes, now.received, now.written + written)
+        self.carried = QuicCounts(now.sent + num_bytes, now.received, now.written + written)
         if self.now_s < self.closed_s:
             self._arrivals.append(self.now_s + self._queue_s(self.now_s) + ROUND_TRIP_S)
         self._again_s = self._again_s or (self.now_s + 0.15, 0.15)
@@ -77,7 +77,7 @@ class Line:
         came = [at for at in self._arrivals if at <= self.now_s and self.now_s < self.closed_s]
         if came:
             self._arrivals = [at for at in self._arrivals if at > self.now_s]
-            self.carried = Carried(self.carried.sent, self.carried.received + 40 * len(came), self.carried.written)
+            self.carried = QuicCounts(self.carried.sent, self.carried.received + 40 * len(came), self.carried.written)
             self._again_s = (self.now_s + 0.15, 0.15) if self._arrivals else None
         if self._again_s is not None and self._again_s[0] <= self.now_s:
             pause_s = 2 * self._again_s[1]
@@ -105,7 +105,7 @@ def test_a_hole_that_closes_under_data_is_noticed_within_four_and_a_half_seconds
     line.send(num_bytes, written)
     line.closed_s = line.now_s
     line._arrivals.clear()
-    line.carried = Carried(line.carried.sent, line.carried.received + 1, line.carried.written)
+    line.carried = QuicCounts(line.carried.sent, line.carried.received + 1, line.carried.written)
     assert SILENT_S < line.until_closed(60.0) <= SILENT_S + 1.0
 
 
@@ -138,15 +138,15 @@ def test_a_line_with_three_seconds_of_queue_is_never_taken_for_a_closed_hole(sen
 def test_longer_round_trips_are_waited_for() -> None:
     """A line that has 5 s of queue in each round trip, as measured, gets twice that."""
     silence = Silence()
-    assert not silence.is_closed(Carried(100, 100), 5.0, 0.0)
-    assert not silence.is_closed(Carried(9_000, 100, 8_000), 5.0, 1.0)
-    assert not any(silence.is_closed(Carried(9_000 + at, 100, 8_000), 5.0, 1.0 + at) for at in range(1, 10))
-    assert silence.is_closed(Carried(9_020, 100, 8_000), 5.0, 11.0)
+    assert not silence.is_closed(QuicCounts(100, 100), 5.0, 0.0)
+    assert not silence.is_closed(QuicCounts(9_000, 100, 8_000), 5.0, 1.0)
+    assert not any(silence.is_closed(QuicCounts(9_000 + at, 100, 8_000), 5.0, 1.0 + at) for at in range(1, 10))
+    assert silence.is_closed(QuicCounts(9_020, 100, 8_000), 5.0, 11.0)
 
 
 def test_time_in_which_this_process_stood_still_says_nothing() -> None:
     silence = Silence()
-    assert not silence.is_closed(Carried(100, 100), 0.04, 0.0)
-    assert not silence.is_closed(Carried(9_000, 100, 8_000), 0.04, 0.2)
-    assert not silence.is_closed(Carried(9_000, 100, 8_000), 0.04, 60.0), "what came meanwhile is not read yet"
-    assert not silence.is_closed(Carried(9_000, 900, 8_000), 0.04, 60.2)
+    assert not silence.is_closed(QuicCounts(100, 100), 0.04, 0.0)
+    assert not silence.is_closed(QuicCounts(9_000, 100, 8_000), 0.04, 0.2)
+    assert not silence.is_closed(QuicCounts(9_000, 100, 8_000), 0.04, 60.0), "what came meanwhile is not read yet"
+    assert not silence.is_closed(QuicCounts(9_000, 900, 8_000), 0.04, 60.2)

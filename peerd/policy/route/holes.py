@@ -32,7 +32,7 @@ MAX_ADDRESS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class QuicCounts:
     """What a connection has carried since its beginning, in bytes."""
 
     sent: int = 0
@@ -49,7 +49,7 @@ class Silence:
     Any packet of the peer ends a silence, so a line that is only slow is never silent: it acknowledges what came through its queue.
     """
 
-    _last: Carried = Carried()
+    _last: QuicCounts = QuicCounts()
     _looked_s: float | None = None
     _dataless_s: float = float("inf")
     """Time since data went out."""
@@ -58,7 +58,7 @@ class Silence:
     _data_s: float | None = None
     """The same of data."""
 
-    def is_closed(self, now: Carried, round_trip_s: float, now_s: float) -> bool:
+    def is_closed(self, now: QuicCounts, round_trip_s: float, now_s: float) -> bool:
         """Return whether the hole has closed, by what was carried until now. `round_trip_s`: as the connection last measured it."""
         passed_s = min(now_s - self._looked_s, LONGEST_LOOK_S) if self._looked_s is not None else 0.0
         patience_s = max(SILENT_S, ROUND_TRIPS * round_trip_s)
