@@ -12,7 +12,7 @@ from peerd.cli.options import SEED, Decorated, FiniteRange, daemon_of, home_opti
 from peerd.errors import PeerdError, UsageError
 
 if TYPE_CHECKING:
-    from peerd.control.texts import TextReply
+    from peerd.control.texts import TextHop, TextReply
 
 
 def draw_options(temperature: float) -> Callable[[Decorated], Decorated]:
@@ -66,9 +66,21 @@ def print_served(reply: TextReply) -> None:
     told = f"step {steps[0]}" if len(steps) == 1 else f"steps {', '.join(map(str, steps))}"
     speed = reply["tokens"] / reply["took_s"] if reply["took_s"] else 0.0
     again = f", another path {reply['rerouted']} times" if reply["rerouted"] else ""
-    click.echo(f"{reply['tokens']} tokens, {speed:.1f} tokens/s, the first after {reply['first_s']:.2f} s; {told}{again}", err=True)
+    guessed = f"; {reply.get('right', 0)} of {reply['guessed']} guessed tokens were right" if reply.get("guessed") else ""
+    click.echo(
+        f"{reply['tokens']} tokens, {speed:.1f} tokens/s, the first after {reply['first_s']:.2f} s; {told}{again}{guessed}", err=True
+    )
+    hops = reply.get("hops") or []
     for stage, peers in enumerate(reply["peers"]):
-        click.echo(f"stage {stage}: {', '.join(map(short_id, peers))}", err=True)
+        took = f"; {hop_line(hops[stage])}" if stage < len(hops) and hops[stage]["calls"] else ""
+        click.echo(f"stage {stage}: {', '.join(map(short_id, peers))}{took}", err=True)
+
+
+def hop_line(hop: TextHop) -> str:
+    """What a call to one stage took on average."""
+    took_ms, waited_ms, computed_ms = (1000 * each / hop["calls"] for each in (hop["took_s"], hop["waited_s"], hop["computed_s"]))
+    way_ms = took_ms - waited_ms - computed_ms
+    return f"{took_ms:.0f} ms a call: {way_ms:.0f} on the way, {waited_ms:.0f} until its turn, {computed_ms:.0f} computing"
 
 
 @click.command()

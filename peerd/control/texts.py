@@ -14,11 +14,21 @@ class TextsInfo(TypedDict):
     waiting: int  # passes that wait for their turn
     bytes: int  # of the texts that are kept
     most_bytes: int
+    copy_bytes: NotRequired[int]  # of the second copy of the parameters, which is of the evaluated step; 0: there is none
     tokens: int  # computed since the daemon began, prompts and replays included
     busy_s: float
     held_up_s: NotRequired[float]  # of busy_s, how long training waited
     answering: bool  # a pass has ended within the last 10 s
     asking: int  # texts that its own user asks for now
+
+
+class TextHop(TypedDict):
+    """What the calls to one stage took, in seconds."""
+
+    calls: int
+    took_s: float
+    waited_s: float  # of took_s, until passes had their turn, as the peers say
+    computed_s: float  # of took_s, the passes; the rest is the way there and back
 
 
 class TextReply(TypedDict):
@@ -31,6 +41,10 @@ class TextReply(TypedDict):
     steps: list[int]  # with whose parameters it was computed, in this order
     peers: list[list[str]]  # by stage, those that have computed
     rerouted: int  # how often it went on over another path
+    ways: NotRequired[int]  # ways through all stages: each takes a call to each, and gives the tokens of right guesses, and one more
+    guessed: NotRequired[int]  # tokens that were guessed
+    right: NotRequired[int]
+    hops: NotRequired[list[TextHop]]  # by stage
     first_s: float  # until the first token
     took_s: float
     context: NotRequired[int]  # tokens that prompt and answer may have together

@@ -100,23 +100,26 @@ class _Answer:
         self._text, self._pieces = TextStream(coding.decode, stops), list[str]()
         self._began_s = time.monotonic()
         self._times_s = list[float]()
-        self._reason = "length"
+        self._reason = ""
+        self._ways = 0
         self.last = ""
         """The line of progress that was said last."""
 
     async def through(self, tell: Callable[[str], None]) -> None:
-        for number in range(self._most):
-            token = await self._asker.next_token()
-            self._times_s.append(time.monotonic() - self._began_s)
-            if token in self._ends:
-                self._reason = "stop"
-                break
-            self._pieces.append(self._text.add(token))
-            self.last = json.dumps({"number": number, "token": token, "text": self._pieces[-1]})
-            tell(self.last)
-            if self._text.has_stopped:
-                self._reason = "stop"
-                break
+        while self._reason == "" and len(self._times_s) < self._most:
+            self._ways += 1
+            for token in await self._asker.next_tokens(self._most - len(self._times_s)):
+                self._times_s.append(time.monotonic() - self._began_s)
+                if token in self._ends:
+                    self._reason = "stop"
+                    break
+                self._pieces.append(self._text.add(token))
+                self.last = json.dumps({"number": len(self._times_s) - 1, "token": token, "text": self._pieces[-1]})
+                tell(self.last)
+                if self._text.has_stopped:
+                    self._reason = "stop"
+                    break
+        self._reason = self._reason or "length"
         self._pieces.append(self._text.rest())
 
     def reply(self, num_stages: int) -> TextReply:
@@ -129,6 +132,12 @@ class _Answer:
             "steps": asker.steps,
             "peers": [[peer for peer, each in asker.served.items() if each == stage] for stage in range(num_stages)],
             "rerouted": asker.num_rerouted,
+            "ways": self._ways,
+            "guessed": asker.num_guessed,
+            "right": asker.num_right,
+            "hops": [
+                {"calls": hop.calls, "took_s": hop.took_s, "waited_s": hop.waited_s, "computed_s": hop.computed_s} for hop in asker.hops
+            ],
             "first_s": self._times_s[0] if self._times_s else 0.0,
             "took_s": time.monotonic() - self._began_s,
         }

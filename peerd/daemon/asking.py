@@ -55,8 +55,7 @@ class RunPeers:
 
     async def offer(self, peer: PeerId, stage: int) -> TextOffer:
         if peer == self._me:
-            steps, wait_s = self._peer.reception.offer_text(peer, stage)
-            return TextOffer(peer=peer, steps=steps, wait_s=wait_s)
+            return self._peer.reception.offer_text(peer, stage)
         offer = await self._client.offer(peer, stage, self._peer.patience_s)
         return replace(offer, round_trip_s=self._away_s(peer))
 

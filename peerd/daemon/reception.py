@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from peerd.audit.auditor import Auditor
 from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
+from peerd.policy.inference.paths import TextOffer
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
@@ -111,7 +112,7 @@ class Reception:
         with self._served() as seat:
             return await seat.snapshots.snapshot(caller, wanted)
 
-    def offer_text(self, caller: PeerId, stage: int) -> tuple[frozenset[int], float]:
+    def offer_text(self, caller: PeerId, stage: int) -> TextOffer:
         return self._present().texts.offer(stage)
 
     async def extend_text(self, caller: PeerId, call: TextCall, receive: Receive) -> Extended:

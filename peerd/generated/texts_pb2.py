@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from peerd.generated import stage_pb2 as peerd_dot_generated_dot_stage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/texts.proto\x12\x05peerd\x1a\x1bpeerd/generated/stage.proto\".\n\x10TextOfferRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\"/\n\x0eTextOfferReply\x12\r\n\x05steps\x18\x01 \x03(\x04\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\"C\n\x0fSamplingMessage\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x03\"\xc9\x01\n\x0c\x45xtendHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x05 \x01(\r\x12#\n\x06inputs\x18\x06 \x01(\x0b\x32\x13.peerd.TensorHeader\x12#\n\x06tokens\x18\x07 \x01(\x0b\x32\x13.peerd.TensorHeader\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.peerd.SamplingMessage\"C\n\rExtendMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.peerd.ExtendHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\\\n\x08TextDone\x12&\n\x07outputs\x18\x01 \x01(\x0b\x32\x13.peerd.TensorHeaderH\x00\x12\x0f\n\x05token\x18\x02 \x01(\rH\x00\x12\x0f\n\x05known\x18\x03 \x01(\rH\x00\x42\x06\n\x04kind\"n\n\x0f\x45xtendedMessage\x12!\n\x07working\x18\x01 \x01(\x0b\x32\x0e.peerd.WorkingH\x00\x12\x1f\n\x04\x64one\x18\x02 \x01(\x0b\x32\x0f.peerd.TextDoneH\x00\x12\x0f\n\x05\x63hunk\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04kind\".\n\x11\x46orgetTextRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\x0c\"\x11\n\x0f\x46orgetTextReply2\xb8\x01\n\x05Texts\x12\x37\n\x05Offer\x12\x17.peerd.TextOfferRequest\x1a\x15.peerd.TextOfferReply\x12:\n\x06\x45xtend\x12\x14.peerd.ExtendMessage\x1a\x16.peerd.ExtendedMessage(\x01\x30\x01\x12:\n\x06\x46orget\x12\x18.peerd.ForgetTextRequest\x1a\x16.peerd.ForgetTextReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/texts.proto\x12\x05peerd\x1a\x1bpeerd/generated/stage.proto\".\n\x10TextOfferRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\"?\n\x0eTextOfferReply\x12\r\n\x05steps\x18\x01 \x03(\x04\x12\x0e\n\x06wait_s\x18\x02 \x01(\x01\x12\x0e\n\x06is_off\x18\x03 \x01(\x08\"C\n\x0fSamplingMessage\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x0c\n\x04seed\x18\x03 \x01(\x03\"\xde\x01\n\x0c\x45xtendHeader\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\x0c\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x05 \x01(\r\x12#\n\x06inputs\x18\x06 \x01(\x0b\x32\x13.peerd.TensorHeader\x12#\n\x06tokens\x18\x07 \x01(\x0b\x32\x13.peerd.TensorHeader\x12(\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.peerd.SamplingMessage\x12\x13\n\x0bnum_drafted\x18\t \x01(\r\"C\n\rExtendMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x13.peerd.ExtendHeader\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"\x1e\n\x0c\x43hosenTokens\x12\x0e\n\x06tokens\x18\x01 \x03(\r\"\x9e\x01\n\x08TextDone\x12&\n\x07outputs\x18\x01 \x01(\x0b\x32\x13.peerd.TensorHeaderH\x00\x12%\n\x06\x63hosen\x18\x04 \x01(\x0b\x32\x13.peerd.ChosenTokensH\x00\x12\x0f\n\x05known\x18\x03 \x01(\rH\x00\x12\x10\n\x08waited_s\x18\x05 \x01(\x01\x12\x12\n\ncomputed_s\x18\x06 \x01(\x01\x42\x06\n\x04kindJ\x04\x08\x02\x10\x03\"l\n\x0f\x45xtendedMessage\x12!\n\x07working\x18\x01 \x01(\x0b\x32\x0e.peerd.WorkingH\x00\x12\x1f\n\x04\x64one\x18\x02 \x01(\x0b\x32\x0f.peerd.TextDoneH\x00\x12\r\n\x05\x63hunk\x18\x03 \x01(\x0c\x42\x06\n\x04kind\".\n\x11\x46orgetTextRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\x0c\"\x11\n\x0f\x46orgetTextReply2\xb8\x01\n\x05Texts\x12\x37\n\x05Offer\x12\x17.peerd.TextOfferRequest\x1a\x15.peerd.TextOfferReply\x12:\n\x06\x45xtend\x12\x14.peerd.ExtendMessage\x1a\x16.peerd.ExtendedMessage(\x01\x30\x01\x12:\n\x06\x46orget\x12\x18.peerd.ForgetTextRequest\x1a\x16.peerd.ForgetTextReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,21 +35,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TEXTOFFERREQUEST']._serialized_start=67
   _globals['_TEXTOFFERREQUEST']._serialized_end=113
   _globals['_TEXTOFFERREPLY']._serialized_start=115
-  _globals['_TEXTOFFERREPLY']._serialized_end=162
-  _globals['_SAMPLINGMESSAGE']._serialized_start=164
-  _globals['_SAMPLINGMESSAGE']._serialized_end=231
-  _globals['_EXTENDHEADER']._serialized_start=234
-  _globals['_EXTENDHEADER']._serialized_end=435
-  _globals['_EXTENDMESSAGE']._serialized_start=437
-  _globals['_EXTENDMESSAGE']._serialized_end=504
-  _globals['_TEXTDONE']._serialized_start=506
-  _globals['_TEXTDONE']._serialized_end=598
-  _globals['_EXTENDEDMESSAGE']._serialized_start=600
-  _globals['_EXTENDEDMESSAGE']._serialized_end=710
-  _globals['_FORGETTEXTREQUEST']._serialized_start=712
-  _globals['_FORGETTEXTREQUEST']._serialized_end=758
-  _globals['_FORGETTEXTREPLY']._serialized_start=760
-  _globals['_FORGETTEXTREPLY']._serialized_end=777
-  _globals['_TEXTS']._serialized_start=780
-  _globals['_TEXTS']._serialized_end=964
+  _globals['_TEXTOFFERREPLY']._serialized_end=178
+  _globals['_SAMPLINGMESSAGE']._serialized_start=180
+  _globals['_SAMPLINGMESSAGE']._serialized_end=247
+  _globals['_EXTENDHEADER']._serialized_start=250
+  _globals['_EXTENDHEADER']._serialized_end=472
+  _globals['_EXTENDMESSAGE']._serialized_start=474
+  _globals['_EXTENDMESSAGE']._serialized_end=541
+  _globals['_CHOSENTOKENS']._serialized_start=543
+  _globals['_CHOSENTOKENS']._serialized_end=573
+  _globals['_TEXTDONE']._serialized_start=576
+  _globals['_TEXTDONE']._serialized_end=734
+  _globals['_EXTENDEDMESSAGE']._serialized_start=736
+  _globals['_EXTENDEDMESSAGE']._serialized_end=844
+  _globals['_FORGETTEXTREQUEST']._serialized_start=846
+  _globals['_FORGETTEXTREQUEST']._serialized_end=892
+  _globals['_FORGETTEXTREPLY']._serialized_start=894
+  _globals['_FORGETTEXTREPLY']._serialized_end=911
+  _globals['_TEXTS']._serialized_start=914
+  _globals['_TEXTS']._serialized_end=1098
 # @@protoc_insertion_point(module_scope)

@@ -48,8 +48,11 @@ class TextOfferReply(_message.Message):
 
     STEPS_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    IS_OFF_FIELD_NUMBER: _builtins.int
     wait_s: _builtins.float
     """until it may compute a pass"""
+    is_off: _builtins.bool
+    """the callee's owner lets nobody ask the model there"""
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """at most 8; none: the callee goes on with no text"""
@@ -59,10 +62,11 @@ class TextOfferReply(_message.Message):
         *,
         steps: _abc.Iterable[_builtins.int] | None = ...,
         wait_s: _builtins.float = ...,
+        is_off: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_off", b"is_off", "steps", b"steps", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -105,6 +109,7 @@ class ExtendHeader(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     stage: _builtins.int
     """the callee's"""
@@ -113,6 +118,8 @@ class ExtendHeader(_message.Message):
     step: _builtins.int
     begin: _builtins.int
     """how many tokens of the text come before"""
+    num_drafted: _builtins.int
+    """so many of the last tokens are guesses: the last stage tells what follows each, and what follows the one before"""
     @_builtins.property
     def inputs(self) -> _stage_pb2.TensorHeader:
         """tokens for stage 0, activations for the others; never in a lossy codec"""
@@ -123,7 +130,7 @@ class ExtendHeader(_message.Message):
 
     @_builtins.property
     def sampling(self) -> Global___SamplingMessage:
-        """for the last stage: it returns the token that follows"""
+        """for the last stage: it returns the tokens that follow"""
 
     def __init__(
         self,
@@ -136,10 +143,11 @@ class ExtendHeader(_message.Message):
         inputs: _stage_pb2.TensorHeader | None = ...,
         tokens: _stage_pb2.TensorHeader | None = ...,
         sampling: Global___SamplingMessage | None = ...,
+        num_drafted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "inputs", b"inputs", "run", b"run", "sampling", b"sampling", "stage", b"stage", "step", b"step", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "inputs", b"inputs", "num_drafted", b"num_drafted", "run", b"run", "sampling", b"sampling", "stage", b"stage", "step", b"step", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -169,32 +177,63 @@ class ExtendMessage(_message.Message):
 Global___ExtendMessage: _TypeAlias = ExtendMessage  # noqa: Y015
 
 @_typing.final
+class ChosenTokens(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one more than were drafted"""
+
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChosenTokens: _TypeAlias = ChosenTokens  # noqa: Y015
+
+@_typing.final
 class TextDone(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTPUTS_FIELD_NUMBER: _builtins.int
-    TOKEN_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
     KNOWN_FIELD_NUMBER: _builtins.int
-    token: _builtins.int
-    """from the last stage"""
+    WAITED_S_FIELD_NUMBER: _builtins.int
+    COMPUTED_S_FIELD_NUMBER: _builtins.int
     known: _builtins.int
     """the callee knows so many tokens of this text, and has computed nothing"""
+    waited_s: _builtins.float
+    """for its turn, once the tensors had come"""
+    computed_s: _builtins.float
     @_builtins.property
     def outputs(self) -> _stage_pb2.TensorHeader:
         """activations for the next stage"""
+
+    @_builtins.property
+    def chosen(self) -> Global___ChosenTokens:
+        """from the last stage"""
 
     def __init__(
         self,
         *,
         outputs: _stage_pb2.TensorHeader | None = ...,
-        token: _builtins.int = ...,
+        chosen: Global___ChosenTokens | None = ...,
         known: _builtins.int = ...,
+        waited_s: _builtins.float = ...,
+        computed_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "known", b"known", "outputs", b"outputs", "token", b"token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "kind", b"kind", "known", b"known", "outputs", b"outputs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "known", b"known", "outputs", b"outputs", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "computed_s", b"computed_s", "kind", b"kind", "known", b"known", "outputs", b"outputs", "waited_s", b"waited_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["outputs", "token", "known"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["outputs", "chosen", "known"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -219,11 +258,11 @@ class ExtendedMessage(_message.Message):
         done: Global___TextDone | None = ...,
         chunk: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "done", b"done", "kind", b"kind", "working", b"working"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "kind", b"kind", "working", b"working"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "done", b"done", "kind", b"kind", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["working", "done", "chunk"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["working", "done"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -62,8 +62,8 @@ class TextsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Extend(self, request_iterator, context):
-        """Request: one header, then the bytes of its tensors in chunks of at most 1 MB.
-        Reply: progress while the callee works or waits for its turn, then done, then the bytes of the outputs.
+        """Request: one header, and the bytes of its tensors in chunks of at most 1 MB, of which the first may come with the header.
+        Reply: progress while the callee works or waits for its turn, then done, and the bytes of the outputs; the first may come with done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

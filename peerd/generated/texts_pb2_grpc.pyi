@@ -34,8 +34,8 @@ class TextsStub:
     Offer: _grpc.UnaryUnaryMultiCallable[_texts_pb2.TextOfferRequest, _texts_pb2.TextOfferReply]
     """With the parameters of which steps the callee goes on with texts, and how soon."""
     Extend: _grpc.StreamStreamMultiCallable[_texts_pb2.ExtendMessage, _texts_pb2.ExtendedMessage]
-    """Request: one header, then the bytes of its tensors in chunks of at most 1 MB.
-    Reply: progress while the callee works or waits for its turn, then done, then the bytes of the outputs.
+    """Request: one header, and the bytes of its tensors in chunks of at most 1 MB, of which the first may come with the header.
+    Reply: progress while the callee works or waits for its turn, then done, and the bytes of the outputs; the first may come with done.
     """
     Forget: _grpc.UnaryUnaryMultiCallable[_texts_pb2.ForgetTextRequest, _texts_pb2.ForgetTextReply]
     """The caller goes on with a text no more."""
@@ -46,8 +46,8 @@ class TextsAsyncStub(TextsStub):
     Offer: _aio.UnaryUnaryMultiCallable[_texts_pb2.TextOfferRequest, _texts_pb2.TextOfferReply]  # type: ignore[assignment]
     """With the parameters of which steps the callee goes on with texts, and how soon."""
     Extend: _aio.StreamStreamMultiCallable[_texts_pb2.ExtendMessage, _texts_pb2.ExtendedMessage]  # type: ignore[assignment]
-    """Request: one header, then the bytes of its tensors in chunks of at most 1 MB.
-    Reply: progress while the callee works or waits for its turn, then done, then the bytes of the outputs.
+    """Request: one header, and the bytes of its tensors in chunks of at most 1 MB, of which the first may come with the header.
+    Reply: progress while the callee works or waits for its turn, then done, and the bytes of the outputs; the first may come with done.
     """
     Forget: _aio.UnaryUnaryMultiCallable[_texts_pb2.ForgetTextRequest, _texts_pb2.ForgetTextReply]  # type: ignore[assignment]
     """The caller goes on with a text no more."""
@@ -67,8 +67,8 @@ class TextsServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_texts_pb2.ExtendMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_texts_pb2.ExtendedMessage], _abc.AsyncIterator[_texts_pb2.ExtendedMessage]]:
-        """Request: one header, then the bytes of its tensors in chunks of at most 1 MB.
-        Reply: progress while the callee works or waits for its turn, then done, then the bytes of the outputs.
+        """Request: one header, and the bytes of its tensors in chunks of at most 1 MB, of which the first may come with the header.
+        Reply: progress while the callee works or waits for its turn, then done, and the bytes of the outputs; the first may come with done.
         """
 
     @_abc_1.abstractmethod

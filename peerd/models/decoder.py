@@ -44,6 +44,12 @@ class KeyValues:
         self._held = key, value
         return self._held
 
+    def cut(self, length: int) -> None:
+        """Keep those of the first `length` tokens."""
+        if self._held is not None:
+            key, value = self._held
+            self._held = key[:, :, :length], value[:, :, :length]
+
     @property
     def num_bytes(self) -> int:
         return sum(each.nbytes for each in self._held or ())
@@ -249,6 +255,11 @@ class DecoderPrefix(Prefix):
         if self.length + inputs.shape[1] > most:
             raise ValueError(f"the text is longer than the {most} tokens of the model")
         return self._stage.compute(inputs, tokens, self)
+
+    def _cut(self, length: int) -> bool:
+        for each in self.kept:
+            each.cut(length)
+        return True
 
 
 def _as_it_is(hidden: Tensor) -> Tensor:

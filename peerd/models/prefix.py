@@ -33,6 +33,14 @@ class Prefix(ABC):
         self.length += inputs.shape[1]
         return output
 
+    def cut(self, length: int) -> bool:
+        """Forget the tokens from position `length` on; it is above 0. False: this text cannot, and is as it was."""
+        if length < self.length:
+            if not self._cut(length):
+                return False
+            self.length = length
+        return True
+
     @property
     @abstractmethod
     def num_bytes(self) -> int:
@@ -40,6 +48,9 @@ class Prefix(ABC):
 
     @abstractmethod
     def _extend(self, inputs: Tensor, tokens: Tensor | None) -> Tensor: ...
+
+    @abstractmethod
+    def _cut(self, length: int) -> bool: ...
 
 
 class RecomputedPrefix(Prefix):
@@ -60,3 +71,7 @@ class RecomputedPrefix(Prefix):
         if tokens is not None:
             self._tokens = tokens if self._tokens is None else torch.cat([self._tokens, tokens], dim=1)
         return self._forward(self._inputs, self._tokens)[:, self.length :]
+
+    def _cut(self, length: int) -> bool:
+        self._inputs, self._tokens = (None if each is None else each[:, :length] for each in (self._inputs, self._tokens))
+        return True

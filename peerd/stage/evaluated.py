@@ -21,15 +21,19 @@ class EvaluatedStep:
         self._module: StageModule | None = None
         self.step: int | None = None
         """The step whose parameters are set aside."""
+        self.num_bytes = 0
+        """Of the copy."""
 
     def set_aside(self, step: int, module: StageModule) -> None:
         """Keep a copy if `step` is evaluated. Called before the parameters of `step` change."""
         if self._manifest.train.evaluates_at(step):
             self.step, self._module = step, self._places.set_aside(module)
+            self.num_bytes = sum(each.nbytes for each in (*self._module.parameters(), *self._module.buffers()))
 
     def forget(self) -> None:
         """Drop the copy: the stage has loaded another state, possibly of another lineage."""
         self.step = self._module = None
+        self.num_bytes = 0
 
     def module_of(self, step: int, now: tuple[int, StageModule]) -> StageModule:
         """The module with the parameters of `step`. `now`: the stage's step and module. Raises WrongStateError if they are not here."""

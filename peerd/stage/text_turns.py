@@ -23,9 +23,11 @@ class TextTurn:
 
     wait_s: float
     """After so many seconds it goes before training's work; until then it may begin where none of that waits."""
+    began_s: float = 0.0
+    """When the pass began (`time.monotonic`)."""
     took_s: float = 0.0
     held_up_s: float = 0.0
-    """For how long training waited for it. Who runs the pass notes both of these."""
+    """For how long training waited for it. Who runs the pass notes these three."""
 
 
 class TextTurns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from peerd.models.module import StageModule
 from peerd.models.prefix import Prefix
 from peerd.models.sampling import choose
 from peerd.models.stages import layers_of
+from peerd.policy.inference.paths import TextOffer
 from peerd.policy.inference.sampling import Sampling
 from peerd.policy.inference.sessions import SessionLimits, Sessions
 from peerd.policy.inference.turns import TokenRation, held_up_s
@@ -109,10 +110,11 @@ class StageTexts:
         kept = {state.evaluated.step} if state.evaluated.step is not None and not state.holdings.places.offloads else set[int]()
         return frozenset(present | kept)
 
-    def offer(self, stage: int) -> tuple[frozenset[int], float]:
-        """These steps, and the seconds until it may compute. Raises WrongStateError if it is asked about another stage."""
+    def offer(self, stage: int) -> TextOffer:
+        """These steps, and how soon it may compute. Raises WrongStateError if it is asked about another stage."""
         self._check_stage(stage)
-        return self.steps, self.turns.wait_s(is_busy=self._executor.waits_since_s is not None) or 0.0
+        wait_s = self.turns.wait_s(is_busy=self._executor.waits_since_s is not None)
+        return TextOffer(peer=self._state.record.peer, steps=self.steps, wait_s=wait_s or 0.0, is_off=wait_s is None)
 
     async def extend(self, asker: PeerId, asked: TextCall, receive: Receive) -> Extended:
         """Go on with a text, whose tensors `receive` fetches.
@@ -128,8 +130,10 @@ class StageTexts:
         if wait_s:
             raise BusyError("you have had as many tokens as one asker may have in a minute", wait_s)
         chunks = await receive()
+        came_s = time.monotonic()
         async with self.turns.turn(counted) as turn:
-            return await self._executor.run_text(lambda: self._answer((asker, asked.text), asked, chunks, turn), turn.wait_s)
+            found = await self._executor.run_text(lambda: self._answer((asker, asked.text), asked, chunks, turn), turn.wait_s)
+        return replace(found, waited_s=turn.began_s - came_s, computed_s=turn.took_s)
 
     async def forget(self, asker: PeerId, text: bytes) -> None:
         await self._executor.run(Priority.IDLE, lambda: self._forget((asker, text)))
@@ -175,7 +179,9 @@ class StageTexts:
         if any(each.codec.is_lossy for each in asked.tensors):
             raise BadMessageError("a text's tensors travel without a lossy codec")
         if (asked.sampling is not None) != self._state.holdings.module.is_last:
-            raise BadMessageError("the last stage chooses the token that follows, and no other")
+            raise BadMessageError("the last stage chooses the tokens that follow, and no other")
+        if asked.num_drafted >= length:
+            raise BadMessageError("the token before those that are guessed has to come with them")
 
     def _answer(self, key: tuple[PeerId, bytes], asked: TextCall, chunks: Sequence[bytes | memoryview], turn: TextTurn) -> Extended:
         """One job."""
@@ -195,7 +201,8 @@ class StageTexts:
             self.counts.busy_s += time.monotonic() - began_s
             self.pace.hold(began_s, 0.0)
             ended_s = time.monotonic()
-            turn.took_s, turn.held_up_s = ended_s - began_s, held_up_s(began_s, ended_s, self._executor.waits_since_s)
+            turn.began_s, turn.took_s = began_s, ended_s - began_s
+            turn.held_up_s = held_up_s(began_s, ended_s, self._executor.waits_since_s)
             self.counts.held_up_s += turn.held_up_s
 
     def _compute(self, key: tuple[PeerId, bytes], asked: TextCall, inputs: Tensor, tokens: Tensor | None) -> Extended:
@@ -207,7 +214,7 @@ class StageTexts:
             found = (
                 Extended(outputs=encode(output.cpu()))
                 if asked.sampling is None
-                else Extended(token=_chosen(output, asked.sampling, text.prefix.length))
+                else Extended(chosen=_chosen(output, asked.sampling, text.prefix.length, asked.num_drafted + 1))
             )
         except BaseException:
             self._texts.pop(key, None)
@@ -232,7 +239,7 @@ class StageTexts:
             self._forget(key)
             text = None
         known = 0 if text is None else text.prefix.length
-        if known != asked.begin:
+        if known < asked.begin or (text is not None and not text.prefix.cut(asked.begin)):
             raise _UnknownPrefix(known)
         return text or _Text(module.prefix(), module)
 
@@ -258,8 +265,9 @@ class StageTexts:
             self._texts.pop(key, None)
 
 
-def _chosen(logits: Tensor, sampling: Sampling, position: int) -> int:
-    last = logits[0, -1].cpu()
+def _chosen(logits: Tensor, sampling: Sampling, length: int, count: int) -> tuple[int, ...]:
+    """What follows each of the last `count` tokens of a text of `length` tokens."""
+    last = logits[0, -count:].cpu()
     if not bool(last.isfinite().all()):
         raise NotFiniteError("the logits are not finite")
-    return choose(last, sampling, position)
+    return tuple(choose(each, sampling, position) for position, each in enumerate(last, length - count + 1))

@@ -21,7 +21,7 @@ from peerd.generated import (
     stage_pb2_grpc,
 )
 from peerd.link.lanes import Lanes
-from peerd.link.links import CHUNK_BYTES, Arrival, Links, answer_of, ending, read_within, remote_errors
+from peerd.link.links import CHUNK_BYTES, Arrival, Bytes, Links, answer_of, ending, read_within, remote_errors
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
@@ -329,9 +329,9 @@ async def _wait_for_done(
     raise PeerGoneError("the call ended without a result")
 
 
-async def read_chunks(rpc: Any, num_bytes: int, patience_s: float) -> tuple[Any, ...]:
-    """Read so many bytes of a call, in messages with chunks. Raises RemoteError."""
-    return await collected(_reader(rpc, patience_s), num_bytes)
+async def read_chunks(rpc: Any, num_bytes: int, patience_s: float, begun: Bytes = b"") -> tuple[Any, ...]:
+    """Read so many bytes of a call, including `begun`, in messages with chunks. Raises RemoteError."""
+    return await collected(_reader(rpc, patience_s), num_bytes, begun)
 
 
 def _reader(rpc: Any, patience_s: float) -> Callable[[int], Awaitable[Any]]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from typing import Protocol
 
 from peerd.link.links import Bytes
+from peerd.policy.inference.paths import TextOffer
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import SignedPass
@@ -114,8 +115,8 @@ class StateHandler(Protocol):
 
 
 class TextHandler(Protocol):
-    def offer_text(self, caller: PeerId, stage: int) -> tuple[frozenset[int], float]:
-        """Return the steps with whose parameters this peer goes on with texts in its stage, and the seconds until it may compute."""
+    def offer_text(self, caller: PeerId, stage: int) -> TextOffer:
+        """Return with the parameters of which steps this peer goes on with texts in its stage, and how soon."""
         ...
 
     async def extend_text(self, caller: PeerId, call: TextCall, receive: Receive) -> Extended:

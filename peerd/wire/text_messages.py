@@ -23,7 +23,9 @@ class TextCall:
     tokens: TensorBytes | None = None
     """int32 [1, S], for stages after the first of a model that tells tokens to all stages."""
     sampling: Sampling | None = None
-    """For the last stage: how to choose the token that follows."""
+    """For the last stage: how to choose the tokens that follow."""
+    num_drafted: int = 0
+    """So many of the last tokens are guesses. The last stage tells what follows each of them, and what follows the token before them."""
 
     @property
     def tensors(self) -> tuple[TensorBytes, ...]:
@@ -41,7 +43,10 @@ class Extended:
 
     outputs: TensorBytes | None = None
     """The activations for the next stage, float32 [1, S, W]."""
-    token: int | None = None
-    """From the last stage, the token that follows."""
+    chosen: tuple[int, ...] = ()
+    """From the last stage, the token that follows the last one that was no guess, and those that follow the guesses."""
     known: int | None = None
-    """The peer holds so many tokens of this text, and not as many as come before: it has computed nothing."""
+    """The peer holds so many tokens of this text, and cannot go on from where the pass begins: it has computed nothing."""
+    waited_s: float = 0.0
+    """For how long the pass waited for its turn, once its tensors had come, as the peer says."""
+    computed_s: float = 0.0

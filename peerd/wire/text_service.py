@@ -16,7 +16,7 @@ from peerd.wire.door import Door
 from peerd.wire.handlers import TextHandler
 from peerd.wire.messages import chunks_of
 from peerd.wire.services import Servicer, given_up
-from peerd.wire.texts import call_from, done_to, working
+from peerd.wire.texts import SMALL_BYTES, call_from, done_to, working
 
 ARRIVING_AT_ONCE = 2
 """Calls of one caller whose tensors may arrive at once, and of all callers without a record together."""
@@ -31,8 +31,9 @@ class TextServicer(Servicer[TextHandler], texts_pb2_grpc.TextsServicer):
 
     async def Offer(self, request: texts_pb2.TextOfferRequest, context: Any) -> texts_pb2.TextOfferReply:
         async with self._door.answering(context, request.run) as caller:
-            steps, wait_s = self._handler.offer_text(caller, request.stage)
-        return self._door.traffic.answered(request, texts_pb2.TextOfferReply(steps=sorted(steps), wait_s=wait_s))
+            offer = self._handler.offer_text(caller, request.stage)
+        reply = texts_pb2.TextOfferReply(steps=sorted(offer.steps), wait_s=offer.wait_s, is_off=offer.is_off)
+        return self._door.traffic.answered(request, reply)
 
     async def Extend(self, messages: AsyncIterator[texts_pb2.ExtendMessage], context: Any) -> AsyncIterator[texts_pb2.ExtendedMessage]:
         async with self._door.answering(context) as caller:
@@ -46,7 +47,7 @@ class TextServicer(Servicer[TextHandler], texts_pb2_grpc.TextsServicer):
                 with self._arriving.by(caller, ARRIVING_AT_ONCE) as may_arrive:
                     if not may_arrive:
                         raise BusyError("your other texts still arrive")
-                    return await self._door.read_chunks(messages, call.num_bytes)
+                    return await self._door.read_chunks(messages, call.num_bytes, first.chunk)
 
             work = asyncio.ensure_future(self._handler.extend_text(caller, call, receive))
             try:
@@ -56,8 +57,15 @@ class TextServicer(Servicer[TextHandler], texts_pb2_grpc.TextsServicer):
             finally:
                 await given_up(work)
             self._door.traffic.received("texts", PeerRole.PREVIOUS_STAGE, call.num_bytes)
-            yield texts_pb2.ExtendedMessage(done=done_to(found))
             outputs = () if found.outputs is None else (found.outputs,)
+            num_bytes = sum(each.num_bytes for each in outputs)
+            if num_bytes <= SMALL_BYTES:
+                self._door.traffic.uplink.sends(num_bytes)
+                yield texts_pb2.ExtendedMessage(done=done_to(found), chunk=b"".join(chunks_of(outputs)))
+                if num_bytes:
+                    self._door.traffic.gave("texts", PeerRole.PREVIOUS_STAGE, num_bytes)
+                return
+            yield texts_pb2.ExtendedMessage(done=done_to(found))
             async with self._door.giving(context, caller, chunks_of(outputs), "texts", PeerRole.PREVIOUS_STAGE) as chunks:
                 async for chunk in chunks:
                     yield texts_pb2.ExtendedMessage(chunk=chunk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from peerd.errors import BadMessageError, PeerGoneError
 from peerd.generated import stage_pb2, texts_pb2, texts_pb2_grpc
@@ -20,6 +21,9 @@ from peerd.wire.text_messages import Extended, TextCall
 MOST_STEPS = 8
 """Steps in one offer."""
 MOST_WAIT_TOLD_S = 3600.0
+SMALL_BYTES = 1 << 15
+"""Tensors of so many bytes travel in one message with their header, and wait neither behind those of training nor for the line. Some tokens
+have that, so that a token waits for little but the way there and back; a long prompt has more."""
 
 
 def call_from(header: texts_pb2.ExtendHeader) -> TextCall:
@@ -39,11 +43,13 @@ def call_from(header: texts_pb2.ExtendHeader) -> TextCall:
         inputs=convert.tensor_from(header.inputs),
         tokens=convert.tensor_from(header.tokens) if header.HasField("tokens") else None,
         sampling=sampling,
+        num_drafted=header.num_drafted,
     )
 
 
 def call_to(call: TextCall, run: str) -> texts_pb2.ExtendHeader:
     header = texts_pb2.ExtendHeader(run=run, stage=call.stage, text=call.text, step=call.step, begin=call.begin)
+    header.num_drafted = call.num_drafted
     header.inputs.CopyFrom(convert.tensor_to(call.inputs))
     if call.tokens is not None:
         header.tokens.CopyFrom(convert.tensor_to(call.tokens))
@@ -53,11 +59,14 @@ def call_to(call: TextCall, run: str) -> texts_pb2.ExtendHeader:
 
 
 def done_to(found: Extended) -> texts_pb2.TextDone:
+    done = texts_pb2.TextDone(waited_s=found.waited_s, computed_s=found.computed_s)
     if found.outputs is not None:
-        return texts_pb2.TextDone(outputs=convert.tensor_to(found.outputs))
-    if found.token is not None:
-        return texts_pb2.TextDone(token=found.token)
-    return texts_pb2.TextDone(known=found.known or 0)
+        done.outputs.CopyFrom(convert.tensor_to(found.outputs))
+    elif found.chosen:
+        done.chosen.tokens.extend(found.chosen)
+    else:
+        done.known = found.known or 0
+    return done
 
 
 class TextClient(Client):
@@ -70,7 +79,7 @@ class TextClient(Client):
         reply = await self._ask(peer, "Offer", texts_pb2.TextOfferRequest(run=self._run, stage=stage), timeout_s)
         if len(reply.steps) > MOST_STEPS or not 0 <= reply.wait_s < math.inf:
             raise BadMessageError("an offer of more than there can be")
-        return TextOffer(peer=peer, steps=frozenset(reply.steps), wait_s=min(reply.wait_s, MOST_WAIT_TOLD_S))
+        return TextOffer(peer=peer, steps=frozenset(reply.steps), wait_s=min(reply.wait_s, MOST_WAIT_TOLD_S), is_off=reply.is_off)
 
     async def extend(self, peer: PeerId, call: TextCall, patience_s: float) -> Extended:
         """Let a peer compute the next tokens of a text. `patience_s` bounds the silence between two messages of the peer.
@@ -80,12 +89,18 @@ class TextClient(Client):
 
         async def messages() -> AsyncIterator[texts_pb2.ExtendMessage]:
             self._links.traffic.uplink.sends(call.num_bytes)
-            yield texts_pb2.ExtendMessage(header=call_to(call, self._run))
-            for chunk in chunks_of(call.tensors):
+            chunks, header = chunks_of(call.tensors), call_to(call, self._run)
+            if is_small:
+                yield texts_pb2.ExtendMessage(header=header, chunk=b"".join(chunks))
+                self._links.traffic.gave("texts", PeerRole.NEXT_STAGE, call.num_bytes)
+                return
+            yield texts_pb2.ExtendMessage(header=header)
+            for chunk in chunks:
                 yield texts_pb2.ExtendMessage(chunk=chunk)
                 self._links.traffic.gave("texts", PeerRole.NEXT_STAGE, len(chunk))
 
-        with ending((await self._stub(peer)).Extend(messages())) as rpc:
+        is_small = call.num_bytes <= SMALL_BYTES
+        with ending((await (self._stub_to_ask if is_small else self._stub)(peer)).Extend(messages())) as rpc:
             stream = rpc.__aiter__()
             while (message := await read_within(stream, patience_s)) is not None and message.WhichOneof("kind") == "working":
                 self._links.traffic.hear(peer)
@@ -96,9 +111,9 @@ class TextClient(Client):
             found = _done_from(message.done, call)
             if found.outputs is None:
                 return found
-            chunks = await read_chunks(rpc, found.outputs.num_bytes, patience_s)
+            chunks = await read_chunks(rpc, found.outputs.num_bytes, patience_s, message.chunk)
             self._links.traffic.took("texts", PeerRole.NEXT_STAGE, found.outputs.num_bytes)
-            return Extended(outputs=found.outputs.with_chunks(chunks))
+            return replace(found, outputs=found.outputs.with_chunks(chunks))
 
     async def forget(self, peer: PeerId, text: bytes, timeout_s: float) -> None:
         """Tell a peer that a text does not go on. Raises RemoteError."""
@@ -107,14 +122,20 @@ class TextClient(Client):
 
 def _done_from(done: texts_pb2.TextDone, call: TextCall) -> Extended:
     """The result without the bytes of its outputs. Raises BadMessageError for one that does not answer the call."""
+    told = Extended(waited_s=_plausible(done.waited_s), computed_s=_plausible(done.computed_s))
     match done.WhichOneof("kind"):
         case "known":
-            return Extended(known=done.known)
-        case "token" if call.sampling is not None:
-            return Extended(token=done.token)
+            return replace(told, known=done.known)
+        case "chosen" if call.sampling is not None and len(done.chosen.tokens) == call.num_drafted + 1:
+            return replace(told, chosen=tuple(done.chosen.tokens))
         case "outputs" if call.sampling is None:
-            return Extended(outputs=convert.tensor_from(done.outputs))
+            return replace(told, outputs=convert.tensor_from(done.outputs))
     raise BadMessageError("a result that answers another call")
+
+
+def _plausible(seconds: float) -> float:
+    """A time that a peer tells, for reports only."""
+    return min(seconds, MOST_WAIT_TOLD_S) if seconds > 0 else 0.0
 
 
 def working() -> texts_pb2.ExtendedMessage:

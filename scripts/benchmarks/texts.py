@@ -3,7 +3,9 @@
 `--part cost`: two stages of two peers train. In every other stretch of some steps somebody asks without a pause; each ratio is of the
 speeds of training with that and without it. Nobody saves up time for texts in the other stretches, and what was saved up before is used up
 in the first steps, which do not count. `--part far` (needs root): four stages train, with 50 ms between any two machines. The most
-that can be had is one token in the sum of the round trips to the stages that are elsewhere and of what the passes compute.
+that can be had without guesses is one token in the sum of the round trips to the stages that are elsewhere and of what the passes compute;
+a way through all stages that takes right guesses along gives more. The text is of the step after the first ones (`--warmup`), where a
+model repeats itself: the likeliest token is easy to guess. With `--temperature` fewer guesses are right.
 A stand-in sleeps in place of a microbatch's computing, so that daemons of one machine do not take each other's cores. Texts are computed.
 """
 
@@ -19,9 +21,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from peerd.cli.ask import hop_line
 from peerd.config.manifest import ComputeConfig, DataConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.control.asking import ask_swarm
 from peerd.control.client import ControlClient
+from peerd.control.texts import TextHop, TextReply
 from peerd.errors import PeerdError, TimedOutError
 from peerd.policy.owner.governor import INFERENCE_SHARE
 from scripts.benchmarks._namespaces import Network, require_root
@@ -189,34 +193,48 @@ def measure_cost(given: argparse.Namespace) -> Found:
 
 
 def measure_far(given: argparse.Namespace) -> Found:
-    """Seconds a token over far stages, beside the least that there can be."""
-    found, least = list[float](), list[float]()
+    """Seconds a way through far stages and seconds a token, beside the least that a way can take."""
+    ways, tokens, least, hops = list[float](), list[float](), list[float](), list[TextHop]()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(Network(MANY, Links(mbit_per_s=MBIT_PER_S, round_trip_ms=ROUND_TRIP_MS)))
-        warmup = given.warmup or 3
-        made = manifest(MANY, given.width, 1000, steps=warmup if given.at_rest else 0)
+        warmup = given.warmup or 20
+        made = manifest(MANY, given.width, warmup, steps=warmup if given.at_rest else 0)
         peers = AskedPeers(made, stand_in_ms=given.stand_in or 20.0, place=place_in(network))
         stack.enter_context(peers)
         peers.start()
-        peers.after(warmup)
+        peers.after(warmup if given.at_rest else warmup + 1)  # the evaluated step is kept from its end on
         for _ in range(given.rounds):
             busy_s = peers.total("busy_s")
-            found.append(token_s(peers.clients[0], given.tokens))
-            least.append((MANY - 1) * ROUND_TRIP_MS / 1000 + (peers.total("busy_s") - busy_s) / given.tokens)
-            progress(f"{found[-1]:.3f} s a token; at least {least[-1]:.3f}")
-        figures = {"steps": float(len(peers.steps()))}
-    bound, pairs, median = "round trips and passes", (least, found), statistics.median(found)
-    ours = Row(name="a token", median=median, ratio=paired_ratio(*pairs), interval=paired_interval(*pairs), baseline=bound)
+            way_s, reply = one_text(peers.clients[0], given.tokens, given.temperature)
+            ways.append(way_s)
+            tokens.append(way_s * reply["ways"] / reply["tokens"])
+            least.append((MANY - 1) * ROUND_TRIP_MS / 1000 + (peers.total("busy_s") - busy_s) / reply["ways"])
+            hops += reply["hops"]
+            progress(f"{ways[-1]:.3f} s a way, at least {least[-1]:.3f}; {tokens[-1]:.3f} s a token")
+            progress("".join(f"  stage {stage}: {hop_line(hop)}\n" for stage, hop in enumerate(reply["hops"])).rstrip())
+        figures = {"steps": float(len(peers.steps())), "tokens_a_way": statistics.median(ways) / statistics.median(tokens)}
+    away = [hop for number, hop in enumerate(hops) if number % MANY]
+    calls = sum(hop["calls"] for hop in away)
+    figures["took_s_a_call"] = math.fsum(hop["took_s"] for hop in away) / calls
+    figures["waited_s_a_call"] = math.fsum(hop["waited_s"] for hop in away) / calls
+    figures["computed_s_a_call"] = math.fsum(hop["computed_s"] for hop in away) / calls
+    bound = "round trips and passes"
+    rows = [Row(name=bound, median=statistics.median(least)), _row("a way", least, ways, bound), _row("a token", least, tokens, bound)]
     title = f"{MANY} stages, {ROUND_TRIP_MS:g} ms between any two, {'after' if given.at_rest else 'while'} they train"
-    rows = [Row(name=bound, median=statistics.median(least)), ours]
-    return Found(title=title, unit="s a token", rows=rows, least=LEAST_SHARE, figures=figures)
+    return Found(title=title, unit="s", rows=rows, least=LEAST_SHARE, figures=figures)
 
 
-def token_s(client: ControlClient, count: int) -> float:
-    """Seconds between two tokens of a text; the first, which computes the prompt, does not count."""
+def _row(name: str, least: list[float], found: list[float], bound: str) -> Row:
+    ratio, interval = paired_ratio(least, found), paired_interval(least, found)
+    return Row(name=name, median=statistics.median(found), ratio=ratio, interval=interval, baseline=bound)
+
+
+def one_text(client: ControlClient, count: int, temperature: float) -> tuple[float, TextReply]:
+    """Seconds a way through the stages, and the answer; the first way, which computes the prompt, does not count."""
     times_s = list[float]()
-    ask_swarm(client, lambda _token, _text: times_s.append(time.monotonic()), prompt=PROMPT, max_tokens=count)
-    return (times_s[-1] - times_s[0]) / (len(times_s) - 1)
+    asked = {"prompt": PROMPT, "max_tokens": count, "temperature": temperature}
+    reply = ask_swarm(client, lambda _token, _text: times_s.append(time.monotonic()), **asked)
+    return (times_s[-1] - times_s[0]) / (reply["ways"] - 1), reply
 
 
 def main() -> int:
@@ -225,10 +243,11 @@ def main() -> int:
     parser.add_argument("--part", choices=("cost", "far"), default="cost")
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="stretches of each kind, or texts (default 6)")
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="steps of a stretch (default 10)")
-    parser.add_argument("--warmup", type=int, default=0, metavar="N", help="steps before those (default 30 for cost, 3 for far)")
+    parser.add_argument("--warmup", type=int, default=0, metavar="N", help="steps before those (default 30 for cost, 20 for far)")
     parser.add_argument("--tokens", type=int, default=40, metavar="N", help="tokens of a text of the part far (default 40)")
     parser.add_argument("--width", type=int, default=128, metavar="N", help="of the model (default 128)")
     parser.add_argument("--stand-in", type=float, default=0.0, metavar="MS", help="of a microbatch (default 100 for cost, 20 for far)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="far: of the draws (default 0: the likeliest token)")
     parser.add_argument("--at-rest", action="store_true", help="far: ask once the run is over, so that nothing else is computed")
     given = parser.parse_args()
     if min(given.rounds, given.steps, given.tokens - 1, given.width) < 1:

@@ -9,13 +9,28 @@ from typing import Any
 import pytest
 import torch
 
+from peerd.asking.asker import MOST_ASKED
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.policy.inference.sampling import Sampling
 from peerd.policy.inference.sessions import SessionLimits
-from peerd.table.record import PeerId
+from peerd.table.record import PeerId, Phase
 from peerd.wire.tensors import encode
 from peerd.wire.text_messages import Extended, TextCall
-from tests.stage.text_peers import NUM_STAGES, PROMPT, A, B, Peer, TextsHere, again, asker_of, due_tokens, peers_of, run, said
+from tests.stage.text_peers import (
+    NUM_STAGES,
+    PROMPT,
+    A,
+    B,
+    Peer,
+    TextsHere,
+    again,
+    asker_of,
+    due_tokens,
+    next_token,
+    peers_of,
+    run,
+    said,
+)
 from tests.tiny_run import tiny_manifest
 
 
@@ -66,7 +81,7 @@ def test_a_text_that_was_forgotten_is_sent_again() -> None:
 
 @pytest.mark.parametrize("stage", range(NUM_STAGES))
 def test_a_pass_whose_answer_was_lost_is_asked_for_again(stage: int) -> None:
-    """The peer then knows more than the asker has told it to know, and begins anew."""
+    """The peer then knows more than the asker has been told, and forgets that."""
     manifest = tiny_manifest(NUM_STAGES)
     with peers_of(manifest) as peers:
         asker = asker_of(manifest, peers)
@@ -83,7 +98,7 @@ def test_a_pass_whose_answer_was_lost_is_asked_for_again(stage: int) -> None:
 
         here.extend = extend  # type: ignore[method-assign]
         assert run(said(asker, 5)) == due_tokens(manifest, 5)
-        assert asker.num_again == 1
+        assert (asker.num_again, lost) == (0, [])
 
 
 def test_askers_have_texts_of_their_own_within_the_bytes_allowed() -> None:
@@ -98,7 +113,7 @@ def test_askers_have_texts_of_their_own_within_the_bytes_allowed() -> None:
         async def ask() -> None:
             for _ in range(6):
                 for asker in askers:
-                    await asker.next_token()
+                    await next_token(asker)
                     assert all(peer.texts.sessions.num_bytes <= limits.most_bytes for stage in peers for peer in stage)
 
         run(ask())
@@ -123,6 +138,7 @@ def test_texts_of_an_evaluated_step_go_on_while_the_stage_trains() -> None:
         async def ask() -> list[int]:
             found = await said(asker, 2)
             peer.state.evaluated.set_aside(0, peer.state.holdings.module)
+            assert peer.state.evaluated.num_bytes >= sum(each.nbytes for each in peer.state.holdings.module.parameters())
             trained_on(peer, 1)
             return found + await said(asker, 3)
 
@@ -162,9 +178,47 @@ def test_where_nobody_goes_on_the_asker_says_which_stage_lacks() -> None:
     manifest = tiny_manifest(NUM_STAGES)
     with peers_of(manifest) as peers:
         asker = asker_of(manifest, peers, patience_s=0.05)
-        peers[1][0].texts.turns.set_share(0.0)
+        peers[1][0].state.record = dataclasses.replace(peers[1][0].state.record, phase=Phase.JOINING)
         with pytest.raises(PeerGoneError, match="no peer of stage 1 goes on with texts"):
             run(said(asker, 1))
+
+
+@pytest.mark.parametrize("copies", [1, MOST_ASKED + 2])
+def test_where_all_owners_of_a_stage_let_nobody_ask_the_asker_hears_so_at_once(copies: int) -> None:
+    manifest = tiny_manifest(NUM_STAGES)
+    with peers_of(manifest, copies=copies) as peers:
+        asker = asker_of(manifest, peers, patience_s=1000.0)
+        for peer in peers[1]:
+            peer.texts.turns.set_share(0.0)
+        with pytest.raises(PeerGoneError, match="owners of all peers of stage 1 let nobody ask"):
+            run(said(asker, 1))
+
+
+def test_where_one_of_many_owners_lets_somebody_ask_that_peer_is_found() -> None:
+    """The four nearest peers, which are asked first, do not answer."""
+    manifest = tiny_manifest(NUM_STAGES)
+    with peers_of(manifest, copies=MOST_ASKED + 1) as peers:
+        for peer in peers[1][:2]:
+            peer.texts.turns.set_share(0.0)
+        for peer in peers[1][2:MOST_ASKED]:
+            peer.state.record = dataclasses.replace(peer.state.record, phase=Phase.JOINING)
+        asker = asker_of(manifest, peers)
+        assert run(said(asker, 2)) == due_tokens(manifest, 2)
+        assert asker.served[peers[1][MOST_ASKED].name] == 1
+
+
+def test_an_owner_who_switches_off_in_the_middle_of_a_text_ends_it_at_once() -> None:
+    manifest = tiny_manifest(NUM_STAGES)
+    with peers_of(manifest) as peers:
+        asker = asker_of(manifest, peers, patience_s=1000.0)
+
+        async def ask() -> None:
+            await said(asker, 2)
+            peers[0][0].texts.turns.set_share(0.0)
+            await said(asker, 1)
+
+        with pytest.raises(PeerGoneError, match="stage 0 let nobody ask"):
+            run(ask())
 
 
 @pytest.mark.parametrize("liar", ["token", "shape"])
@@ -181,7 +235,7 @@ def test_a_peer_that_answers_what_was_not_asked_is_left_out(liar: str) -> None:
             found = await plain(peer, call)
             if not peer.startswith("0") or call.stage != (liar == "token"):
                 return found
-            return Extended(token=256) if liar == "token" else Extended(outputs=encode(torch.zeros(1, 3)))
+            return Extended(chosen=(256,)) if liar == "token" else Extended(outputs=encode(torch.zeros(1, 3)))
 
         here.extend = extend  # type: ignore[method-assign]
         assert run(said(asker, 3)) == due_tokens(manifest, 3)

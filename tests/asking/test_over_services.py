@@ -28,7 +28,7 @@ class Handler:
 
     peer: Peer
 
-    def offer_text(self, caller: PeerId, stage: int) -> tuple[frozenset[int], float]:
+    def offer_text(self, caller: PeerId, stage: int) -> TextOffer:
         return self.peer.texts.offer(stage)
 
     async def extend_text(self, caller: PeerId, call: TextCall, receive: Receive) -> Extended:

@@ -48,7 +48,22 @@ def test_the_text_of_the_swarm_is_printed_as_it_comes(peerd: Command, short_home
         assert (asked[0]["max_tokens"], asked[0]["temperature"]) == (7, 0.0)
         verbose = peerd("generate", "--swarm", "--prompt", "zero ", "--verbose")
     assert "3 tokens, 2.0 tokens/s, the first after 0.50 s; steps 4, 6, another path 2 times" in verbose.err
-    assert "stage 0: " in verbose.err
+    assert "1 of 4 guessed tokens were right" in verbose.err
+    [line] = [line for line in verbose.err.splitlines() if line.startswith("stage 0: ")]
+    assert line.endswith("; 100 ms a call: 70 on the way, 10 until its turn, 20 computing")
+
+
+def test_the_prompt_may_stand_in_place_of_a_folder(peerd: Command, short_home: Path) -> None:
+    with daemon(short_home, said("one")) as asked:
+        assert peerd("generate", "--swarm", "zero ").out == "zero one\n"
+    assert asked[0]["prompt"] == "zero "
+
+
+@pytest.mark.parametrize("arguments", [("trained",), ("--swarm",)])
+def test_without_a_prompt_nothing_is_asked(peerd: Command, arguments: tuple[str, ...]) -> None:
+    done = peerd("generate", *arguments)
+    assert done.code == ExitCode.USAGE
+    assert "there is no prompt" in done.err
 
 
 def test_what_was_held_back_comes_at_the_end(peerd: Command, short_home: Path) -> None:

@@ -24,7 +24,7 @@ def peers_here() -> RunPeers:
     live = SimpleNamespace(serving=lambda _stage: records)
     membership = SimpleNamespace(me=ME, live=lambda: live, find={record.peer: record for record in records}.get)
     position = SimpleNamespace(round_trip_s=lambda record: ROUND_TRIPS_S[record.peer])
-    reception = SimpleNamespace(offer_text=lambda _caller, _stage: (frozenset({7}), 0.5))
+    reception = SimpleNamespace(offer_text=lambda peer, _stage: TextOffer(peer=peer, steps=frozenset({7}), wait_s=0.5))
     place = SimpleNamespace(signed=SimpleNamespace(run="run"))
     here: Any = SimpleNamespace(membership=membership, gossip=SimpleNamespace(position=position), reception=reception, place=place)
     here.network, here.patience_s = SimpleNamespace(links=None), 1.0

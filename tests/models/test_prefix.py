@@ -76,6 +76,44 @@ def test_any_pieces_give_the_logits_of_the_whole_text(name: str, cuts: set[int])
     assert all(prefix.length == TOKENS.shape[1] for prefix in prefixes)
 
 
+def after_a_detour(manifest: Manifest, prefixes: Sequence[Prefix]) -> Tensor:
+    """The logits of the text where other tokens came in the middle of it, and were taken back."""
+    before = logits_of(manifest, prefixes, pieces_of([5])[:1])
+    logits_of(manifest, prefixes, [(TOKENS[:, 5:9] + 1) % 256])
+    assert all(prefix.cut(7) and prefix.cut(5) and prefix.cut(5) for prefix in prefixes)
+    assert all(prefix.length == 5 for prefix in prefixes)
+    return torch.cat([before, logits_of(manifest, prefixes, [TOKENS[:, 5:6], TOKENS[:, 6:]])], dim=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_that_are_taken_back_leave_nothing(name: str) -> None:
+    manifest = manifest_of(name, 2)
+    stages = stages_of(manifest)
+    whole = logits_of(manifest, [RecomputedPrefix(stage.without_loss) for stage in stages], [TOKENS])
+    for prefixes in ([stage.prefix() for stage in stages], [RecomputedPrefix(stage.without_loss) for stage in stages]):
+        assert torch.allclose(after_a_detour(manifest, prefixes), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_stages_of_transformers_take_tokens_back(name: str) -> None:
+    pytest.importorskip("transformers")
+    manifest = hf_manifest(3, hf_model(name))
+    stages = stages_of(manifest)
+    whole = logits_of(manifest, [RecomputedPrefix(stage.without_loss) for stage in stages], [TOKENS])
+    assert torch.allclose(after_a_detour(manifest, [stage.prefix() for stage in stages]), whole, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_layer_that_sees_a_window_takes_nothing_back() -> None:
+    """It has dropped the tokens that would come into the window again."""
+    pytest.importorskip("transformers")
+    stage = stages_of(hf_manifest(1, hf_model("gemma2")))[0]
+    prefix = stage.prefix()
+    prefix.extend(TOKENS)
+    assert not prefix.cut(9)
+    assert prefix.length == TOKENS.shape[1]
+
+
 def test_a_prefix_without_a_cache_gives_the_same() -> None:
     for name in ("plain", "subspace"):
         manifest = manifest_of(name, 2)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peerd.policy.inference.drafts import FIRST_DRAFTED, MOST_DRAFTED, Drafts
 from peerd.policy.inference.left_out import CHANGE_S, FAILED_PAUSE_S, REFUSED_PAUSE_S, LeftOut
 from peerd.policy.inference.paths import TextOffer, choose_path
 from peerd.policy.inference.sessions import SessionId, SessionLimits, Sessions
@@ -204,6 +207,35 @@ def test_tokens_beyond_any_ration_are_refused_for_good() -> None:
     for count in (0, 61):
         with pytest.raises(ValueError, match="at most 60 tokens"):
             ration.take(A, count, 0.0)
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 8), min_size=1, max_size=10))
+def test_guesses_are_as_many_as_were_right_lately_and_one_more(tokens: list[int], mosts: list[int]) -> None:
+    """Whatever comes of them: never more than are wanted, and each token that is counted as right is the one that was chosen."""
+    drafts, known = Drafts(), [*tokens]
+    limit = FIRST_DRAFTED
+    for most in mosts:
+        guessed = drafts.guess(known, most)
+        assert len(guessed) in (0, min(most, limit))
+        assert set(guessed) <= set(known)
+        chosen = [*guessed[: len(guessed) // 2], 100 + len(known), *guessed[len(guessed) // 2 :]]
+        right = drafts.judge(guessed, chosen)
+        assert guessed[:right] == chosen[:right]
+        assert right == len(guessed) // 2
+        if guessed:
+            limit = right + 1
+        known += chosen[: right + 1]
+
+
+def test_a_text_that_repeats_itself_is_guessed_right() -> None:
+    drafts, known, due = Drafts(), [1, 2, 3, 1, 2], [3, 1, 2] * 20
+    ways = 0
+    while len(known) < 60:
+        guessed, come = drafts.guess(known, 60), due[len(known) - 5 :]
+        known += come[: drafts.judge(guessed, come) + 1]
+        ways += 1
+    assert ways == 1 + math.ceil((60 - 5 - FIRST_DRAFTED - 1) / (MOST_DRAFTED + 1))
+    assert drafts.guess([], 8) == drafts.guess([5], 8) == []
 
 
 OFFERED = st.lists(st.lists(st.sets(st.integers(0, 6), max_size=3), max_size=3), min_size=1, max_size=4)

@@ -21,7 +21,7 @@ from peerd.table.record import PeerId
 from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import encode
 from peerd.wire.text_messages import Extended, TextCall
-from tests.stage.text_peers import NUM_STAGES, PROMPT, STRANGER, A, Peer, TextsHere, asker_of, peers_of, run
+from tests.stage.text_peers import NUM_STAGES, PROMPT, STRANGER, A, Peer, TextsHere, asker_of, next_token, peers_of, run
 from tests.tiny_run import tiny_manifest
 
 
@@ -41,7 +41,7 @@ async def num_computed_before(manifest: Manifest, peers: list[list[Peer]]) -> in
 
     peer.executor._add(Priority.FORWARD, microbatch)
     await asyncio.to_thread(entered.wait, 10)
-    asked = asyncio.create_task(asker_of(manifest, peers).next_token())
+    asked = asyncio.create_task(next_token(asker_of(manifest, peers)))
     while not peer.executor._jobs:  # noqa: ASYNC110 - the executor tells nobody what waits
         await asyncio.sleep(0)
     peer.executor._add(Priority.FORWARD, microbatch)
@@ -84,7 +84,7 @@ def test_beyond_the_share_a_pass_takes_an_idle_moment() -> None:
 
         async def ask() -> None:
             owe(peers[0][0], DEBT_S / 2)  # where training never rests it could begin in 50 s
-            await asker_of(manifest, peers).next_token()
+            await next_token(asker_of(manifest, peers))
 
         run(ask())
         assert peers[0][0].texts.counts.held_up_s == 0
@@ -96,7 +96,7 @@ async def test_a_machine_rests_after_passes_as_its_owner_wants() -> None:
     with peers_of(manifest) as peers:
         texts = peers[0][0].texts
         texts.pace = Pace(stand_in_s=0.0, duty=0.1, rest=rested.append)
-        await asker_of(manifest, peers).next_token()
+        await next_token(asker_of(manifest, peers))
         assert sum(rested) == pytest.approx(9 * texts.counts.busy_s, rel=0.2)
 
 
@@ -117,7 +117,8 @@ def test_an_owner_who_allows_nothing_or_little_is_obeyed() -> None:
     manifest = tiny_manifest(1)
     call = call_of(sampling=Sampling())
     with peers_of(manifest, share=0.0) as peers:
-        assert peers[0][0].texts.offer(0) == (frozenset(), 0.0)
+        offer = peers[0][0].texts.offer(0)
+        assert (offer.steps, offer.is_off) == (frozenset(), True)
         with pytest.raises(WrongStateError, match="goes on with no text"):
             run(extended(peers[0][0], call))
     with peers_of(manifest, share=0.01) as peers:
@@ -164,6 +165,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "too long": {"begin": 16},
     "tokens told": {"tokens": tokens_of([0] * 4)},
     "a choice": {"sampling": Sampling()},
+    "nothing but guesses": {"num_drafted": 4},
 }
 
 

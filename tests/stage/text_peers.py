@@ -63,8 +63,7 @@ class TextsHere:
         return [peer.name for peer in self.peers[stage]]
 
     async def offer(self, peer: PeerId, stage: int) -> TextOffer:
-        steps, wait_s = self._peer(stage, peer).texts.offer(stage)
-        return TextOffer(peer=peer, steps=steps, wait_s=wait_s)
+        return self._peer(stage, peer).texts.offer(stage)
 
     async def extend(self, peer: PeerId, call: TextCall) -> Extended:
         async def receive() -> list[Any]:
@@ -115,8 +114,14 @@ def due_tokens(manifest: Manifest, count: int, sampling: Sampling = GREEDY) -> l
     return tokens[len(PROMPT) :]
 
 
+async def next_token(asker: Asker) -> int:
+    """Without any guess."""
+    [token] = await asker.next_tokens(1)
+    return token
+
+
 async def said(asker: Asker, count: int) -> list[int]:
-    return [await asker.next_token() for _ in range(count)]
+    return [await next_token(asker) for _ in range(count)]
 
 
 def again(asker: Asker, *peers: Peer) -> None:

@@ -25,8 +25,10 @@ from tests.swarm.runs import swarm_manifest
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
-PACE_MS, EVERY, TOKENS, FEW, PROMPT = 300, 8, 8, 3, "def "
+PACE_MS, EVERY, TOKENS, FEW, PROMPT = 300, 12, 16, 3, "def "
 """A step takes a second or more; a text's pass waits for the microbatch that is computed."""
+KILLED_AT = 2
+"""When so many tokens have come, at least one way through the stages is left: the first three bring at most 1, 5 and 9 tokens."""
 
 
 def due_text(manifest: Manifest, step: int, cache: Path, sampling: Sampling, count: int) -> str:
@@ -67,7 +69,7 @@ def test_a_text_goes_on_while_the_swarm_trains_and_a_peer_dies() -> None:
         killed: list[Daemon] = []
 
         def kill_who_answers(number: int) -> None:
-            if number == 4:
+            if number == KILLED_AT:
                 killed.append(next(each for each in others[1:] if each.status["texts"]["texts"]))
                 killed[0].kill()
 

@@ -42,10 +42,10 @@ class Answering:
     asked: list[tuple[TextCall, torch.Tensor]] = field(default_factory=list)
     forgotten: list[bytes] = field(default_factory=list)
 
-    def offer_text(self, caller: PeerId, stage: int) -> tuple[frozenset[int], float]:
+    def offer_text(self, caller: PeerId, stage: int) -> TextOffer:
         if stage != 1:
             raise WrongStateError("another stage")
-        return frozenset({7, 3}), 0.5
+        return TextOffer(peer=PEER, steps=frozenset({7, 3}), wait_s=0.5, is_off=True)
 
     async def extend_text(self, caller: PeerId, call: TextCall, receive: Receive) -> Extended:
         chunks = tuple(await receive())
@@ -80,7 +80,7 @@ async def test_activations_come_and_go_as_they_are(served: tuple[Answering, Serv
     [(call, inputs)] = answering.asked
     assert torch.equal(inputs, WIDE)
     assert replace(call, inputs=CALL.inputs) == CALL
-    assert await client.offer(PEER, 1, PATIENCE_S) == TextOffer(peer=PEER, steps=frozenset({3, 7}), wait_s=0.5)
+    assert await client.offer(PEER, 1, PATIENCE_S) == TextOffer(peer=PEER, steps=frozenset({3, 7}), wait_s=0.5, is_off=True)
     with pytest.raises(WrongStateError, match="another stage"):
         await client.offer(PEER, 0, PATIENCE_S)
     await client.forget(PEER, CALL.text, PATIENCE_S)
@@ -90,10 +90,10 @@ async def test_activations_come_and_go_as_they_are(served: tuple[Answering, Serv
 async def test_tokens_told_and_the_choice_come_back(served: tuple[Answering, Served]) -> None:
     answering, there = served
     tokens, sampling = encode(torch.tensor([[1, 2, 3, 4]], dtype=torch.int32)), Sampling(temperature=0.5, top_p=0.75, seed=-7)
-    answering.answer = Extended(token=0)
-    call = replace(CALL, tokens=tokens, sampling=sampling)
-    assert await client_of(there).extend(PEER, call, PATIENCE_S) == Extended(token=0)
-    assert answering.asked[0][0].sampling == sampling
+    answering.answer = Extended(chosen=(0, 7, 255), waited_s=0.25, computed_s=0.5)
+    call = replace(CALL, tokens=tokens, sampling=sampling, num_drafted=2)
+    assert await client_of(there).extend(PEER, call, PATIENCE_S) == answering.answer
+    assert (answering.asked[0][0].sampling, answering.asked[0][0].num_drafted) == (sampling, 2)
     answering.answer = Extended(known=0)
     assert await client_of(there).extend(PEER, call, PATIENCE_S) == Extended(known=0)
 
@@ -114,11 +114,11 @@ async def test_refusals_say_why(served: tuple[Answering, Served], error: WrongSt
         assert refused.value.retry_after_s == pytest.approx(3.0, abs=0.1)
 
 
-@pytest.mark.parametrize("answer", [Extended(token=1), Extended(outputs=encode(torch.zeros(1, 4, 3)))])
+@pytest.mark.parametrize("answer", [Extended(chosen=(1,)), Extended(chosen=(1, 2)), Extended(outputs=encode(torch.zeros(1, 4, 3)))])
 async def test_an_answer_to_another_question_is_the_callees_fault(served: tuple[Answering, Served], answer: Extended) -> None:
     answering, there = served
     answering.answer = answer
-    call = CALL if answer.outputs is None else replace(CALL, sampling=Sampling())
+    call = CALL if len(answer.chosen) == 1 else replace(CALL, sampling=Sampling())
     with pytest.raises(BadMessageError, match="another call"):
         await client_of(there).extend(PEER, call, PATIENCE_S)
 

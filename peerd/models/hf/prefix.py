@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from peerd.config.manifest import Manifest, TrainConfig
 from peerd.config.model_kinds import HuggingFaceConfig
@@ -55,6 +55,14 @@ class StageCache(DynamicCache):  # type: ignore[misc]
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for entry in self._held for tensor in _tensors_in(vars(entry)))
 
+    def cut(self, length: int) -> bool:
+        """Keep the first `length` tokens; False where a layer has more than keys and values of each token, or has dropped some."""
+        if any(type(entry) is not DynamicLayer or entry.keys is None for entry in self._held):
+            return False
+        for entry in self._held:
+            entry.keys, entry.values = entry.keys[..., :length, :], entry.values[..., :length, :]
+        return True
+
 
 def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
@@ -79,6 +87,9 @@ class HuggingFacePrefix(Prefix):
     def _extend(self, inputs: Tensor, tokens: Tensor | None) -> Tensor:
         self._cache.length = self.length
         return self._compute(inputs, tokens, past_key_values=self._cache, use_cache=True)
+
+    def _cut(self, length: int) -> bool:
+        return self._cache.cut(length)
 
 
 def prefix_of_stage(stage: HuggingFaceStage, layers: range) -> Prefix:

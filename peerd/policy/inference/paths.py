@@ -18,6 +18,8 @@ class TextOffer:
     wait_s: float = 0.0
     """Seconds until it may compute a pass."""
     round_trip_s: float = 0.0
+    is_off: bool = False
+    """Its owner lets nobody ask the model there."""
 
 
 @dataclass(frozen=True, slots=True)
