@@ -120,7 +120,8 @@ def texts_rows(reply: StatusReply) -> list[tuple[str, str]]:
     held_up = f" (training waited {duration(found['held_up_s'])})" if found.get("held_up_s") else ""
     kept = f"{counted(found['texts'], 'text')} kept in {amount(found['bytes'])}B of {amount(found['most_bytes'])}B"
     steps = f"; with the parameters of step {', '.join(map(str, found['steps']))}" if found["steps"] else ""
-    return [("answers", f"{now}{waiting}: {amount(found['tokens'])} tokens in {duration(found['busy_s'])}{held_up}; {kept}{steps}")]
+    copy = f", a second copy of {amount(found['copy_bytes'])}B" if found.get("copy_bytes") else ""
+    return [("answers", f"{now}{waiting}: {amount(found['tokens'])} tokens in {duration(found['busy_s'])}{held_up}; {kept}{steps}{copy}")]
 
 
 def _memory_row(reply: StatusReply) -> list[tuple[str, str]]:

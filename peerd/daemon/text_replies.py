@@ -15,6 +15,7 @@ def texts_info(peer: Peer) -> TextsInfo:
         "waiting": texts.turns.num_waiting,
         "bytes": texts.sessions.num_bytes,
         "most_bytes": texts.sessions.limits.most_bytes,
+        "copy_bytes": peer.seat.state.evaluated.num_bytes,
         "tokens": texts.counts.tokens,
         "busy_s": texts.counts.busy_s,
         "held_up_s": texts.counts.held_up_s,

@@ -63,6 +63,7 @@ METRICS = (
     MetricSpec("peerd_convicted_peers", "gauge", "Peers that have lost their standing by audits"),
     MetricSpec("peerd_texts", "gauge", "Texts of those who ask the model that this daemon keeps"),
     MetricSpec("peerd_text_bytes", "gauge", "Memory of these texts"),
+    MetricSpec("peerd_evaluated_copy_bytes", "gauge", "Memory of the copy of the evaluated step's parameters, with which texts go on"),
     MetricSpec("peerd_text_tokens_total", "counter", "Tokens computed for those who ask the model, prompts included"),
     MetricSpec("peerd_text_seconds_total", "counter", "Time the compute thread spent on these tokens"),
     MetricSpec("peerd_text_training_waits_seconds_total", "counter", "How much of this time work of training waited"),

@@ -373,6 +373,10 @@ def test_status_says_when_a_joiner_will_serve(capsys: pytest.CaptureFixture[str]
     [
         ({}, "not asked now: 1.2K tokens in 7s; 1 text kept in 40KB of 2MB; with the parameters of step 3"),
         ({"answering": True, "waiting": 2}, "answers now, 2 wait: "),
+        (
+            {"steps": [3, 9], "copy_bytes": 5_000_000},
+            "not asked now: 1.2K tokens in 7s; 1 text kept in 40KB of 2MB; with the parameters of step 3, 9, a second copy of 5MB",
+        ),
         ({"held_up_s": 2.0}, "not asked now: 1.2K tokens in 7s (training waited 2s); "),
         ({"share": 0.0}, "nobody who asks the model; `peerd limits --inference 2%` changes that"),
     ],

@@ -100,6 +100,7 @@ def _of_texts(peer: Peer) -> dict[str, Reading]:
     return {
         "peerd_texts": len(texts.sessions.ids),
         "peerd_text_bytes": texts.sessions.num_bytes,
+        "peerd_evaluated_copy_bytes": peer.seat.state.evaluated.num_bytes,
         "peerd_text_tokens_total": texts.counts.tokens,
         "peerd_text_seconds_total": texts.counts.busy_s,
         "peerd_text_training_waits_seconds_total": texts.counts.held_up_s,

@@ -16,7 +16,7 @@ from peerd.cli.top.notes import entry, heading, loss_title, notes, speed_title
 from peerd.cli.top.picture import StageRow, details_of, picture_of
 from peerd.cli.top.recall import Poll, Recall
 from peerd.control.protocol import EvaluationInfo, PeersReply
-from tests.cli.replies import counters, event_info, history_reply, peer_info, peers_reply, run_info, status_reply
+from tests.cli.replies import counters, event_info, history_reply, peer_info, peers_reply, run_info, status_reply, texts_info
 from tests.cli.top.strategies import polls
 
 WIDTHS = st.integers(0, 220)
@@ -242,6 +242,12 @@ def test_a_share_tells_what_part_of_the_swarms_tokens_is_mine() -> None:
     me = reply["stages"][0]["peers"][0]
     picture = picture_of(*picture_from(peers=reply, status=status_reply(peer=me)))
     assert "41K tokens (25% of those here)" in dict(picture.own)["gave"]
+
+
+@pytest.mark.parametrize("answering", [True, False])
+def test_while_this_machine_answers_those_who_ask_the_model_the_screen_says_so(answering: bool) -> None:
+    picture = picture_of(*picture_from(status=status_reply(texts=texts_info(answering=answering))))
+    assert dict(picture.own).get("answers", "").startswith("answers now: 1.2K tokens") == answering
 
 
 @pytest.mark.parametrize(("num_peers", "folded", "num_rows"), [(15, set(), 64), (20, {0, 1, 3}, 24), (50, {0, 1, 2, 3}, 4)])
