@@ -87,6 +87,7 @@ def demo(out: Path | None, as_json: bool, **flags: Any) -> None:
             swarm.poll()
             if status := swarm.daemons[0].status:
                 view.say(f"watch it at {status['dashboard']}")
+                view.say(f"ask the model: peerd chat --home {swarm.daemons[0].home.folder}")
             _train(swarm, view)
             seen = swarm.observed()
             if out is not None:
