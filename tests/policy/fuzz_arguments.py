@@ -13,14 +13,14 @@ from peerd.policy.route.evaluating import Takeover
 from peerd.policy.route.launching import Late, Standstill
 from peerd.policy.route.wiring import Router
 from peerd.policy.step.acts import LoadCheckpoint, Reload, Wait
-from peerd.policy.step.certificates import STATEMENT, SignedSlice
+from peerd.policy.step.certificates import STATEMENT
 from peerd.policy.step.clocks import StepClocks
 from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.copying import DueCopies
 from peerd.policy.step.following import Followers
 from peerd.policy.step.groups import Levels
 from peerd.policy.step.recovery import Beginning
-from peerd.policy.step.roster import WHOLE, Credit, Roster, entry_of
+from peerd.policy.step.roster import entry_of
 from peerd.policy.step.sidelining import Sidelining
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.swarm.checkup import Dialled
@@ -37,8 +37,9 @@ from peerd.policy.swarm.spreading import DirectoryReading, News
 from peerd.table.record import MAX_STAGES, NO_RECORD, AverageId, PeerRecord, Phase, RawRecord, RunId
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
-from tests.policy import fuzz_accounts, fuzz_audits
+from tests.policy import fuzz_accounts, fuzz_audits, fuzz_rounds
 from tests.policy.fuzz_records import PERIOD_S, TTL_S, World
+from tests.policy.fuzz_rounds import roster
 
 
 def _rules(world: World) -> StepRules:
@@ -59,25 +60,6 @@ def _rules(world: World) -> StepRules:
     )
 
 
-def _roster(world: World) -> Roster:
-    """A round among some live peers of a stage."""
-    random, stage = world.random, world.random.choice((world.own.stage, world.some_stage()))
-    peers = world.live.of_stage(stage)
-    members = sorted(random.sample(peers, random.randint(0, min(9, len(peers)))), key=lambda m: m.peer)
-    shares = world.many(lambda: random.choice((0, 1, WHOLE // max(1, len(members)), WHOLE, world.count())))
-    codecs = random.choice(((), ("int8",), len(members) * ("none",)))
-    num_chunks, expected_s = random.choice((0, 1, 7, world.count())), random.choice((0.0, -1.0, 5e-324, 1e300, math.inf, math.nan))
-    entries = tuple(entry_of(m) for m in members)
-    of_groups = tuple(world.many(lambda: Credit(world.some_peer(), world.ledger())))
-    sections = (
-        random.choice((0, 1, world.count())),
-        random.choice((1, 2, 16, world.count())),
-        random.random() < 0.5,
-        random.choice(((), (AverageId(world.raw(16)),))),
-    )
-    return Roster(stage, world.some_step(), 0, world.some_peer(), entries, codecs, shares, num_chunks, expected_s, of_groups, *sections)
-
-
 def _situation(world: World) -> Situation:
     """This peer in any phase, at a moment at which rules may have waited long enough."""
     random = world.random
@@ -89,7 +71,7 @@ def _situation(world: World) -> Situation:
     some = frozenset((world.some_peer(), own.step) for _ in range(random.randrange(4)))
     state = OwnState(
         record=own,
-        round_roster=world.maybe(lambda: _roster(world)),
+        round_roster=world.maybe(lambda: roster(world)),
         round_still_s=random.choice((0.0, world.now_s)),
         judge_silent_s=random.choice((0.0, world.now_s)),
         open_since_s=tuple((aside.other, random.choice((0.0, world.now_s))) for aside in own.asides),
@@ -106,7 +88,7 @@ def _situation(world: World) -> Situation:
         refused=some,
         unanswered=some,
         joined=frozenset(world.many(lambda: AverageId(world.raw(16)))),
-        refuted=world.maybe(lambda: _roster(world)),
+        refuted=world.maybe(lambda: roster(world)),
         has_start=random.random() < 0.8,
     )
     return Situation(state, world.live, world.now_s, _rules(world))
@@ -203,7 +185,7 @@ def _report(world: World) -> Report:
 def _sidelining(world: World) -> Sidelining:
     sidelining = Sidelining(world.live.me)
     for _ in range(world.random.randrange(9)):
-        sidelining.closed(_roster(world), world.some_peer(), world.some_peer(), world.real(1e9), world.now_s)
+        sidelining.closed(roster(world), world.some_peer(), world.some_peer(), world.real(1e9), world.now_s)
     return sidelining
 
 
@@ -213,10 +195,6 @@ def _peers(world: World) -> frozenset[Any]:
 
 def _some(world: World) -> list[PeerRecord]:
     return world.random.sample(world.records, world.random.randint(1, len(world.records)))
-
-
-def _slices(world: World) -> tuple[SignedSlice, ...]:
-    return world.many(lambda: SignedSlice(world.some_peer(), world.raw(16), world.raw(64)))
 
 
 def _signed(mine: Any) -> RawRecord:
@@ -236,10 +214,9 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Takeover: _takeover,
     Diverging: lambda _w: Diverging(),
     DirectoryReading: lambda w: DirectoryReading(w.random.choice((w.live, LiveView(me=w.live.me, records=()))), w.random.randint(1, 12)),
-    Roster: _roster,
-    SignedSlice: lambda w: SignedSlice(w.some_peer(), w.raw(32), w.raw(64)),
     Sidelining: _sidelining,
     Levels: lambda w: Levels(_some(w), w.random.choice((0, 1, 4, 32))),
+    **fuzz_rounds.MAKERS,
     **fuzz_audits.MAKERS,
     **fuzz_accounts.MAKERS,
     QueueReadings: lambda _w: QueueReadings(),
@@ -255,7 +232,6 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "act": lambda w: w.random.choice((Wait(""), LoadCheckpoint("", w.some_step(), w.random.random() < 0.5))),
     "facts": _facts,
     "rules": _rules,
-    "roster": _roster,
     "judge": World.some_peer,
     "author": World.some_peer,
     ("named", "PeerId | None"): lambda w: w.random.choice((None, w.peer())),
@@ -315,7 +291,6 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "told": lambda w: {w.some_peer(): AverageId(w.raw(16)) for _ in range(w.random.randrange(300))},
     "serving": lambda w: _some(w),
     "certifies": lambda w: w.random.random() < 0.5,
-    "confirmed_by": lambda w: [w.some_peer() for _ in range(w.random.randrange(300))],
     "done": World.ledger,
     "local_batch": lambda w: w.random.choice((1, 4, 4096)),
     "seals": lambda w: w.random.random() < 0.5,
@@ -327,7 +302,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "number": lambda w: w.random.randrange(16),
     "length": lambda w: w.random.choice((0, 1, 1 << 30)),
     "sums": lambda w: [[record] for record in _some(w)],
-    "sections": lambda w: [_roster(w) for _ in range(w.random.randint(1, 3))],
+    "sections": lambda w: [roster(w) for _ in range(w.random.randint(1, 3))],
     "applied": lambda w: w.raw(16),
     "tied_sum": lambda w: w.raw(16),
     "norm": lambda w: w.maybe(w.norm),
@@ -378,11 +353,10 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "port": lambda w: w.random.randrange(65536),
     "round_trip_s": lambda w: w.random.choice((-1.0, 0.0, 5e-324, 0.1, 1e308, math.inf, math.nan)),
     **dict.fromkeys(("coordinate", "one"), lambda w: w.maybe(w.coordinate)),
-    "slices": _slices,
     ("text", "bytes"): lambda w: w.random.choice((STATEMENT, b"")) + w.raw(16) + w.raw(32) + w.random.choice((b"run\0", b"")) + w.raw(8),
     "run": lambda _w: RunId("run"),
-    **dict.fromkeys((("one", "Sequence[SignedSlice]"), ("other", "Sequence[SignedSlice]")), _slices),
     **dict.fromkeys(("voter", "member"), lambda w: w.random.choice(w.records)),
+    **fuzz_rounds.ARGUMENTS,
     "ahead": _some,
     **dict.fromkeys(("joined", "refuted"), lambda w: frozenset(w.many(lambda: AverageId(w.raw(16))))),
     **dict.fromkeys(("is_signed", "is_counted", "is_late", "is_certified"), lambda w: w.random.random() < 0.5),

@@ -29,7 +29,7 @@ TRIES = 3
 """A call counts as slow if it is slow each time: the collector of garbage strikes any."""
 _TYPES = (
     "LiveView SwarmView PeerRecord RawRecord Situation Facts Roster RosterEntry Report StageTally ClockOffset Dialled Lineage SignedSlice"
-    " Item AuditWord Case Receipt SignedPass SignedWord Evidence SignedAccount WorkReceipt"
+    " SignedOutcome Item AuditWord Case Receipt SignedPass SignedWord Evidence SignedAccount WorkReceipt"
 )
 TOLD = re.compile(rf"\b({'|'.join(_TYPES.split())})\b")
 """Types of values that peers say, or that hold such values."""

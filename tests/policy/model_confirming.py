@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.step.certificates import is_confirmed, needs_confirming
+from peerd.policy.step.confirming import mute_members
 from peerd.table.record import AverageId, PeerId
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class Confirming:
         """Members that say something else, and are asked to show it."""
         self._shown: dict[PeerId, bool] = {}
         """Whether what they showed proves what they say."""
+        self._complete_since_s: dict[PeerId, float] = {}
+        """Members that have all sums, as far as they have told."""
 
     @property
     def is_due(self) -> bool:
@@ -48,11 +51,25 @@ class Confirming:
         for name in self._exchange.names:
             if name != self._peer.name:
                 self._tell(name)
+        self._look_for_mute()
         self._exchange.after_beat(self._tell_all)
+
+    def _look_for_mute(self) -> None:
+        """A judge ends the round without a member that has all sums, and does not say what came of them."""
+        exchange, peer = self._exchange, self._peer
+        for name in exchange.complete:
+            self._complete_since_s.setdefault(name, peer.now)
+        if exchange.judge is not None and "mute" not in peer.world.scenario.off and self._is_open:
+            patience_s = (1 + exchange.judges.index(exchange.me)) * peer.world.rules.averaging_s
+            mute = mute_members(self._told, self._complete_since_s, peer.now, patience_s)
+            if mute:
+                peer.rounds.close_as_judge(mute[0], "it does not say what came of the round")
 
     def _tell(self, name: PeerId) -> None:
         assert self._exchange.claim is not None
         me, average_id, found = self._peer.name, self._exchange.roster.average_id, self._peer.lies.confirmed(self._exchange.claim.id)
+        if self._peer.lies.is_reticent:
+            return
         self._peer.world.stream(self._peer, name, lambda mate: mate.rounds.confirmed(average_id, me, found))
 
     def hear(self, author: PeerId, found: AverageId) -> None:

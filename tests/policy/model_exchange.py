@@ -150,6 +150,12 @@ class Exchange:
         rows = zip(self.names, self.rows, strict=True)
         return frozenset(name for name, row in rows if not self._has_all(row) and passes(self.peer.name, name))
 
+    @property
+    def complete(self) -> list[PeerId]:
+        """The other members that have all sums, by their own word."""
+        rows = zip(self.names, self.rows, strict=True)
+        return [name for name, row in rows if name != self.peer.name and self._has_all(row)]
+
     def begin(self) -> None:
         self._sums_grow()
         self._kick()

@@ -146,6 +146,11 @@ class Lies:
         """What came of a round, as this peer tells it to the others."""
         return AverageId(digest("misnamed", average_id)) if self._tells(Kind.MISNAME) else average_id
 
+    @property
+    def is_reticent(self) -> bool:
+        """Whether it says nothing of what came of its rounds."""
+        return self._tells(Kind.RETICENT)
+
     def section(self, step: int, number: int, found: Section | None) -> Section | None:
         """A section of the average as it gives it to a mate: one of its own making, under the members' names and its own signature."""
         peer = self._peer
