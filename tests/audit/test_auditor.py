@@ -359,7 +359,7 @@ def test_a_crowd_of_keys_leaves_room_for_the_words_that_count() -> None:
                 word: AuditWord = await its(*given)
                 return word
 
-            each.auditor._replays.measure = measure  # type: ignore[method-assign]
+            each.auditor._replays.measure = measure  # type: ignore[method-assign, assignment]
         await stage.step()
         await until(
             lambda: all(any(known.case.accuser == accuser.me for known in each.cases.known.values()) for each in (accuser, *judges))
