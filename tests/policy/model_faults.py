@@ -82,6 +82,8 @@ class Kind(enum.Enum):
     """For a while a peer's record tells another average than it holds."""
     STRAY = "stray"
     """For a while a peer's record tells parameters of another history than it has, and it joins no round."""
+    MISNORM = "misnorm"
+    """For a while a peer's record tells other gradient norms than its averages have, and than it has applied."""
     FALSIFY = "falsify"
     """For a while the gradients that a peer adds are wrong."""
     DENOUNCE = "denounce"
@@ -108,7 +110,7 @@ class Survivor(enum.Enum):
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE, Kind.BAN})
 _LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
-LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME, Kind.STRAY})
+LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})
 LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS | LIES_OF_WORK)
 HONEST = tuple(kind for kind in Kind if kind not in LIES and kind is not Kind.BAN)

@@ -61,6 +61,10 @@ class Lies:
             record = replace(record, average_id=AverageId(digest("misnamed", record.average_id)))
         if self._tells(Kind.STRAY) and record.phase is not Phase.JOINING:
             record = replace(record, lineage=Lineage(0, digest("astray", record.step)))
+        if self._tells(Kind.MISNORM):
+            norm = record.gradient_norm
+            norms = tuple(replace(each, norm=each.norm / 2) for each in record.norms)
+            record = replace(record, gradient_norm=None if norm is None else norm / 2, norms=norms)
         if self._tells(Kind.FORGE) and record.phase is Phase.AVERAGED and peer.claim is not None:
             record = replace(record, average_id=self._forged(peer.claim).id)
         if self._tells(Kind.FABRICATE) and record.done and peer.world.rules.num_sections > 1:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.step.acts import Act, Commit, Reload, SkipStep, Wait
-from peerd.policy.step.norms import clip_factor, combine, norm_of_step, told_by
+from peerd.policy.step.norms import clip_factor, combine, norm_by_most, norm_of_step, told_by
 from peerd.policy.step.roster import lineage_after
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
@@ -81,6 +81,41 @@ def test_what_a_mate_applied_counts_more_than_what_others_did_and_than_what_i_wo
 def test_a_joiner_tells_nothing() -> None:
     mine, joiner = averaged("p1"), finished("p2", 0, 7.0, stage=1, phase=Phase.JOINING)
     assert norm_of_step(mine, view_of(mine, joiner), 2) is None
+
+
+# Where averages are certified, no single peer's word decides
+
+
+def three(norm: float, false: float) -> list[PeerRecord]:
+    """Another stage of three that has averaged. The first one tells a false norm."""
+    return [averaged(f"p{number}", false if number == 2 else norm, stage=1) for number in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("false", [0.0, 1e30])
+def test_hole_52_of_three_that_tell_the_norm_of_a_stage_one_may_lie(false: float) -> None:
+    mine, others = averaged("p1", 3.0), three(4.0, false)
+    assert norm_of_step(mine, view_of(mine, *others), 2) != 5.0
+    assert norm_by_most(mine, view_of(mine, *others), 2) == 5.0
+
+
+def test_hole_52_one_that_tells_its_norm_before_the_others_is_waited_for_until_that_is_late() -> None:
+    mine, (liar, honest, last) = averaged("p1", 3.0), three(4.0, 0.0)
+    view = view_of(mine, liar, honest, replace(last, phase=Phase.ACCUMULATING, average_id=AverageId(b""), gradient_norm=None))
+    assert norm_by_most(mine, view, 2) is None
+    assert norm_by_most(mine, view, 2, is_late=True) is not None
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_hole_52_one_that_has_finished_the_step_and_tells_another_norm_than_the_averages_make_is_not_believed(stage: int) -> None:
+    mine, liar = averaged("p1", 3.0), finished("p9", 0, 1.0, stage=stage)
+    assert norm_by_most(mine, view_of(mine, *three(4.0, 0.0), liar), 2) == 5.0
+
+
+def test_hole_52_of_those_that_have_finished_the_step_most_are_believed_where_the_other_stage_has_gone_on() -> None:
+    mine, liar = averaged("p1", 3.0), finished("p9", 0, 1.0, lineage=lineage_after(Lineage(), AverageId(b"m"), 5.0))
+    ahead = [finished(f"p{number}", 0, 5.0 if number > 2 else 1.0, stage=1) for number in (2, 3, 4)]
+    assert norm_by_most(mine, view_of(mine, liar, *ahead), 2) == 5.0
+    assert norm_by_most(mine, view_of(mine, liar), 2) is None, "its lineage has another norm than it tells"
 
 
 # The step rules with norms

@@ -26,7 +26,7 @@ def lied_to(
     """A run in which one peer lies from the first second on."""
     faults = (Fault(1.0, kind, name=LIAR, lasts_s=1e3),) if kind else ()
     scenario = Scenario(seed=seed, num_stages=num_stages, peers_per_stage=num_peers, last_step=12, faults=faults, off=off, limit_s=120.0)
-    return World(replace(scenario, certifies=certifies)).run()
+    return World(replace(scenario, certifies=certifies, shares_norms=kind is Kind.MISNORM)).run()
 
 
 @pytest.mark.parametrize(("num_stages", "num_peers"), SIZES)
@@ -58,6 +58,18 @@ def test_a_reducer_that_gives_each_member_another_slice_is_convicted_by_all_with
 
 def test_without_the_proof_such_a_reducer_would_stop_its_stage() -> None:
     assert lied_to(Kind.FORK, 0, 1, 3, off=frozenset({"refute"})).problems
+
+
+@pytest.mark.parametrize(("num_stages", "num_peers"), [(2, 3), (2, 4)])
+def test_hole_52_a_peer_that_tells_false_norms_changes_nothing(num_stages: int, num_peers: int) -> None:
+    """The invariant I5 holds: all stages apply the same norm."""
+    outcome = lied_to(Kind.MISNORM, 1, num_stages, num_peers)
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == outcome.counts["bans"] == 0
+
+
+def test_hole_52_without_certificates_they_would_be_applied() -> None:
+    assert any("I5" in problem for problem in lied_to(Kind.MISNORM, 1, 2, 3, certifies=False).problems)
 
 
 @pytest.mark.parametrize("certifies", [False, True])

@@ -10,7 +10,7 @@ from functools import cached_property
 from peerd.policy.hashing import turn_of
 from peerd.policy.step.certificates import Words, is_upheld, words_on
 from peerd.policy.step.ledger import stage_step
-from peerd.policy.step.norms import norm_of_step
+from peerd.policy.step.norms import norm_by_most, norm_of_step
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.tied import WantedSum, other_end, sum_of_step
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
@@ -237,7 +237,11 @@ class Situation:
 
     def norm(self) -> float | None:
         """The whole model's gradient norm of this step; None while it is unknown, or if the run shares no norms."""
-        return norm_of_step(self.mine, self.live, self.rules.num_stages) if self.rules.shares_norms else None
+        if not self.rules.shares_norms:
+            return None
+        if self.rules.certifies:
+            return norm_by_most(self.mine, self.live, self.rules.num_stages, self.is_late)
+        return norm_of_step(self.mine, self.live, self.rules.num_stages)
 
     def wanted_sum(self) -> WantedSum | None:
         """The sum for the tied weight at this step; None while it is unknown, or if this stage holds no tied weight."""
