@@ -25,6 +25,7 @@ from peerd.cli.demo_daemons import DemoSwarm, Placement, here
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.launch import module_command
 from peerd.config.manifest import Manifest
+from peerd.control.client import ControlClient
 from peerd.control.protocol import TraceReply
 from peerd.errors import PeerdError
 from scripts.benchmarks._namespaces import DEVICE, Network
@@ -81,8 +82,9 @@ class Peers:
         stand_in_ms: float = 0.0,
         place: Callable[[int], Placement] = here,
         slow: Mapping[int, float] = MappingProxyType({}),
+        num_peers: int = 0,
     ) -> None:
-        num_peers = per_stage * manifest.train.num_stages
+        num_peers = num_peers or per_stage * manifest.train.num_stages
         plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow=slow, kills=(), chaos=None, stand_in_ms=stand_in_ms, observed=observed)
         self._swarm = DemoSwarm(plan, lambda _text: None, place=place)
         self._steps: list[Step] = []
@@ -121,6 +123,11 @@ class Peers:
         self._swarm.poll()
         told: list[Mapping[str, int]] = [dict(daemon.status["counters"]) for daemon in self._swarm.daemons if daemon.status is not None]  # type: ignore[arg-type]
         return {name: sum(counters[name] for counters in told) for name in names}
+
+    @property
+    def clients(self) -> list[ControlClient]:
+        """One for each daemon."""
+        return [daemon.client for daemon in self._swarm.daemons]
 
     def __enter__(self) -> Peers:
         self._swarm.__enter__()

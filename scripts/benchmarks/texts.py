@@ -69,10 +69,6 @@ def manifest(num_stages: int, width: int, evaluate_every_steps: int, steps: int 
 class AskedPeers(Peers):
     """Peers that can be asked for texts."""
 
-    @property
-    def clients(self) -> list[ControlClient]:
-        return [daemon.client for daemon in self._swarm.daemons]
-
     def total(self, name: str) -> float:
         """A count of what all of them have computed for texts, as `status` tells it."""
         return math.fsum(client.request("status")["texts"][name] for client in self.clients)
