@@ -76,8 +76,6 @@ class Fitted:
     """The share of the accumulator that each member reduces."""
     expected_s: float
     """How long the round takes at the rates told, without the delay of any link."""
-    too_slow: tuple[str, ...]
-    """Why a member is left out, and what it would need; empty for the others."""
 
 
 def fit(up: Sequence[float], down: Sequence[float], codec_bytes: Sequence[float], within_s: float) -> Fitted:
@@ -107,20 +105,9 @@ def fit(up: Sequence[float], down: Sequence[float], codec_bytes: Sequence[float]
                 break  # the round may be short enough without those before it
             codecs[members[place]] = codec
     shares = dict(zip(members, shares_by_rate(paces), strict=True)) if members else {}
-    why = tuple("" if codec >= 0 else _why(up[k], down[k], codec_bytes, within_s) for k, codec in enumerate(codecs))
-    return Fitted(tuple(codecs), tuple(shares.get(k, 0.0) for k in range(len(codecs))), took_s, why)
+    return Fitted(tuple(codecs), tuple(shares.get(k, 0.0) for k in range(len(codecs))), took_s)
 
 
 def _next_codec(codec: int, codec_bytes: Sequence[float]) -> int:
     """The next codec that takes fewer bytes; -1: there is none."""
     return next((rung for rung in range(codec + 1, len(codec_bytes)) if codec_bytes[rung] < codec_bytes[codec]), -1)
-
-
-def _why(up: float, down: float, codec_bytes: Sequence[float], within_s: float) -> str:
-    link, rate = ("upload", up) if up <= down else ("download", down)
-    needed = min(codec_bytes) / within_s
-    return f"its {link} is too slow for this run (needs {_mbit(needed)} Mbit/s, has {_mbit(rate)})"
-
-
-def _mbit(rate: float) -> str:
-    return f"{8e-6 * rate:.3g}"
