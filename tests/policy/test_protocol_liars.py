@@ -54,7 +54,7 @@ def test_a_claimed_step_stops_no_run_and_costs_no_step(num_stages: int) -> None:
 def test_hole_32_a_claim_that_nobody_proves_stops_a_run_of_one_stage_where_it_is_not_doubted() -> None:
     """Where who was late is remembered, too, a run goes on: what the boaster owns is missing in the step that it claims to be past."""
     off = frozenset({"doubt claims", "remember the late"})
-    assert lied_to(Kind.BOAST, 0, num_stages=1, off=off).ended_at_s > FOR_S
+    assert lied_to(Kind.BOAST, 0, num_stages=1, off=off, limit_s=FOR_S + 1).ended_at_s > FOR_S
 
 
 def reloads(off: frozenset[str] = frozenset()) -> list[int]:
@@ -116,27 +116,20 @@ def silenced(seed: int, num_stages: int, off: frozenset[str] = frozenset(), limi
     return lied_to(Kind.SILENT, seed, num_stages, for_s=1e3, off=off, limit_s=limit_s)
 
 
-@pytest.mark.parametrize("num_stages", [1, 2])
-def test_hole_33_a_member_that_joins_no_round_and_proposes_none_does_not_stop_a_run(num_stages: int) -> None:
-    for seed in range(2):
-        outcome = silenced(seed, num_stages)
-        assert outcome.problems == ()
-        assert outcome.counts["inexact"] == 0
-
-
 def test_hole_33_if_only_the_leader_could_propose_a_mute_one_would_stop_it() -> None:
     assert "stalled" in silenced(0, 2, frozenset({"take turns", "sideline"}), STANDS_S).stalled
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
-def test_hole_36_a_member_that_joins_no_round_costs_a_few_rounds_and_not_some_in_each_step(num_stages: int) -> None:
+def test_holes_33_and_36_a_member_that_joins_no_round_and_proposes_none_costs_a_few_rounds_and_no_more(num_stages: int) -> None:
     for seed in range(3):
         honest, outcome = lied_to(Kind.SILENT, seed, num_stages, for_s=0.0), silenced(seed, num_stages)
         assert outcome.problems == ()
         assert outcome.counts["inexact"] == 0
         assert outcome.counts["sidelined"] >= 2
         assert outcome.ended_at_s < 1.5 * honest.ended_at_s + 10 * AVERAGING_S
-    assert silenced(0, num_stages, frozenset({"sideline"})).ended_at_s > 2 * outcome.ended_at_s
+    twice_s = 2 * outcome.ended_at_s
+    assert silenced(0, num_stages, frozenset({"sideline"}), twice_s + 1).ended_at_s > twice_s
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
@@ -163,14 +156,14 @@ def test_hole_36_a_member_that_joins_rounds_again_after_a_while_comes_back() -> 
     assert world.counts["sidelined"] <= 4
 
 
+@pytest.mark.parametrize("seed", some(2, 3))
 @pytest.mark.parametrize("num_stages", [1, 2])
-def test_hole_36_a_liar_that_asks_all_but_one_and_leaves_all_others_out_makes_nobody_else_do_so(num_stages: int) -> None:
-    for seed in range(3):
-        outcome = lied_to(Kind.FRAME, seed, num_stages, for_s=1e3)
-        assert outcome.problems == ()
-        assert outcome.counts["inexact"] == 0
-        assert outcome.counts["failed rounds"] > 0
-        assert outcome.counts["sidelined"] == outcome.counts["p1 sidelines"]
+def test_hole_36_a_liar_that_asks_all_but_one_and_leaves_all_others_out_makes_nobody_else_do_so(num_stages: int, seed: int) -> None:
+    outcome = lied_to(Kind.FRAME, seed, num_stages, for_s=1e3)
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["failed rounds"] > 0
+    assert outcome.counts["sidelined"] == outcome.counts["p1 sidelines"]
 
 
 @pytest.mark.parametrize("kind", [Kind.STINGY, Kind.TRICKLE, Kind.TEAR])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from tests.policy.model_faults import Fault, Kind, Scenario
@@ -10,6 +12,7 @@ from tests.policy.test_protocol import scripted
 from tests.some_seeds import some
 
 
+@cache
 def never_reach_each_other(kind: Kind, seed: int, off: frozenset[str] = frozenset()) -> Outcome:
     """p1 and p3 of stage 1 are cut off from each other for ever, or p3 alone hears nothing of p1; p5 reaches both."""
     cut = Fault(0.4, kind, name="p1", other=0.5, lasts_s=1e4)
@@ -97,7 +100,7 @@ def test_hole_22_where_the_only_two_of_each_stage_cannot_reach_each_other_one_of
 def cancels_proposals(off: frozenset[str] = frozenset()) -> World:
     """Every call of a proposal ends while the copy is made, for five seconds."""
     faults = [Fault(0.1, Kind.CANCELLED, name=f"p{number}", lasts_s=5.0) for number in range(4)]
-    return scripted(*faults, copy_s=0.5, off=off)
+    return scripted(*faults, copy_s=0.5, off=off, limit_s=100.0)
 
 
 def test_hole_21_proposals_that_are_cancelled_while_a_slow_copy_is_made_stop_nobody() -> None:

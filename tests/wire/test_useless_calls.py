@@ -84,7 +84,7 @@ async def flooded(call: Callable[[], Awaitable[object]], at_once: int, for_s: fl
     return number
 
 
-FOR_S, AT_ONCE = 3.0, 4
+FOR_S, AT_ONCE = 1.5, 4
 
 
 @pytest.mark.usefixtures("calmer")
