@@ -34,6 +34,8 @@ MEET_TIMEOUT_S = 5.0
 LOOK_TIMEOUT_S = 4.0
 ASK_TIMEOUT_S = 15.0
 """Time for the other end's answer, which may have to find its own address first."""
+MOST_LINES = 2
+"""Connections with one peer: where both ends have dialled there are two."""
 MOST_MIRRORS = 3
 """Peers that are asked in turn from where packets come."""
 MOST_EXPECTED = 1024
@@ -71,7 +73,7 @@ class Holes:
         self._expected: dict[bytes, PeerId] = {}
         """Peers by the keys of their nodes, as told in the tunnel."""
         self._lines: dict[PunchedLine, None] = {}
-        """The connections that run. Where both ends have dialled, there may be two with one peer."""
+        """The connections that run, the oldest first."""
         self._changed = asyncio.Event()
         """Set when there is one more connection, or a key is told."""
         self._before = 0, 0
@@ -223,7 +225,9 @@ class Holes:
     # Both
 
     async def _keep(self, peer: PeerId, connection: QuicConnection) -> None:
-        """Use a connection with a peer until it ends."""
+        """Use a connection with a peer until it ends. It takes the place of the oldest one if the peer has too many."""
+        for old in [line for line in self._lines if line.peer == peer and line.is_open][: 1 - MOST_LINES]:
+            old.connection.close()
         LOG.info("connected through the routers", peer=peer, address=connection.address)
         line = PunchedLine(peer, connection, self._around.tls)
         self._lines[line] = None
