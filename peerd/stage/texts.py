@@ -23,7 +23,7 @@ from peerd.models.sampling import choose
 from peerd.models.stages import layers_of
 from peerd.policy.inference.paths import TextOffer
 from peerd.policy.inference.sampling import Sampling
-from peerd.policy.inference.sessions import SessionLimits, Sessions
+from peerd.policy.inference.sessions import SessionId, SessionLimits, Sessions
 from peerd.policy.inference.turns import TokenRation, held_up_s
 from peerd.stage.executor import Executor, Pace, Priority
 from peerd.stage.jobs import check_tokens
@@ -93,7 +93,7 @@ class StageTexts:
         self.turns = turns
         self._is_known = is_known
         self._ration = TokenRation(TEXTS_A_MINUTE * manifest.train.sequence_length)
-        self._texts: dict[tuple[PeerId, bytes], _Text] = {}
+        self._texts: dict[SessionId, _Text] = {}
         self._token_bytes: float | None = None
         """What a token of a text takes; known once one has been computed."""
         self.counts = TextCounts()
@@ -132,11 +132,17 @@ class StageTexts:
         chunks = await receive()
         came_s = time.monotonic()
         async with self.turns.turn(counted) as turn:
-            found = await self._executor.run_text(lambda: self._answer((asker, asked.text), asked, chunks, turn), turn.wait_s)
+            key = self._key_of(asker, asked.text)
+            found = await self._executor.run_text(lambda: self._answer(key, asked, chunks, turn), turn.wait_s)
         return replace(found, waited_s=turn.began_s - came_s, computed_s=turn.took_s)
 
     async def forget(self, asker: PeerId, text: bytes) -> None:
-        await self._executor.run(Priority.IDLE, lambda: self._forget((asker, text)))
+        key = self._key_of(asker, text)
+        await self._executor.run(Priority.IDLE, lambda: self._forget(key))
+
+    def _key_of(self, asker: PeerId, text: bytes) -> SessionId:
+        """The name of a text. All strangers are one asker, and none of them reaches another's text."""
+        return (asker, text) if self._is_known(asker) else (STRANGERS, asker.encode() + text)
 
     async def run(self) -> None:
         """Forget, until cancelled, what nobody goes on with, and what is of parameters that are gone."""
@@ -183,7 +189,7 @@ class StageTexts:
         if asked.num_drafted >= length:
             raise BadMessageError("the token before those that are guessed has to come with them")
 
-    def _answer(self, key: tuple[PeerId, bytes], asked: TextCall, chunks: Sequence[bytes | memoryview], turn: TextTurn) -> Extended:
+    def _answer(self, key: SessionId, asked: TextCall, chunks: Sequence[bytes | memoryview], turn: TextTurn) -> Extended:
         """One job."""
         began_s = time.monotonic()
         try:
@@ -205,7 +211,7 @@ class StageTexts:
             turn.held_up_s = held_up_s(began_s, ended_s, self._executor.waits_since_s)
             self.counts.held_up_s += turn.held_up_s
 
-    def _compute(self, key: tuple[PeerId, bytes], asked: TextCall, inputs: Tensor, tokens: Tensor | None) -> Extended:
+    def _compute(self, key: SessionId, asked: TextCall, inputs: Tensor, tokens: Tensor | None) -> Extended:
         """Find the text, compute, and keep it."""
         text = self._find(key, asked, self._module(asked.step))
         self._begin(key, asked, time.monotonic())
@@ -232,7 +238,7 @@ class StageTexts:
         self._check_step(step)
         return self._state.evaluated.module_of(step, (self._state.record.step, self._state.holdings.module))
 
-    def _find(self, key: tuple[PeerId, bytes], asked: TextCall, module: StageModule) -> _Text:
+    def _find(self, key: SessionId, asked: TextCall, module: StageModule) -> _Text:
         """The text up to where the pass begins. Raises _UnknownPrefix."""
         text = self._texts.get(key)
         if text is not None and (text.module is not module or self.sessions.step_of(key) != asked.step or not asked.begin):
@@ -243,7 +249,7 @@ class StageTexts:
             raise _UnknownPrefix(known)
         return text or _Text(module.prefix(), module)
 
-    def _begin(self, key: tuple[PeerId, bytes], asked: TextCall, now_s: float) -> None:
+    def _begin(self, key: SessionId, asked: TextCall, now_s: float) -> None:
         """Make room before memory is taken. The first text of all is taken on trust: there nothing has been measured."""
         length = asked.begin + asked.inputs.shape[1]
         reason = self.sessions.begin(key, asked.step, round((self._token_bytes or 0.0) * length), now_s)
@@ -256,7 +262,7 @@ class StageTexts:
         inputs = inputs.to(device) if self._state.record.stage else inputs.to(device).long()
         return extend_prefix(self._manifest.train, prefix, inputs, None if tokens is None else tokens.to(device).long())
 
-    def _forget(self, key: tuple[PeerId, bytes]) -> None:
+    def _forget(self, key: SessionId) -> None:
         self._texts.pop(key, None)
         self.sessions.end(key)
 

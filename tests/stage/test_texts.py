@@ -21,7 +21,7 @@ from peerd.table.record import PeerId
 from peerd.wire.messages import TensorBytes
 from peerd.wire.tensors import encode
 from peerd.wire.text_messages import Extended, TextCall
-from tests.stage.text_peers import NUM_STAGES, PROMPT, STRANGER, A, Peer, TextsHere, asker_of, next_token, peers_of, run
+from tests.stage.text_peers import LIMITS, NUM_STAGES, PROMPT, STRANGER, A, Peer, TextsHere, asker_of, next_token, peers_of, run
 from tests.tiny_run import tiny_manifest
 
 
@@ -154,6 +154,23 @@ def test_one_asker_and_all_strangers_have_so_many_tokens_a_minute() -> None:
         run(ask())
         with pytest.raises(BusyError, match="as many tokens"):
             run(extended(peer, call, PeerId("another stranger")))
+
+
+def test_a_crowd_of_strangers_ends_no_other_askers_text() -> None:
+    """Each of them has a text of its own; together they have as many as one asker."""
+    manifest = tiny_manifest(1)
+    call = call_of(sampling=Sampling())
+    with peers_of(manifest, limits=dataclasses.replace(LIMITS, most=4, most_each=3)) as peers:
+        texts = peers[0][0].texts
+        texts._is_known = lambda asker: asker == A
+        run(extended(peers[0][0], call, A))
+        for number in range(6):
+            run(extended(peers[0][0], call_of(sampling=Sampling(), inputs=tokens_of([1])), PeerId(f"stranger{number}")))
+        run(texts.tidy())
+        assert (A, call.text) in texts.sessions.ids
+        assert len(texts.sessions.ids) == 1 + 3
+        run(texts.forget(PeerId("stranger5"), call.text))
+        assert len(texts.sessions.ids) == 1 + 2
 
 
 WRONG: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from peerd.table.record import PeerId
 
 SessionId = tuple[PeerId, bytes]
-"""The asker, as its connection proves it, and the number that it chose, 16 bytes: nobody reaches another asker's session."""
+"""The asker, as its connection proves it, and the number that it chose: nobody reaches another asker's session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
