@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import urllib.error
 import urllib.parse
@@ -27,7 +28,10 @@ def secure_parts(link: str, remedy: str = REMEDY) -> urllib.parse.SplitResult:
 
     Plain http is taken only on this machine: anybody on the way could change the page.
     """
-    parts = urllib.parse.urlsplit(link)
+    try:
+        parts = urllib.parse.urlsplit(link)
+    except ValueError:
+        raise AddressError(f"{link}: not a link to a page", remedy) from None
     if parts.scheme == "peerd":
         parts = parts._replace(scheme="https")
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_here(parts.hostname or "")):
@@ -63,7 +67,7 @@ def read_page(url: str, most_bytes: int, remedy: str = REMEDY) -> bytes:
     except urllib.error.HTTPError as error:
         with error:
             raise UnreachableError(f"{url} answers {error.code}", remedy) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise UnreachableError(f"{url} cannot be read: {reason}", "are you online? " + remedy) from None
     return page

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from peerd.cli.join_link import MAX_BYTES, addresses_behind, addresses_in, url_of
-from peerd.errors import AddressError, UnreachableError
+from peerd.cli.pages import read_page
+from peerd.errors import AddressError, PeerdError, UnreachableError
 
 RUN = "9f2c" * 8
 ONE, TWO = (f"/ip4/203.0.113.{number}/tcp/31337/p2p/12D3KooW#{RUN}" for number in (7, 8))
@@ -94,3 +97,29 @@ def test_a_page_that_nobody_serves_is_unreachable() -> None:
         pass
     with pytest.raises(UnreachableError, match="cannot be read"):
         addresses_behind([link])
+
+
+@pytest.mark.parametrize(
+    "link", ["https://[::1", "https://ex ample.org/", "https://example.org:abc/", "http://localhost:1/\x01", "peerd://[x]/#run"]
+)
+def test_what_is_no_link_is_told_as_such(link: str) -> None:
+    with pytest.raises(PeerdError):
+        addresses_behind([link])
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\0garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", b"HTTP/1.1 " + bytes(70_000)]
+)
+def test_an_answer_that_is_no_page_is_told(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve() -> None:
+            with listener.accept()[0] as caller:
+                caller.recv(4096)
+                with contextlib.suppress(OSError):
+                    caller.sendall(answer)
+
+        served = pool.submit(serve)
+        with pytest.raises(UnreachableError, match="cannot be read"):
+            read_page(f"http://127.0.0.1:{listener.getsockname()[1]}/", 100)
+        served.result()
