@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from peerd.errors import PeerdError, UsageError
 
 if TYPE_CHECKING:
     from peerd.control.texts import TextHop, TextReply
+
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def draw_options(temperature: float) -> Callable[[Decorated], Decorated]:
@@ -48,14 +52,19 @@ def said_by_swarm(context: click.Context, *, shows: bool, **asked: Any) -> TextR
     def show(_token: int, text: str) -> None:
         nonlocal shown
         if shows and text:
-            click.echo(text, nl=False)
+            click.echo(harmless(text), nl=False)
             sys.stdout.flush()
             shown += text
 
     reply = ask_swarm(daemon_of(context), show, **asked)
     if shows:
-        click.echo(reply["text"][len(shown) :])
+        click.echo(harmless(reply["text"][len(shown) :]))
     return reply
+
+
+def harmless(text: str) -> str:
+    """What a model says, without the characters that a terminal obeys: the peer that chooses the tokens may choose those."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def print_served(reply: TextReply) -> None:

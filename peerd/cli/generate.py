@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from peerd.cli.ask import draw_options, print_served, said_by_swarm
+from peerd.cli.ask import draw_options, harmless, print_served, said_by_swarm
 from peerd.cli.options import daemon_command, is_printed
 from peerd.errors import UsageError
 
@@ -53,4 +53,4 @@ def generate(
     request["sources"] = [str(Path(folder).expanduser().absolute()) for folder in words]
     reply = run_child("peerd.generate", {**request, "device": device}, what="generating text")
     if not is_printed(reply, as_json):
-        click.echo(f"{reply['prompt']}{reply['text']}")
+        click.echo(f"{reply['prompt']}{harmless(reply['text'])}")

@@ -71,6 +71,14 @@ def test_what_was_held_back_comes_at_the_end(peerd: Command, short_home: Path) -
         assert peerd("generate", "--swarm", "--prompt", ">").out == ">one\N{REPLACEMENT CHARACTER}\n"
 
 
+def test_a_terminal_obeys_nothing_that_a_peer_says(peerd: Command, short_home: Path) -> None:
+    """The peer of the last stage chooses the tokens: here those that write into the clipboard, and a line that hides another."""
+    told = said("a\n\t", "\x1b]52;c;cm0=\x07", "b\rc\x9b", text="a\n\t\x1b]52;c;cm0=\x07b\rc\x9b\x08")
+    with daemon(short_home, told):
+        done = peerd("generate", "--swarm", "--prompt", ">")
+    assert done.out.replace("\N{REPLACEMENT CHARACTER}", "?") == ">a\n\t?]52;c;cm0=?b?c??\n"
+
+
 def test_json_is_the_answer_alone(peerd: Command, short_home: Path) -> None:
     with daemon(short_home, said("one")):
         assert json.loads(peerd("generate", "--swarm", "--prompt", "zero ", "--json").out) == {**text_reply(text="one"), "prompt": "zero "}
