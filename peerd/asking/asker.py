@@ -279,4 +279,7 @@ class Asker:
         whole = len(self.tokens) + len(self._drafted)
         shape = self._manifest.model.boundary_shape(layers_of(self._manifest, stage + 1).start, whole - begin)
         found.outputs.check("float32", (1, *shape))
-        return decode(found.outputs, CPU)[:, self._done[stage] - begin :]
+        outputs = decode(found.outputs, CPU)[:, self._done[stage] - begin :]
+        if not bool(outputs.isfinite().all()):
+            raise BadMessageError("outputs that are not finite: the next stage would get the blame")
+        return outputs

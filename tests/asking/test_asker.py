@@ -221,7 +221,7 @@ def test_an_owner_who_switches_off_in_the_middle_of_a_text_ends_it_at_once() -> 
             run(ask())
 
 
-@pytest.mark.parametrize("liar", ["token", "shape"])
+@pytest.mark.parametrize("liar", ["token", "shape", "not finite"])
 def test_a_peer_that_answers_what_was_not_asked_is_left_out(liar: str) -> None:
     """Another one of its stage goes on."""
     manifest = tiny_manifest(NUM_STAGES)
@@ -235,7 +235,13 @@ def test_a_peer_that_answers_what_was_not_asked_is_left_out(liar: str) -> None:
             found = await plain(peer, call)
             if not peer.startswith("0") or call.stage != (liar == "token"):
                 return found
-            return Extended(chosen=(256,)) if liar == "token" else Extended(outputs=encode(torch.zeros(1, 3)))
+            if liar == "token":
+                return Extended(chosen=(256,))
+            outputs = torch.zeros(1, 3)
+            if liar == "not finite":
+                assert found.outputs is not None
+                outputs = torch.full(found.outputs.shape, torch.nan)
+            return Extended(outputs=encode(outputs))
 
         here.extend = extend  # type: ignore[method-assign]
         assert run(said(asker, 3)) == due_tokens(manifest, 3)
