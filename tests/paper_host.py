@@ -69,8 +69,8 @@ class PaperHost:
     def own_record(self) -> RawRecord:
         return self.record
 
-    def learn(self, record: RawRecord) -> None:
-        self.heard.append(record)
+    def learn(self, *records: RawRecord) -> None:
+        self.heard += records
 
     def is_mate(self, peer: PeerId) -> bool:
         return peer not in self.strangers

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from peerd.averaging.open_round import FIRST_PAUSE_S, OpenRound, Surroundings
-from peerd.errors import PeerGoneError
+from peerd.averaging.open_round import FIRST_PAUSE_S, OpenRound
+from peerd.averaging.surroundings import Surroundings
+from peerd.errors import PeerGoneError, RemoteError
 from peerd.policy.round.debts import BEHIND
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
@@ -52,6 +53,19 @@ class Asking:
                 self.opened.preparing.add(self._peer)
             elif self.opened is not None:
                 self.opened.preparing.discard(self._peer)
+
+    async def refusal(self) -> str:
+        """Return why the member did not join; empty if it did."""
+        try:
+            answer = await self.answer()
+        except RemoteError as error:
+            return f"{self._peer}: {error.message}"
+        if answer.joined:
+            return ""
+        if self.opened is not None:
+            self.opened.refused = True
+        self._around.host.learn(answer.record)
+        return f"{self._peer}: {answer.reason}"
 
     def _note(self, answer: ProposalAnswer) -> None:
         if self.opened is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peerd.averaging.open_round import Surroundings
+from peerd.averaging.surroundings import Surroundings
 from peerd.background import Tasks
 from peerd.errors import RemoteError
 from peerd.policy.step.roster import Roster

@@ -30,8 +30,9 @@ class RoundHost(Protocol):
     def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
         """Return whether a message has this peer's signature."""
 
-    def learn(self, record: RawRecord) -> None:
-        """Take the record of a member that did not join, because the leader's copy of it was out of date."""
+    def learn(self, *records: RawRecord) -> None:
+        """Take the record of a member that did not join, because the leader's copy of it was out of date; or two statements of slices of
+        one round that one reducer has signed, which prove that it lies."""
 
     def is_mate(self, peer: PeerId) -> bool:
         """Whether the table knows `peer` as one of this stage."""

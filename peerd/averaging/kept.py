@@ -13,7 +13,6 @@ from peerd.averaging.host import RoundHost
 from peerd.averaging.log import AverageLog
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
-from peerd.policy.step.certificates import average_id_of
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
@@ -71,7 +70,7 @@ class KeptAverages:
 
     def _hashed(self, average: Average, file: CutFile) -> tuple[Average, CutFile]:
         """Add the hashes of the chunks to the header. Those of what was given last are kept: all who ask for it share them."""
-        key = average_id_of(average.roster, average.slices), average.tied_sum
+        key = average.id, average.tied_sum
         try:
             known = self._hashes.pop(key, None) or file.hashes()
         except OSError as error:

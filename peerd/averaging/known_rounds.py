@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from peerd.averaging.confirming import Confirming
 from peerd.background import Tasks
-from peerd.errors import RemoteError
+from peerd.errors import RemoteError, WrongStateError
 from peerd.policy.step.certificates import Slices
 from peerd.policy.step.roster import Roster
-from peerd.table.record import AverageId
+from peerd.table.record import AverageId, PeerId
+from peerd.wire.messages import Beat
 
 MAX_DEAD_ROUNDS = 64
 Result = TypeVar("Result")
@@ -27,6 +29,20 @@ class KnownRounds:
         self.joined: dict[AverageId, Slices] = {}
         """The rounds of this step in which this peer has been, with their slices where they came together here. It joins none twice, so
         it signs one slice of each."""
+        self.confirmed: dict[AverageId, Confirming] = {}
+        """The rounds of this step of which most members have said the same: others may still wait for their words."""
+
+    def answer(self, caller: PeerId, beat: Beat, now_s: float) -> Beat:
+        """What a member hears of a round that is over here. Raises WrongStateError where there is no such round."""
+        found = self.confirmed.get(beat.average_id)
+        if found is None or caller not in found.roster.peers:
+            raise WrongStateError("no such round is open")
+        return found.answer(caller, beat, now_s)
+
+    def end_step(self) -> None:
+        """What this peer knows of the rounds of its step is of no use any more."""
+        self.joined.clear()
+        self.confirmed.clear()
 
     def start(self, roster: Roster, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Open or run a round in a task of this peer's own."""

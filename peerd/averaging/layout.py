@@ -20,7 +20,7 @@ class RoundLayout:
         self.num_members = len(roster.entries)
         self.num_chunks = roster.num_chunks
         self.codecs = tuple(codecs)
-        self._length = length
+        self.length, self.room = length, room
         self._compression = compression
         bounds = slice_bounds(roster, length, room)
         borders = compression.borders if any(codec.rank for codec in codecs) else ()
@@ -37,7 +37,7 @@ class RoundLayout:
     def piece(self, slice_number: int, number: int, sender: int) -> Elements:
         """The elements of one chunk, as this member sends them."""
         start, end = self._cuts[slice_number][number : number + 2]
-        return self._compression.piece(self._length, start, end, self.codecs[sender])
+        return self._compression.piece(self.length, start, end, self.codecs[sender])
 
     def num_bytes(self, slice_number: int, number: int, sender: int) -> int:
         """The encoded size of one chunk."""

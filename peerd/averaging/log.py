@@ -11,7 +11,7 @@ import contextlib
 import shutil
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor
 from peerd.config.atomic import DRAFT_SUFFIX
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.step.certificates import Slices
+from peerd.policy.step.confirming import RoundProof
 from peerd.policy.step.roster import Roster
 from peerd.stage.disk_room import DiskRoom
 from peerd.stage.results import HeldAverage, TiedGradients
@@ -53,6 +54,7 @@ class _Entry:
     num_tied: int
     num_bytes: int
     slices: Slices
+    sections: tuple[RoundProof, ...]
 
 
 class AverageLog:
@@ -106,7 +108,7 @@ class AverageLog:
                 self._draft.unlink(missing_ok=True)
             return False
         self._read.pop(step, None)
-        self._kept[step] = _Entry(held.roster, held.lineage, held.norm, tied_sum, tied.numel(), num_bytes, held.slices)
+        self._kept[step] = _Entry(held.roster, held.lineage, held.norm, tied_sum, tied.numel(), num_bytes, held.slices, held.sections)
         self.steps = frozenset(self._kept)
         return True
 
@@ -147,7 +149,7 @@ class AverageLog:
             return None
         length = whole.numel() - kept.num_tied
         tied = TiedGradients(kept.tied_sum, whole[length:]) if kept.tied_sum else None
-        return HeldAverage(kept.roster, kept.lineage, whole[:length], tied, kept.norm, slices=kept.slices)
+        return HeldAverage(kept.roster, kept.lineage, whole[:length], tied, kept.norm, slices=kept.slices, sections=kept.sections)
 
     def stored(self, step: int) -> tuple[Average, CutFile] | None:
         """A kept average as it travels, but for the hashes. It is read chunk by chunk, so it takes no memory while a mate downloads it."""
@@ -159,7 +161,8 @@ class AverageLog:
         except OSError:
             self._forget(step)
             return None
-        return Average(kept.roster, kept.lineage, kept.num_bytes, kept.tied_sum, kept.norm, slices=kept.slices), file
+        bare = Average(kept.roster, kept.lineage, kept.num_bytes, kept.tied_sum, kept.norm)
+        return replace(bare, slices=kept.slices, sections=kept.sections), file
 
     def _fills_disk(self, num_bytes: int) -> bool:
         """Whether the averages, with one more of this size, would take more of the disk than they leave free."""

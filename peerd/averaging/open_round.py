@@ -5,28 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from peerd.averaging.carrying import Carrying
+from peerd.averaging.confirming import Confirming
 from peerd.averaging.exchange import Exchange
-from peerd.averaging.host import RoundHost
 from peerd.averaging.judging import Judge
 from peerd.averaging.line import PairLine
-from peerd.averaging.slices import Signatures
+from peerd.averaging.surroundings import Outcome, Surroundings
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.round.debts import BEHIND, HEARD, AtFault, Edge
-from peerd.policy.round.edges import PastEdges
 from peerd.policy.round.leads import SentRate
 from peerd.policy.step.judging import judges_of, lost_after_s
 from peerd.policy.step.roster import Roster
-from peerd.stage.executor import Executor
 from peerd.table.record import PeerId
-from peerd.timeline.spans import SpanKind, SpanRing
-from peerd.wire.clients import AveragingClient
+from peerd.timeline.spans import SpanKind
 from peerd.wire.handlers import Frames, Tell
 from peerd.wire.messages import Beat, Frame, Verified
 
@@ -36,36 +32,6 @@ FIRST_PAUSE_S = 0.05
 """Before a stream that broke is opened anew. The pause doubles while it breaks, up to the time after which an edge is told."""
 RECORDS_RISE = 0.7
 """Averaging times within which the record of a peer that lives rises: an announce period, and some more for the way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the rounds of one stage have in common at this peer."""
-
-    signatures: Signatures
-    executor: Executor
-    """Computes sums, and encodes."""
-    client: AveragingClient
-    host: RoundHost
-    clock: Callable[[], float]
-    """Monotonic, in seconds."""
-    averaging_s: float
-    spans: SpanRing
-    past_edges: PastEdges
-
-    @property
-    def me(self) -> PeerId:
-        return self.signatures.me
-
-
-class Outcome(Protocol):
-    """Hears how a round ends before it is done."""
-
-    def judged(self, roster: Roster, ruling: AtFault) -> None:
-        """This member, as a judge, ends the round without a member."""
-
-    def broken_by(self, roster: Roster, peer: PeerId, reason: str) -> None:
-        """A member sent something that breaks the rules."""
 
 
 class OpenRound:
@@ -84,6 +50,7 @@ class OpenRound:
         }
         is_judge = around.me in self.judges and len(roster.entries) > 1
         self._judge = Judge(exchange, around.averaging_s, within_s, around.past_edges, now_s) if is_judge else None
+        self.confirming = Confirming(exchange, around)
         self.opened_s = self.progress_s = now_s
         """When it opened; and when something of it last moved anywhere."""
         self._judges_heard_s = dict.fromkeys(self.judges, now_s)
@@ -108,7 +75,10 @@ class OpenRound:
     # Its life
 
     async def run(self) -> None:
-        """Exchange chunks until every sum is here. What others still lack is sent on in the background, until `end`."""
+        """Exchange chunks until every sum is here, and most members say that the same came of it where they have to.
+
+        What others still lack is sent on in the background, until `end`.
+        """
         for peer, line in self.lines.items():
             self._tasks.start(self._guarded(partial(self._give, peer, line)))
             self._tasks.start(self._guarded(partial(self._take, peer, line)))
@@ -116,8 +86,12 @@ class OpenRound:
             self._tasks.start(self._guarded(self._beat))
         await self.exchange.begin()
         await self.exchange.done.wait()
+        if self._bug is None:
+            await self.confirming.until_settled()
         if self._bug is not None:
             raise self._bug
+        if self._judge is not None and self.confirming.is_due:  # others may hear of it from nobody else
+            await self._beat_with_all(self.confirming.lacking(self.lines), self._around.averaging_s / BEATS)
 
     async def _guarded(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a part of the round. What another member says may end the part; a bug in it ends the round here."""
@@ -127,10 +101,11 @@ class OpenRound:
             except RemoteError:
                 raise
             except Exception as error:
-                if self.exchange.is_done:
+                if self.exchange.is_done and not self.confirming.is_open:
                     raise
                 self._bug = error
                 self.exchange.done.set()
+                self.confirming.fail()
 
     def end(self) -> None:
         """Stop to send and to take. The round is dead, or its step is over."""
@@ -321,7 +296,8 @@ class OpenRound:
 
     # Beats
 
-    def own_beat(self) -> Beat:
+    def own_beat(self, to: PeerId | None = None) -> Beat:
+        """What this member tells a member; None: what it has, for itself."""
         exchange = self.exchange
         carriers = self.carrying.mates if self._judge is not None else {}
         given_parts, given_sums = [0] * len(self.roster.entries), [0] * len(self.roster.entries)
@@ -329,11 +305,20 @@ class OpenRound:
             given_parts[line.number], given_sums[line.number] = line.own.part, line.own.sum
         here, sums = tuple(exchange.parts_here), tuple(exchange.sums_here)
         given = tuple(given_parts), tuple(given_sums)
-        return Beat(self.roster.average_id, here, sums, self.still_s, *given, carriers, self.carrying.carried())
+        words = self.confirming.words_for(to) if to is not None else ()
+        beat = (self.roster.average_id, here, sums, self.still_s, *given, carriers, self.carrying.carried())
+        return Beat(*beat, words, self.confirming.heard)
 
     def beat_of(self, peer: PeerId, beat: Beat) -> None:
-        """Take what another member has told."""
+        """Take what another member has told. Raises BadMessageError for words that their authors have not signed."""
         now_s = self._around.clock()
+        try:
+            self.confirming.told(peer, beat, now_s)
+        except BadMessageError as error:
+            self._outcome.broken_by(self.roster, peer, error.message)
+            raise
+        if self.confirming.is_due and not beat.parts:
+            return  # the round is over there: it says what came of it, and nothing else
         self.joined.add(peer)
         if self._judge is not None and self._judge.told(self.roster.peers.index(peer), beat, now_s):
             self.progress_s = now_s
@@ -351,19 +336,31 @@ class OpenRound:
         """Tell the judges, or as a judge everybody, what has arrived here, and look who holds the round up."""
         period_s = self._around.averaging_s / BEATS
         while True:
-            await asyncio.sleep(period_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period_s):
+                    await self.confirming.news.wait()
+            self.confirming.news.clear()
             others = self.lines if self._judge is not None else [peer for peer in self.judges if peer in self.lines]
-            await asyncio.gather(*(self._beat_with(peer, period_s) for peer in others))
+            await self._beat_with_all(others, period_s)
             if self._judge is not None:
                 self._look(self._judge)
-                if self._judge.debts.is_done:
-                    return
-            elif self.exchange.is_done:
+            if self.confirming.is_given_up(self._around.clock()):
+                self._outcome.given_up(self.roster, "most members hold something else of it")
+            is_done = self.exchange.is_done if self._judge is None else self._judge.debts.is_done and not self._unaware
+            if is_done and not self.confirming.is_open:
                 return
+
+    @property
+    def _unaware(self) -> list[PeerId]:
+        """Members that may not know what came of the round, where they have to be told."""
+        return self.confirming.lacking(self.lines) if self.confirming.is_due else []
+
+    async def _beat_with_all(self, peers: Iterable[PeerId], within_s: float) -> None:
+        await asyncio.gather(*(self._beat_with(peer, within_s) for peer in peers))
 
     async def _beat_with(self, peer: PeerId, within_s: float) -> None:
         try:
-            self.beat_of(peer, await self._around.client.beat(peer, self.own_beat(), within_s))
+            self.beat_of(peer, await self._around.client.beat(peer, self.own_beat(peer), within_s))
         except PeerGoneError:
             return
         except RemoteError:
@@ -383,6 +380,8 @@ class OpenRound:
         if self.leads:
             self._carry(judge.mates_for(edges, self._around.host.cut_links(), now_s))
         ruling = judge.ruling(edges, now_s)
+        if ruling is None and (fault := self.confirming.at_fault(now_s, self.judges.index(self._around.me))) is not None:
+            ruling = AtFault(*fault)
         if ruling is not None and self.ruling is None:
             self.ruling = ruling
             self._outcome.judged(self.roster, ruling)

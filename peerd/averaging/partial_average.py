@@ -7,12 +7,11 @@ from collections.abc import Hashable
 from blake3 import blake3
 
 from peerd.averaging.compression import Compression
-from peerd.averaging.handover import check_header
-from peerd.averaging.slices import Signatures, why_unsigned
+from peerd.averaging.handover import check_header, why_unproven_average
+from peerd.averaging.slices import Signatures
 from peerd.errors import BadMessageError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.route.chunk_shares import ChunkShares
-from peerd.policy.step.certificates import average_id_of
 from peerd.stage.blocks import memory
 from peerd.stage.state import StageState
 from peerd.wire.messages import Average
@@ -39,9 +38,7 @@ class PartialAverage:
     def check(self, header: Average) -> None:
         """Raise RemoteError unless this is the header of such an average, which this peer may take. Nothing was read of it yet."""
         check_header(header, self._state, self.step, self._section, self._compression)
-        if self._section is None and (
-            reason := why_unsigned(header.roster, header.slices, self._state.round_length(header.roster), self._signatures)
-        ):
+        if reason := why_unproven_average(header, self._section, self._state, self._signatures):
             raise BadMessageError(f"the average is refused: {reason}")
 
     def begin(self, header: Average) -> None:
@@ -50,7 +47,7 @@ class PartialAverage:
         self.shares = ChunkShares(len(header.chunk_hashes))
 
     def claim_of(self, header: Average) -> Hashable:
-        return average_id_of(header.roster, header.slices), header.lineage, header.tied_sum, header.norm, header.chunk_hashes
+        return header.id, header.lineage, header.tied_sum, header.norm, header.chunk_hashes
 
     def newness_of(self, _header: Average) -> int:
         """All are of one step."""

@@ -27,10 +27,11 @@ from peerd.averaging.kept import KeptAverages
 from peerd.averaging.known_rounds import KnownRounds
 from peerd.averaging.layout import RoundLayout
 from peerd.averaging.log import AverageLog
-from peerd.averaging.open_round import BEATS, OpenRound, Surroundings
+from peerd.averaging.open_round import BEATS, OpenRound
 from peerd.averaging.proposing import Proposing
 from peerd.averaging.slices import Signatures
 from peerd.averaging.sums import RoundSums, SumOf
+from peerd.averaging.surroundings import Surroundings
 from peerd.background import INTERNAL_ERRORS, Tasks, start
 from peerd.config.codec import Codec
 from peerd.errors import BadMessageError, RemoteError, WrongStateError
@@ -98,7 +99,8 @@ class Rounds:
         self.failed = 0
         self.num_applied = 0
         self.absences = Absences(state.record.peer, averaging_s)
-        self._around = Surroundings(signatures, self.arithmetic, client, host, clock, averaging_s, spans, PastEdges())
+        numbers = (PastEdges(), state.num_microbatches)
+        self._around = Surroundings(signatures, self.arithmetic, client, host, clock, averaging_s, spans, *numbers)
         self._tell_closed = Farewell(self._around, self._tasks).tell
         self._host, self.mates = host, host.mates
 
@@ -116,7 +118,7 @@ class Rounds:
         length, room = self._state.round_length(roster), self._state.room_behind(roster)
         roster = self._proposing.planned(roster, self.compression, length, self._clock(), room)
         asked = {peer: Asking(self._around, peer, roster) for peer in roster.peers if peer != self._state.record.peer}
-        proposals = [start(self._propose_to(peer, asking)) for peer, asking in asked.items()]
+        proposals = [start(asking.refusal()) for asking in asked.values()]
         try:
             reason = await self._known.start(roster, self._join(roster))
             for asking in asked.values():
@@ -140,18 +142,6 @@ class Rounds:
         if self.open is not None and self.open.roster is roster:
             await self.open.over.wait()
         return "the round is over" if self._known.is_dead(roster.average_id) else ""
-
-    async def _propose_to(self, peer: PeerId, asking: Asking) -> str:
-        try:
-            answer = await asking.answer()
-        except RemoteError as error:
-            return f"{peer}: {error.message}"
-        if answer.joined:
-            return ""
-        if asking.opened is not None:
-            asking.opened.refused = True
-        self._host.learn(answer.record)
-        return f"{peer}: {answer.reason}"
 
     # As member
 
@@ -234,7 +224,9 @@ class Rounds:
             self.open = None
             self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
             self.joined[current.roster.average_id] = current.exchange.slices.all
-            if await self.sums.take(current.exchange) is not SumOf.STAGE:
+            if current.confirming.is_due:
+                self._known.confirmed[current.roster.average_id] = current.confirming
+            if await self.sums.take(current.exchange, current.confirming.agreeing) is not SumOf.STAGE:
                 self.absences.sidelining.came_together(current.roster)  # no average names all members of a group
             else:
                 self._tasks.start(self.kept.begin())
@@ -284,9 +276,9 @@ class Rounds:
         """Take what a member says that it has, and tell what is here. Raises WrongStateError where there is no such round."""
         current = self.last
         if current is None or current.roster.average_id != beat.average_id or caller not in current.lines:
-            raise WrongStateError("no such round is open")
+            return self._known.answer(caller, beat, self._clock())
         current.beat_of(caller, beat)
-        return current.own_beat()
+        return current.own_beat(caller)
 
     def _round_with(self, caller: PeerId, average_id: AverageId) -> OpenRound | None:
         """The round of this id. Raises WrongStateError if it is closed for ever."""
@@ -319,6 +311,10 @@ class Rounds:
             self.open.silent.append(peer)
             self._tell_closed(roster, peer, reason)
             self._tasks.start(self.close(roster.average_id, f"{peer}: {reason}"))
+
+    def given_up(self, roster: Roster, reason: str) -> None:
+        """Leave a round of which most members hold something else."""
+        self._tasks.start(self.leave(roster.average_id, reason))
 
     # Closing, adopting
 
@@ -383,7 +379,7 @@ class Rounds:
 
     def _end_step(self, roster: Roster) -> None:
         """Every stage has averaged the step: nobody needs the chunks of its round any more."""
-        self.joined.clear()
+        self._known.end_step()
         if self.last is not None and self.last.roster.step <= roster.step:
             self._retire()
 

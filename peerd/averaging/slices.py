@@ -13,10 +13,11 @@ from torch import Tensor
 
 from peerd.errors import BadMessageError
 from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.confirming import RoundProof, SignedOutcome
 from peerd.policy.step.parts import slice_bounds
 from peerd.policy.step.roster import Roster, are_whole
 from peerd.stage.kept_parts import KeptParts
-from peerd.table.record import PeerId, RunId
+from peerd.table.record import AverageId, PeerId, RunId
 from peerd.wire.chunks import digest_of
 from peerd.wire.tensors import views_of_flat
 
@@ -43,7 +44,16 @@ class Signatures:
         """Whether a slice has its reducer's signature."""
         return self.is_of(signed.reducer, self._text_of(roster, signed), signed.signature)
 
-    def _text_of(self, roster: Roster, signed: SignedSlice) -> bytes:
+    def confirmed(self, roster: Roster, average_id: AverageId) -> SignedOutcome:
+        """What came of a round here, with this peer's signature."""
+        bare = SignedOutcome(self.me, average_id, b"")
+        return replace(bare, signature=self.sign(self._text_of(roster, bare)))
+
+    def has_confirmed(self, roster: Roster, signed: SignedOutcome) -> bool:
+        """Whether a member of a round has signed what came of it."""
+        return self.is_of(signed.member, self._text_of(roster, signed), signed.signature)
+
+    def _text_of(self, roster: Roster, signed: SignedSlice | SignedOutcome) -> bytes:
         if self.certified_run is None:
             raise ValueError("nothing is signed in a run that does not certify")
         return signed.statement(self.certified_run, roster.average_id)
@@ -89,19 +99,40 @@ class RoundSlices:
         return tuple(self.signed[reducer] for reducer in sorted(self.signed))
 
 
-def why_unsigned(roster: Roster, slices: Sequence[SignedSlice], length: int, signatures: Signatures) -> str:
-    """What is wrong with the signatures of an average's slices, of `length` elements together; empty if nothing is."""
+def why_unsigned(roster: Roster, slices: Sequence[SignedSlice], length: int, signatures: Signatures, room: int = 0) -> str:
+    """What is wrong with the signatures of the slices of a round's sum; empty if nothing is.
+
+    `length`: elements of a member's part, the last `room` of them for parameters.
+    """
     if signatures.certified_run is None:
         return "its slices are signed in a run that certifies nothing" if slices else ""
     if not are_whole(roster):
         return "its shares do not make a whole"
-    due = [peer for peer, (start, end) in zip(roster.peers, slice_bounds(roster, length), strict=True) if start < end]
+    due = [peer for peer, (start, end) in zip(roster.peers, slice_bounds(roster, length, room), strict=True) if start < end]
     if [each.reducer for each in slices] != due:
         return "its slices are not those of its round"
     return "" if all(signatures.is_sound(roster, each) for each in slices) else "a slice of it is not signed by its reducer"
 
 
-def are_of(roster: Roster, slices: Sequence[SignedSlice], flat: Tensor) -> bool:
-    """Whether these are the slices of this sum: what was signed is what is here."""
-    bounds = dict(zip(roster.peers, slice_bounds(roster, len(flat)), strict=True))
-    return all(digest_of(views_of_flat(flat[slice(*bounds[each.reducer])])) == each.root for each in slices)
+def why_unproven(proof: RoundProof, length: int, signatures: Signatures, room: int) -> str:
+    """What is wrong with the signatures of a section's slices, and of the members of its round; empty if nothing is.
+
+    `length` and `room`: as in `why_unsigned`.
+    """
+    if reason := why_unsigned(proof.roster, proof.slices, length, signatures, room):
+        return reason
+    if signatures.certified_run is None:
+        return "its outcome is signed in a run that certifies nothing" if proof.outcomes else ""
+    if not all(signatures.has_confirmed(proof.roster, each) for each in proof.outcomes):
+        return "its outcome is not signed by a member that it names"
+    return "" if proof.is_certified else "most members of its round have not signed it"
+
+
+def are_of(roster: Roster, slices: Sequence[SignedSlice], flat: Tensor, first: int = 0, length: int = 0, room: int = 0) -> bool:
+    """Whether these are the slices of a round's sum: what was signed is what is here.
+
+    `flat`: the elements of a member's part from `first` on, of `length` together (0: all are here), the last `room` of them for parameters.
+    """
+    bounds = dict(zip(roster.peers, slice_bounds(roster, length or len(flat), room), strict=True))
+    places = (slice(*(place - first for place in bounds[each.reducer])) for each in slices)
+    return all(digest_of(views_of_flat(flat[place])) == each.root for place, each in zip(places, slices, strict=True))

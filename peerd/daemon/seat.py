@@ -305,8 +305,8 @@ class Seat:
     def own_records(self) -> list[RawRecord]:
         return [self.own_record()]
 
-    def learn(self, record: RawRecord) -> None:
-        self.peer.membership.absorb([record])
+    def learn(self, *records: RawRecord) -> None:
+        self.peer.membership.absorb(records)
 
     def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
         self.peer.membership.absorb(records, sender)

@@ -356,9 +356,13 @@ class RoundBeat(_message.Message):
     GIVEN_PARTS_FIELD_NUMBER: _builtins.int
     GIVEN_SUMS_FIELD_NUMBER: _builtins.int
     CARRYING_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
     average_id: _builtins.bytes
     still_ms: _builtins.int
     """for how long nothing of the round has moved anywhere, as far as this member knows"""
+    heard: _builtins.bytes
+    """bitmap of the members whose words are here, as for holders"""
     @_builtins.property
     def parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """by author: how many chunks of its part of this member's slice are here"""
@@ -379,6 +383,10 @@ class RoundBeat(_message.Message):
     def carrying(self) -> _containers.RepeatedCompositeFieldContainer[Global___Carrying]:
         """the leader's: which mate carries what does not pass; a mate's: how many chunks are here"""
 
+    @_builtins.property
+    def words(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
+        """where the run certifies groups: of members of whose words the other may not know"""
+
     def __init__(
         self,
         *,
@@ -389,14 +397,51 @@ class RoundBeat(_message.Message):
         given_parts: _abc.Iterable[_builtins.int] | None = ...,
         given_sums: _abc.Iterable[_builtins.int] | None = ...,
         carrying: _abc.Iterable[Global___Carrying] | None = ...,
+        words: _abc.Iterable[Global___Outcome] | None = ...,
+        heard: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "carrying", b"carrying", "given_parts", b"given_parts", "given_sums", b"given_sums", "parts", b"parts", "still_ms", b"still_ms", "sums", b"sums"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "carrying", b"carrying", "given_parts", b"given_parts", "given_sums", b"given_sums", "heard", b"heard", "parts", b"parts", "still_ms", b"still_ms", "sums", b"sums", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundBeat: _TypeAlias = RoundBeat  # noqa: Y015
+
+@_typing.final
+class Outcome(_message.Message):
+    """What came of a round at one of its members, as it signed it, with run and round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    AVERAGE_ID_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
+    member: _builtins.int
+    """of the roster"""
+    average_id: _builtins.bytes
+    """of the sum with its numbers; absent in the header of an average"""
+    signature: _builtins.bytes
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceRoot]:
+        """that the member holds, where members say unlike things"""
+
+    def __init__(
+        self,
+        *,
+        member: _builtins.int = ...,
+        average_id: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        slices: _abc.Iterable[Global___SliceRoot] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["average_id", b"average_id", "member", b"member", "signature", b"signature", "slices", b"slices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
 class Carrying(_message.Message):
@@ -516,6 +561,8 @@ class AverageHeader(_message.Message):
     NORM_FIELD_NUMBER: _builtins.int
     TIED_SUM_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    SECTIONS_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
     inexact: _builtins.int
     """lineage of the parameters whose gradients these are: only peers of the same lineage may take it"""
@@ -534,6 +581,14 @@ class AverageHeader(_message.Message):
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceRoot]:
         """where the run certifies, in the order of their reducers"""
 
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]:
+        """of a section: of the members of its round that say that these numbers came of it"""
+
+    @_builtins.property
+    def sections(self) -> _containers.RepeatedCompositeFieldContainer[Global___Section]:
+        """of an average that was made by sections: what proves each of them"""
+
     def __init__(
         self,
         *,
@@ -545,16 +600,46 @@ class AverageHeader(_message.Message):
         norm: _builtins.float | None = ...,
         tied_sum: _builtins.bytes = ...,
         slices: _abc.Iterable[Global___SliceRoot] | None = ...,
+        outcomes: _abc.Iterable[Global___Outcome] | None = ...,
+        sections: _abc.Iterable[Global___Section] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "norm", b"norm", "roster", b"roster"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "chunk_blake3", b"chunk_blake3", "inexact", b"inexact", "lineage", b"lineage", "norm", b"norm", "num_bytes", b"num_bytes", "roster", b"roster", "slices", b"slices", "tied_sum", b"tied_sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_norm", b"_norm", "chunk_blake3", b"chunk_blake3", "inexact", b"inexact", "lineage", b"lineage", "norm", b"norm", "num_bytes", b"num_bytes", "outcomes", b"outcomes", "roster", b"roster", "sections", b"sections", "slices", b"slices", "tied_sum", b"tied_sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__norm: _TypeAlias = _typing.Literal["norm"]  # noqa: Y015
     _WhichOneofArgType__norm: _TypeAlias = _typing.Literal["_norm", b"_norm"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm) -> _WhichOneofReturnType__norm | None: ...
 
 Global___AverageHeader: _TypeAlias = AverageHeader  # noqa: Y015
+
+@_typing.final
+class Section(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROSTER_FIELD_NUMBER: _builtins.int
+    SLICES_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def roster(self) -> Global___Roster: ...
+    @_builtins.property
+    def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceRoot]: ...
+    @_builtins.property
+    def outcomes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outcome]: ...
+    def __init__(
+        self,
+        *,
+        roster: Global___Roster | None = ...,
+        slices: _abc.Iterable[Global___SliceRoot] | None = ...,
+        outcomes: _abc.Iterable[Global___Outcome] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcomes", b"outcomes", "roster", b"roster", "slices", b"slices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Section: _TypeAlias = Section  # noqa: Y015
 
 @_typing.final
 class SliceRoot(_message.Message):

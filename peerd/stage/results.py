@@ -9,6 +9,7 @@ from torch import Tensor
 
 from peerd.models.module import StageModule
 from peerd.policy.step.certificates import Slices, average_id_of
+from peerd.policy.step.confirming import RoundProof
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.stage.checks import Checks
@@ -114,11 +115,18 @@ class HeldAverage:
     """The group whose sum, which is in the average, this peer held when it took the average."""
     slices: Slices = ()
     """As its reducers signed them, where the run certifies."""
+    sections: tuple[RoundProof, ...] = ()
+    """What proves the sections of an average that was made by some, where the run certifies."""
 
     @property
     def id(self) -> AverageId:
         """With the numbers, where the run certifies; otherwise that of its round."""
         return average_id_of(self.roster, self.slices)
+
+    @property
+    def rounds(self) -> tuple[AverageId, ...]:
+        """The ids of the rounds that made it."""
+        return tuple(proof.roster.average_id for proof in self.sections) or self.roster.rounds
 
 
 @dataclass(frozen=True, slots=True)

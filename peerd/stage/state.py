@@ -22,6 +22,7 @@ from peerd.errors import WrongStateError
 from peerd.models.stages import StageModule
 from peerd.policy.step.asides import all_merged
 from peerd.policy.step.certificates import Slices
+from peerd.policy.step.confirming import RoundProof
 from peerd.policy.step.ledger import at_next_step, full, with_overlap, with_sum
 from peerd.policy.step.norms import TOLD_STEPS
 from peerd.policy.step.roster import Roster, group_within, lineage_after, lineage_skipped, union_of, why_refuse
@@ -154,7 +155,8 @@ class StageState(StageLedgers):
         """All sections are the average. In a round for one of them this peer stays until that is over."""
         held, mine = self.sections, self.record
         if held is not None and mine.sections == full(self.averages_by[2]) and mine.phase is Phase.ACCUMULATING:
-            self.take_average(*held.whole)
+            roster, flat_sum, proofs = held.whole
+            self.take_average(roster, flat_sum, sections=proofs if self.certifies else ())
 
     def take_sum(self, roster: Roster, flat_sum: Tensor) -> None:
         """Hold the sum of the round that this peer is in, which is that of its group, in place of its own ledger."""
@@ -164,14 +166,21 @@ class StageState(StageLedgers):
         self._move(Phase.ACCUMULATING)
 
     def take_average(
-        self, roster: Roster, flat_sum: Tensor, tied: TiedGradients | None = None, slices: Slices = (), *, is_better: bool | None = None
+        self,
+        roster: Roster,
+        flat_sum: Tensor,
+        tied: TiedGradients | None = None,
+        slices: Slices = (),
+        *,
+        sections: tuple[RoundProof, ...] = (),
+        is_better: bool | None = None,
     ) -> None:
         """Take an average of this step; a mate that finished the step adds `tied`. It is ignored if this peer has moved on meanwhile.
 
         `is_better`: than the one that this peer holds, if it does; None: if its id is smaller.
         """
         mine = self.record
-        held = HeldAverage(roster, mine.lineage, flat_sum, tied, None, group_within(roster, mine), slices)
+        held = HeldAverage(roster, mine.lineage, flat_sum, tied, None, group_within(roster, mine), slices, sections)
         stale = mine.phase is Phase.JOINING or (roster.stage, roster.step) != (mine.stage, mine.step)
         if stale or (mine.phase is Phase.AVERAGED and not (held.id < mine.average_id if is_better is None else is_better)):
             return

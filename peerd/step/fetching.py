@@ -94,8 +94,8 @@ class Fetching:
                 self._joining.applied(clock_s() - began_s)
                 self._rounds.applied(found)
             else:
-                taken = (found.roster, found.flat_sum, found.tied, found.slices)
-                await self._executor.run(Priority.LEDGER, lambda: self._state.take_average(*taken, is_better=is_better))
+                taken = partial(self._state.take_average, found.roster, found.flat_sum, found.tied, found.slices, sections=found.sections)
+                await self._executor.run(Priority.LEDGER, partial(taken, is_better=is_better))
         except RemoteError as error:
             self._note(act.step, act.peer, error)
             if isinstance(error, OtherLineageError):
@@ -124,7 +124,9 @@ class Fetching:
         try:
             taken = await self._rounds.fetcher.fetch_section(act.peer, act.step, act.section)
             now = self._state.record
-            if (now.incarnation, now.step, now.lineage) == (asked.incarnation, asked.step, asked.lineage):
+            if not self._belief.takes_section(act.peer, taken):
+                self._refused[act.peer, act.step] = clock_s()
+            elif (now.incarnation, now.step, now.lineage) == (asked.incarnation, asked.step, asked.lineage):
                 await self._executor.run(Priority.LEDGER, lambda: self._state.take_section(taken))
         except RemoteError as error:
             self._note(act.step, act.peer, error)

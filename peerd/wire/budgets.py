@@ -22,8 +22,8 @@ from peerd.link.strands import BLOCK_BYTES
 from peerd.policy.route.parallel import MOST
 from peerd.table.record import PeerId
 
-MAX_BEAT_BYTES = 1 << 15
-"""Two counts for each of 1,024 members, and the edges that mates carry."""
+MAX_BEAT_BYTES = 1 << 17
+"""Two counts for each of 1,024 members, the edges that mates carry, and the slices of a member whose word is disputed."""
 MAX_KNOWN_BYTES = 1 << 12
 """The ids of the convictions that an auditor knows."""
 RETRY_S = 0.25

@@ -17,9 +17,23 @@ from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.round.debts import Edge
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
+from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RawRecord
 from peerd.wire.chunks import Headed, Pieces
-from peerd.wire.messages import ITEM_BYTES, Beat, Call, CallResult, Carried, Description, Frame, Snapshot, TensorBytes, Verified
+from peerd.wire.messages import (
+    ITEM_BYTES,
+    Beat,
+    Call,
+    CallResult,
+    Carried,
+    Description,
+    Frame,
+    OutcomeWord,
+    PlacedSlice,
+    Snapshot,
+    TensorBytes,
+    Verified,
+)
 
 MAX_RECORDS = 64
 MAX_STAGES = 4096
@@ -231,16 +245,53 @@ def beat_to(beat: Beat) -> averaging_pb2.RoundBeat:
         for edge in edges
     ]
     still_ms = round(1000 * min(beat.still_s, MAX_STILL_S))
-    return _copied(averaging_pb2.RoundBeat, beat, _BEAT, still_ms=still_ms, carrying=carrying)
+    told = {"words": words_to(beat.words), "heard": bitmap_to(beat.heard)}
+    return _copied(averaging_pb2.RoundBeat, beat, _BEAT, still_ms=still_ms, carrying=carrying, **told)
 
 
 def beat_from(message: averaging_pb2.RoundBeat) -> Beat:
     counts = {name: tuple(getattr(message, name)) for name in _COUNTED}
-    if max(*map(len, counts.values()), len(message.carrying)) > MAX_ROSTER:
+    if max(*map(len, counts.values()), len(message.carrying), len(message.words), 8 * len(message.heard)) > MAX_ROSTER:
         raise BadMessageError("a word about a round with more members than a roster has")
     carriers = {Edge(each.source, each.target): each.mate for each in message.carrying}
     carried = {Edge(each.source, each.target): each.here for each in message.carrying}
-    return Beat(id_from(message.average_id), still_s=message.still_ms / 1000, carriers=carriers, carried=carried, **counts)
+    told: dict[str, Any] = {**counts, "words": words_from(message.words), "heard": int.from_bytes(message.heard, "little")}
+    return Beat(id_from(message.average_id), still_s=message.still_ms / 1000, carriers=carriers, carried=carried, **told)
+
+
+def words_to(words: Iterable[OutcomeWord]) -> list[averaging_pb2.Outcome]:
+    return [
+        averaging_pb2.Outcome(
+            member=word.member,
+            average_id=word.average_id,
+            signature=word.signature,
+            slices=[averaging_pb2.SliceRoot(member=each.member, root=each.root, signature=each.signature) for each in word.slices],
+        )
+        for word in words
+    ]
+
+
+def words_from(messages: Iterable[averaging_pb2.Outcome]) -> tuple[OutcomeWord, ...]:
+    """Whether the members are ones of the round is the round's to check."""
+    return tuple(
+        OutcomeWord(each.member, id_from(each.average_id), short_signature(each.signature), slices_from(each.slices)) for each in messages
+    )
+
+
+def slices_from(slices: Sequence[averaging_pb2.SliceRoot]) -> tuple[PlacedSlice, ...]:
+    """The signed slices of one round, in the order of their reducers."""
+    members = [each.member for each in slices]
+    if members != sorted(set(members)) or len(members) > MAX_ROSTER:
+        raise BadMessageError("slices that are not in the order of their reducers")
+    if not are_hashes([each.root for each in slices]):
+        raise BadMessageError("slices with damaged hashes")
+    return tuple(PlacedSlice(each.member, each.root, short_signature(each.signature)) for each in slices)
+
+
+def short_signature(signature: bytes) -> bytes:
+    if len(signature) > MAX_SIGNATURE_BYTES:
+        raise BadMessageError("a signature that is too long")
+    return signature
 
 
 def snapshot_to(snapshot: Snapshot) -> state_pb2.StateHeader:

@@ -12,7 +12,8 @@ from peerd.config.codec import NONE, Allowed, Codec
 from peerd.errors import BadMessageError
 from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.round.debts import Edge
-from peerd.policy.step.certificates import Slices
+from peerd.policy.step.certificates import Slices, average_id_of
+from peerd.policy.step.confirming import RoundProof, SignedOutcome
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, NO_RECORD, AverageId, Lineage, PeerId, RawRecord
@@ -192,6 +193,24 @@ class Verified:
     carried: tuple[Carried, ...] = ()
 
 
+class PlacedSlice(NamedTuple):
+    """A signed slice of a round, by the place of its reducer."""
+
+    member: int
+    root: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeWord:
+    """What came of a round at one of its members (`SignedOutcome`), by the places of its members."""
+
+    member: int
+    average_id: AverageId
+    signature: bytes
+    slices: tuple[PlacedSlice, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     """What one member of a round has, as it tells another."""
@@ -211,6 +230,10 @@ class Beat:
     """The leader's: which mate carries what does not pass."""
     carried: Mapping[Edge, int] = field(default_factory=dict)
     """A mate's: how many chunks of the source's part are here."""
+    words: tuple[OutcomeWord, ...] = ()
+    """What came of the round, as members have signed it: those words that the other may not know."""
+    heard: int = 0
+    """The members whose words are here, as bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +251,20 @@ class Average:
     chunk_hashes: tuple[bytes, ...] = ()
     slices: Slices = ()
     """As its reducers signed them, where the run certifies."""
+    outcomes: tuple[SignedOutcome, ...] = ()
+    """Of a section, where the run certifies: the words of the members of its round that say that this came of it."""
+    sections: tuple[RoundProof, ...] = ()
+    """Of an average that was made by sections, where the run certifies: what proves each of them."""
+
+    @property
+    def id(self) -> AverageId:
+        """With the numbers, where the run certifies; otherwise that of its round."""
+        return average_id_of(self.roster, self.slices)
+
+    @property
+    def proof(self) -> RoundProof:
+        """What proves it, if it is a section."""
+        return RoundProof(self.roster, self.slices, self.outcomes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,13 @@ from peerd.config.codec import NONE
 from peerd.errors import BadMessageError
 from peerd.generated import averaging_pb2
 from peerd.policy.hashing import digest
-from peerd.policy.step.certificates import SignedSlice, Slices
+from peerd.policy.step.certificates import SignedSlice, Slices, average_id_of
+from peerd.policy.step.confirming import RoundProof, SignedOutcome
 from peerd.policy.step.groups import MAX_SECTIONS
 from peerd.policy.step.roster import MOST_CREDITS, Credit, Roster, RosterEntry
 from peerd.table.forms import bitmap_to
 from peerd.table.record import AverageId, Lineage, PeerId, RunId
-from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, MAX_SIGNATURE_BYTES, are_hashes, bitmap_from, known_codec
+from peerd.wire.convert import MAX_LINEAGE_BYTES, MAX_ROSTER, are_hashes, bitmap_from, known_codec, short_signature, slices_from
 from peerd.wire.messages import Average
 
 MARK_BYTES, MARKS_REMEMBERED = 8, 1 << 12
@@ -151,6 +152,20 @@ def _ledgers(planes: Sequence[int], num_members: int) -> list[int]:
     return found
 
 
+def _slices_to(slices: Slices, peers: Sequence[PeerId]) -> list[averaging_pb2.SliceRoot]:
+    return [averaging_pb2.SliceRoot(member=peers.index(each.reducer), root=each.root, signature=each.signature) for each in slices]
+
+
+def _outcomes_to(outcomes: Sequence[SignedOutcome], peers: Sequence[PeerId]) -> list[averaging_pb2.Outcome]:
+    return [averaging_pb2.Outcome(member=peers.index(each.member), signature=each.signature) for each in outcomes]
+
+
+def _section_to(proof: RoundProof) -> averaging_pb2.Section:
+    peers = proof.roster.peers
+    slices, outcomes = _slices_to(proof.slices, peers), _outcomes_to(proof.outcomes, peers)
+    return averaging_pb2.Section(roster=roster_to(proof.roster), slices=slices, outcomes=outcomes)
+
+
 def average_to(average: Average) -> averaging_pb2.AverageHeader:
     return averaging_pb2.AverageHeader(
         roster=roster_to(average.roster),
@@ -160,10 +175,9 @@ def average_to(average: Average) -> averaging_pb2.AverageHeader:
         lineage=average.lineage.chain,
         tied_sum=average.tied_sum,
         norm=average.norm,
-        slices=[
-            averaging_pb2.SliceRoot(member=average.roster.peers.index(each.reducer), root=each.root, signature=each.signature)
-            for each in average.slices
-        ],
+        slices=_slices_to(average.slices, average.roster.peers),
+        outcomes=_outcomes_to(average.outcomes, average.roster.peers),
+        sections=map(_section_to, average.sections),
     )
 
 
@@ -175,14 +189,20 @@ def average_from(header: averaging_pb2.AverageHeader) -> Average:
     hashes = tuple(header.chunk_blake3)
     if not are_hashes(hashes):
         raise BadMessageError("an average whose chunks have damaged hashes")
-    roster = roster_from(header.roster)
-    return Average(roster, lineage, header.num_bytes, tied_sum, norm, hashes, _slices_from(header.slices, roster.peers))
+    if len(header.sections) > MAX_SECTIONS:
+        raise BadMessageError(f"an average of {len(header.sections)} sections")
+    proof, sections = _proof_from(header), tuple(map(_proof_from, header.sections))
+    return Average(proof.roster, lineage, header.num_bytes, tied_sum, norm, hashes, proof.slices, proof.outcomes, sections)
 
 
-def _slices_from(slices: Sequence[averaging_pb2.SliceRoot], peers: Sequence[PeerId]) -> Slices:
-    members = [each.member for each in slices]
-    if members != sorted(set(members)) or any(member >= len(peers) for member in members):
-        raise BadMessageError("an average whose slices are of no members, or not in their order")
-    if not are_hashes([each.root for each in slices]) or any(len(each.signature) > MAX_SIGNATURE_BYTES for each in slices):
-        raise BadMessageError("an average whose slices have damaged hashes or signatures")
-    return tuple(SignedSlice(peers[each.member], each.root, each.signature) for each in slices)
+def _proof_from(message: averaging_pb2.AverageHeader | averaging_pb2.Section) -> RoundProof:
+    """What proves the numbers of a round. Signatures are checked later."""
+    roster = roster_from(message.roster)
+    peers, slices = roster.peers, slices_from(message.slices)
+    members = [each.member for each in message.outcomes]
+    if members != sorted(set(members)) or max([*members, *(each.member for each in slices)], default=-1) >= len(peers):
+        raise BadMessageError("the slices or outcomes of an average are of no members, or not in their order")
+    signed = tuple(SignedSlice(peers[each.member], each.root, each.signature) for each in slices)
+    average_id = average_id_of(roster, signed)
+    outcomes = (SignedOutcome(peers[each.member], average_id, short_signature(each.signature)) for each in message.outcomes)
+    return RoundProof(roster, signed, tuple(outcomes))

@@ -248,7 +248,7 @@ class Peerd:
     def own_record(self) -> RawRecord:
         return NO_RECORD
 
-    def learn(self, record: RawRecord) -> None: ...
+    def learn(self, *records: RawRecord) -> None: ...
 
     def is_mate(self, peer: PeerId) -> bool:
         return True

@@ -233,7 +233,7 @@ async def test_a_leader_learns_from_a_refusal_what_the_member_really_is(make_gro
     await group.settled(Phase.AVERAGED)
     assert leader.host.heard == []
     asking = Asking(leader.rounds._around, member.state.record.peer, replace(roster, attempt=2))
-    assert "this peer is averaged" in await leader.rounds._propose_to(member.state.record.peer, asking)
+    assert "this peer is averaged" in await asking.refusal()
     assert leader.host.heard == [(b"as it is", b"signed")]
 
 

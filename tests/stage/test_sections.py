@@ -26,7 +26,7 @@ def test_what_is_given_to_a_mate_stays_as_it_is_while_the_section_is_made_again(
     assert given.tolist() == 4 * [1.0]
     assert again.values_of(1).tolist() == 4 * [9.0]
     assert again.flat.tolist() == [*4 * [0.0], *4 * [9.0], *4 * [2.0]]
-    assert again.rosters[1].attempt == 1
+    assert again.proofs[1].roster.attempt == 1
 
 
 @pytest.mark.parametrize("averages_parameters", [True, False])
@@ -36,6 +36,6 @@ def test_parameters_stand_behind_the_last_section_where_its_round_averaged_them(
         is_last = section == NUM_SECTIONS - 1
         roster = roster_of(section, averages_parameters=averages_parameters and is_last)
         held = held.with_one(SectionOfAverage(roster, torch.full((4 + room * is_last,), float(section))))
-    roster, flat = held.whole
+    roster, flat, _ = held.whole
     assert roster.averages_parameters is averages_parameters
     assert flat.tolist() == [*4 * [0.0], *4 * [1.0], *(4 + room) * [2.0]]

@@ -13,7 +13,7 @@ from peerd.policy.round.debts import Edge
 from peerd.policy.step.groups import MAX_SECTIONS
 from peerd.policy.step.roster import Credit, Roster, RosterEntry
 from peerd.table.record import AverageId, PeerId
-from peerd.wire.messages import ITEM_BYTES, Beat, Call, Carried, Frame, TensorBytes, Verified
+from peerd.wire.messages import ITEM_BYTES, Beat, Call, Carried, Frame, OutcomeWord, PlacedSlice, TensorBytes, Verified
 
 peers = st.text("abcdefgh123", min_size=1, max_size=12).map(PeerId)
 numbers = st.integers(0, (1 << 62) - 1)
@@ -74,6 +74,10 @@ def rosters(draw: st.DrawFn) -> Roster:
 places = st.integers(0, (1 << 32) - 1)
 frames = st.builds(Frame, places, places, places, places, st.binary(max_size=64))
 verified = st.builds(Verified, places, places, places, st.lists(st.builds(Carried, *(6 * [places])), max_size=3).map(tuple))
+hashes, signatures = st.binary(min_size=32, max_size=32), st.binary(max_size=64)
+placed_slices = st.builds(PlacedSlice, places, hashes, signatures)
+sorted_slices = st.lists(placed_slices, max_size=3, unique_by=lambda each: each.member).map(lambda found: tuple(sorted(found)))
+outcome_words = st.builds(OutcomeWord, places, st.binary(min_size=16, max_size=16).map(AverageId), signatures, sorted_slices)
 
 
 @st.composite
@@ -82,7 +86,8 @@ def beats(draw: st.DrawFn) -> Beat:
     carriers, carried = ({edge: draw(places) for edge in edges} for _ in range(2))
     parts, sums, given_parts, given_sums = (draw(st.lists(places, max_size=4).map(tuple)) for _ in range(4))
     average_id, still_ms = draw(st.binary(min_size=16, max_size=16).map(AverageId)), draw(st.integers(0, 4_000_000_000))
-    return Beat(average_id, parts, sums, still_ms / 1000, given_parts, given_sums, carriers, carried)
+    told = tuple(draw(st.lists(outcome_words, max_size=3))), draw(st.integers(0, 1 << 40))
+    return Beat(average_id, parts, sums, still_ms / 1000, given_parts, given_sums, carriers, carried, *told)
 
 
 def bytes_of(tensor: TensorBytes) -> int:

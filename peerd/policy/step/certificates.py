@@ -7,10 +7,9 @@ one reducer has signed for one slice of one round prove that it lies. An average
 
 A voter's record is its vote: that it holds the average, or that it has gone on to the next step with it.
 
-Where a large stage averages in groups, no record shows what came of the round of a group, or of one for a section. By rule its members tell
-each other, and go by it once more than half of them say the same; their signatures go with a section to those who were not in its round.
-The protocol's model does so. Daemons do not yet, and a run that certifies has no groups (`needs_confirming`, `is_confirmed`,
-`why_distrust_section`).
+Where a large stage averages in groups, no record shows what came of the round of a group, or of one for a section. Its members tell each
+other, and go by it once more than half of them say the same (confirming.py); their signatures go with a section to those who were not in
+its round.
 """
 
 from __future__ import annotations

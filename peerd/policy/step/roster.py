@@ -67,7 +67,8 @@ class Roster:
     averages_parameters: bool = False
     """Whether a few of the members' parameters follow the gradients."""
     parts: tuple[AverageId, ...] = ()
-    """The rounds that made the sections of this average, in their order; the rest is the roster of the first. Empty: one round made it."""
+    """The sections of this average in their order: their ids with the numbers, or those of their rounds where the run does not certify.
+    Empty: one round made the average."""
 
     @cached_property
     def average_id(self) -> AverageId:
@@ -99,7 +100,7 @@ class Roster:
 
     @property
     def rounds(self) -> tuple[AverageId, ...]:
-        """The ids of the rounds that made it."""
+        """The ids of the rounds that made it, in a run that does not certify."""
         return self.parts or (self.average_id,)
 
     def entry_of(self, peer: PeerId) -> RosterEntry | None:
@@ -243,12 +244,12 @@ def _section(bare: Roster, levels: Levels, num_microbatches: int, has_turn: Call
     return None
 
 
-def whole_of(sections: Sequence[Roster]) -> Roster:
-    """The roster of an average from those of its sections, in their order.
+def whole_of(sections: Sequence[Roster], ids: Sequence[AverageId] = ()) -> Roster:
+    """The roster of an average from those of its sections, in their order. `ids`: of the sections with their numbers, if they have any.
 
     The first says who has computed what, and the last, which has the parameters, whose mean they are.
     """
-    parts, credits_told = tuple(roster.average_id for roster in sections), sections[0].credits
+    parts, credits_told = tuple(ids) or tuple(roster.average_id for roster in sections), sections[0].credits
     return replace(sections[-1], section=0, num_sections=1, parts=parts, credits=credits_told)
 
 
