@@ -47,7 +47,7 @@ class _AllOffError(PeerGoneError):
 
 
 @dataclass(slots=True)
-class Hop:
+class HopTimes:
     """What the calls to one stage took, in seconds."""
 
     calls: int = 0
@@ -111,7 +111,7 @@ class Asker:
         """The peers that have computed, and their stages."""
         self.num_rerouted = self.num_again = self.num_guessed = self.num_right = 0
         """How often another path was taken, how often a peer was sent what came before, and how many tokens were guessed and right."""
-        self.hops = [Hop() for _ in range(manifest.train.num_stages)]
+        self.hops = [HopTimes() for _ in range(manifest.train.num_stages)]
         """By stage."""
 
     async def next_tokens(self, most: int) -> list[int]:
