@@ -351,29 +351,25 @@ def test_a_crowd_of_keys_leaves_room_for_the_words_that_count() -> None:
     """A liar that is accused signs as many words as a case may have, each with a key of its own, before its mates have judged."""
 
     async def act(stage: AuditedStage) -> None:
-        (liar, accuser, *judges), gate = stage.mates, asyncio.Event()
-        for each in judges:
+        (liar, *honest), gate = stage.mates, asyncio.Event()
+        accuser = honest[0]
+        for each in honest[1:]:
 
-            async def measure(*given: Any, its: Any = each.auditor._replays.measure) -> AuditWord:
+            async def measure(*given: Any, its: Any = each.auditor._replays.measure) -> Any:
                 await gate.wait()
-                word: AuditWord = await its(*given)
-                return word
+                return await its(*given)
 
-            each.auditor._replays.measure = measure  # type: ignore[method-assign, assignment]
+            each.auditor._replays.measure = measure  # type: ignore[assignment, method-assign]
         await stage.step()
-        await until(
-            lambda: all(any(known.case.accuser == accuser.me for known in each.cases.known.values()) for each in (accuser, *judges))
-        )
+        await until(lambda: all(accuser.me in {known.case.accuser for known in each.cases.known.values()} for each in honest))
         (known,) = (known for known in accuser.cases.known.values() if known.case.accuser == accuser.me)
-        right, crowd = AuditWord(0.0, 1e-4), [Key() for _ in range(MOST_WORDS)]
-        text = word_text(liar.run, known.item, right)
-        words = known.evidence.with_words(SignedWord(each.peer, right, each.sign(text)) for each in crowd)
-        assert len(words.words) == MOST_WORDS
-        for each in (accuser, *judges):
-            await each.auditor.hear(words)
+        text = word_text(liar.run, known.item, right := AuditWord(0.0, 1e-4))
+        crowd = known.evidence.with_words(SignedWord(each.peer, right, each.sign(text)) for each in (Key() for _ in range(MOST_WORDS)))
+        for each in honest:
+            await each.auditor.hear(crowd)
         assert [each.judge for each in known.evidence.words] == [accuser.me]
         gate.set()
-        await until(lambda: all(each.cast == [liar.me] for each in (accuser, *judges)))
+        await until(lambda: all(each.cast == [liar.me] for each in honest))
 
     lived(act, factors=[-1.0])
 
