@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from peerd.link.punching import MOST_LINES, Holes, Whereabouts
 from peerd.link.streams import Stream
+from peerd.policy.route.holes import QuicCounts
 from peerd.table.record import PeerId
 
 
 class Connection:
     """A connection over which nothing comes."""
 
-    address, counts = "192.0.2.1:9", (0, 0)
+    address, carried = "192.0.2.1:9", QuicCounts(0, 0)
 
     def __init__(self, node: bytes) -> None:
         self.node = node
@@ -27,8 +28,8 @@ class Connection:
 
     async def streams(self) -> AsyncIterator[Stream]:
         await self._ended.wait()
-        for nothing in ():
-            yield nothing
+        if self.is_open:
+            yield cast(Any, None)
 
     async def closed(self) -> None:
         await self._ended.wait()
