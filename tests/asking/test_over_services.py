@@ -19,7 +19,7 @@ from peerd.wire.texts import TextClient
 from tests.link.local_peers import Served, serving
 from tests.stage.text_peers import NUM_STAGES, PROMPT, Peer, due_tokens, peers_of, said
 from tests.tiny_run import tiny_manifest
-from tests.wire.callee import PATIENCE_S, RUN
+from tests.wire.callee import DOOR_PATIENCE_S, PATIENCE_S, RUN
 
 
 @dataclass
@@ -68,7 +68,7 @@ async def test_a_text_goes_on_where_a_server_ends() -> None:
             ends, served = dict[PeerId, contextlib.AsyncExitStack](), dict[PeerId, tuple[int, Served]]()
             for stage, peer in ((stage, peer) for stage, mates in enumerate(peers) for peer in mates):
                 ends[peer.name] = await stack.enter_async_context(contextlib.AsyncExitStack())
-                there = serving([TextServicer(Door(RUN, PATIENCE_S, Traffic()), Handler(peer))])
+                there = serving([TextServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), Handler(peer))])
                 served[peer.name] = stage, await ends[peer.name].enter_async_context(there)
             asker = Asker(manifest, Network(served), PROMPT, Sampling(), PATIENCE_S)
             found = await said(asker, 3)

@@ -16,7 +16,7 @@ from peerd.wire.door import Door
 from peerd.wire.messages import Description
 from peerd.wire.services import SwarmServicer
 from tests.link.local_peers import serving
-from tests.wire.callee import PATIENCE_S, RUN, Listener, new_identity
+from tests.wire.callee import DOOR_PATIENCE_S, RUN, Listener, new_identity
 
 DAY_S = 86400.0
 
@@ -34,7 +34,7 @@ async def test_a_clock_that_is_set_while_a_peer_is_asked_is_off_by_what_it_was_s
     mine = SimpleNamespace(time=lambda: time.time() + off_s, monotonic=time.monotonic)
     monkeypatch.setattr(clocks, "time", mine)
     peer = Peer(Membership(new_identity(), RUN, ttl_s=30.0))
-    async with serving([SwarmServicer(Door(RUN, PATIENCE_S, Traffic()), peer, peer)]) as served:
+    async with serving([SwarmServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), peer, peer)]) as served:
         me = new_identity().peer
         (offset,) = await ask_clocks(served.links_of(me), [me])
     assert abs(offset.offset_s - by_s) < 2.0

@@ -26,7 +26,7 @@ from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
 from tests.link.test_lanes import SlowReader
 from tests.swarm.fixed_row import FixedRow
-from tests.wire.callee import PATIENCE_S, RUN, Listener, new_identity
+from tests.wire.callee import DOOR_PATIENCE_S, RUN, Listener, new_identity
 
 UPLOAD = 100_000
 TENSOR_BYTES = 1 << 20
@@ -62,7 +62,7 @@ async def pair() -> AsyncIterator[Pair]:
     for membership in members:
         membership.publish()
     members[0].absorb([sign_record(record, mate, RUN).raw])
-    reader, listener, door = SlowReader(), Listener(members[1]), Door(RUN, PATIENCE_S, Traffic())
+    reader, listener, door = SlowReader(), Listener(members[1]), Door(RUN, DOOR_PATIENCE_S, Traffic())
     for index in range(8):
         reader.reads[index].set()
     async with serving([StageServicer(door, reader), SwarmServicer(door, listener, listener)]) as served:

@@ -28,8 +28,8 @@ from peerd.wire.door import Door
 from peerd.wire.services import AveragingServicer, StageServicer, StateServicer, SwarmServicer
 from tests.link.local_peers import serving
 from tests.wire.callee import (
+    DOOR_PATIENCE_S,
     MANIFEST,
-    PATIENCE_S,
     RUN,
     Callee,
     Host,
@@ -52,13 +52,13 @@ async def callee(tmp_path: Path) -> AsyncIterator[Callee]:
     membership.publish()
     host = Host(membership=membership)
     service = StageService(MANIFEST, state, executor, Nowhere(), Pace(), host)
-    door = Door(RUN, PATIENCE_S, Traffic(), slots=lambda: service.slots)
+    door = Door(RUN, DOOR_PATIENCE_S, Traffic(), slots=lambda: service.slots)
 
     listener = Listener(membership)
     servicers: list[Any] = [
         SwarmServicer(door, listener, listener),
         StageServicer(door, service),
-        StateServicer(door, SnapshotServer(state, executor, Followers(), PATIENCE_S)),
+        StateServicer(door, SnapshotServer(state, executor, Followers(), DOOR_PATIENCE_S)),
     ]
     with contextlib.ExitStack() as stack:
         stack.callback(executor.close)

@@ -19,7 +19,7 @@ from peerd.wire.budgets import allowance_of
 from peerd.wire.clients import StageClient
 from peerd.wire.door import Door
 from peerd.wire.swarm_client import SwarmClient
-from tests.wire.callee import PATIENCE_S, RUN, Callee, new_identity
+from tests.wire.callee import DOOR_PATIENCE_S, PATIENCE_S, RUN, Callee, new_identity
 
 ORGANISER = Ed25519PrivateKey.from_private_bytes(b"o" * 32)
 SHUT_OUT = grpc.StatusCode.PERMISSION_DENIED
@@ -189,7 +189,7 @@ async def test_an_uninvited_peer_may_bring_a_list(callee: Callee, access: RunAcc
 
 
 def test_without_a_list_the_door_lets_everybody_in() -> None:
-    admission = Door(RUN, PATIENCE_S, None).admission  # type: ignore[arg-type]
+    admission = Door(RUN, DOOR_PATIENCE_S, None).admission  # type: ignore[arg-type]
     admission.check(PeerId("anybody"))
     admission.show(PeerId("anybody"), b"")
     assert not admission.take((b"", b""))

@@ -26,7 +26,7 @@ from peerd.wire.receipts import evidence_from, evidence_to, packed_case, pair_fr
 from peerd.wire.tensors import encode
 from tests.link.local_peers import Served, serving
 from tests.policy.test_evidence import FIRST, RIGHT, SECOND, WRONG, evidence, signed_pass, word_of
-from tests.wire.callee import PATIENCE_S, RUN, new_identity
+from tests.wire.callee import DOOR_PATIENCE_S, PATIENCE_S, RUN, new_identity
 
 SIGNED = b"s" * 32
 
@@ -57,7 +57,7 @@ class Keeper:
 @pytest.fixture
 async def served() -> AsyncIterator[tuple[Keeper, Served]]:
     keeper = Keeper()
-    async with serving([AuditServicer(Door(RUN, PATIENCE_S, Traffic()), keeper)]) as found:
+    async with serving([AuditServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), keeper)]) as found:
         yield keeper, found
 
 

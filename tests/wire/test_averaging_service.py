@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -36,7 +35,7 @@ from peerd.wire.messages import Beat, Frame, Verified
 from peerd.wire.rosters import roster_to
 from peerd.wire.services import AveragingServicer
 from tests.link.local_peers import serving
-from tests.wire.callee import ALL, BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain, new_identity
+from tests.wire.callee import ALL, BAD, DOOR_PATIENCE_S, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain, new_identity
 
 
 async def test_a_roster_that_does_not_cover_the_step_is_not_joined(callee: Callee) -> None:
@@ -146,32 +145,37 @@ async def test_a_proposal_that_does_not_fit_is_refused_without_the_torch_thread(
     assert (await client.propose(callee.caller.peer, roster, PATIENCE_S))[0]
 
 
-COPY_S = 0.2
+DEADLINE_S = 1.0
 
 
 @pytest.mark.parametrize("end", ["deadline", "cancelled", "connection broken"])
-@pytest.mark.parametrize("at", [0.25, 0.75], ids=["before the state opens it", "after"])
+@pytest.mark.parametrize("opens_first", [False, True], ids=["before the state opens it", "after"])
 async def test_hole_21_whatever_ends_the_call_of_a_proposal_the_round_that_it_opens_gets_its_end(
-    callee: Callee, monkeypatch: pytest.MonkeyPatch, end: str, at: float
+    callee: Callee, monkeypatch: pytest.MonkeyPatch, end: str, opens_first: bool
 ) -> None:
     """A copy of the accumulator takes seconds at real size. The leader gives up on its proposal meanwhile and aborts the round."""
     roster, open_round = await whole_roster(callee), callee.state.open_round
+    begun, go_on = threading.Event(), threading.Event()
 
     def slow(roster: Roster) -> tuple[str, torch.Tensor | None]:
-        time.sleep(COPY_S / 2)
-        opened = open_round(roster)
-        time.sleep(COPY_S / 2)
-        return opened
+        opened = open_round(roster) if opens_first else None
+        begun.set()
+        go_on.wait(20)
+        return opened or open_round(roster)
 
     monkeypatch.setattr(callee.state, "open_round", slow)
     links, proposal = callee.links(), averaging_pb2.Proposal(run=RUN, roster=roster_to(roster))
     channel = await links.channel(callee.caller.peer)
-    rpc = averaging_pb2_grpc.AveragingStub(channel).Propose(proposal, timeout=at * COPY_S if end == "deadline" else PATIENCE_S)
-    await asyncio.wait([asyncio.ensure_future(rpc.code())], timeout=at * COPY_S)
+    rpc = averaging_pb2_grpc.AveragingStub(channel).Propose(proposal, timeout=DEADLINE_S if end == "deadline" else PATIENCE_S)
+    ended = asyncio.ensure_future(rpc.code())
+    assert await asyncio.to_thread(begun.wait, 20)
     if end == "cancelled":
         rpc.cancel()
     elif end == "connection broken":
         await links.drop(callee.caller.peer)
+    await asyncio.wait({ended}, timeout=20)
+    await asyncio.sleep(0.1)  # the callee hears of it
+    go_on.set()
     await eventually(callee, lambda: callee.rounds.open is not None)
     assert callee.state.round == roster
     assert callee.rounds.runs(roster.average_id), "it has a task that ends it"
@@ -264,7 +268,7 @@ CHUNKS = (bytes(8), b"1234" * 2)
 async def test_gradients_of_a_tied_weight_come_whole_and_as_they_were_sent_or_not_at_all() -> None:
     sound, damaged = Holder(b"".join(CHUNKS)), Holder(b"another")
     for holder in (sound, damaged):
-        async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), cast(AveragingHandler, holder))]) as served:
+        async with serving([AveragingServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), cast(AveragingHandler, holder))]) as served:
             client = AveragingClient(served.links_of("caller"), RUN)
             if holder is damaged:
                 with pytest.raises(BadMessageError, match="do not match their hash"):
@@ -309,7 +313,7 @@ ROUND = AverageId(bytes(range(16)))
 async def test_chunks_of_a_round_and_words_about_them_travel_whichever_end_calls(size: int) -> None:
     handler, frames = Takes(size), [Frame(1, 0, number, 1, chunks=(bytes([number]) * size,)) for number in range(5)]
     heard, taken, words = list[Verified](), list[Frame](), asyncio.Queue[Verified]()
-    door = Door(RUN, PATIENCE_S, Traffic())
+    door = Door(RUN, DOOR_PATIENCE_S, Traffic())
     async with serving([AveragingServicer(door, cast(AveragingHandler, handler))]) as served:
         links, peer = served.links_of("caller"), PeerId("caller")
         client = AveragingClient(links, RUN)

@@ -36,7 +36,7 @@ from peerd.wire.frames import opening_of_round
 from peerd.wire.messages import Call
 from tests.link.local_peers import serving
 from tests.strategies import member, view_of
-from tests.wire.callee import PATIENCE_S, RUN, Callee, new_identity
+from tests.wire.callee import DOOR_PATIENCE_S, RUN, Callee, new_identity
 from tests.wire.test_averaging_service import due_chunk, open_round, part_bytes
 
 PIECES = 4
@@ -190,7 +190,7 @@ async def test_a_caller_that_asks_again_after_its_line_died_is_not_banned(callee
 
     monkeypatch.setattr("peerd.stage.jobs.forward_backward", slowly)
     lines, table = Lines(callee), Announcing(callee)
-    dispatcher = Dispatcher(StageClient(cast(Links, lines), RUN), table, table, table, 2, 3, PATIENCE_S, lambda: 20)
+    dispatcher = Dispatcher(StageClient(cast(Links, lines), RUN), table, table, table, 2, 3, DOOR_PATIENCE_S, lambda: 20)
     sending = asyncio.ensure_future(dispatcher.send(callee.call(), lambda _stage, _peer: None))
     assert await asyncio.to_thread(begun.wait, 20)
     lines.die()
@@ -206,7 +206,7 @@ async def test_a_caller_that_asks_again_after_its_line_died_is_not_banned(callee
 
 async def test_a_peer_with_a_wrong_clock_is_not_banned() -> None:
     caller, mine, now = new_identity(), new_identity(), datetime.now(UTC)
-    door = Door(RUN, PATIENCE_S, Traffic())
+    door = Door(RUN, DOOR_PATIENCE_S, Traffic())
     showing = Showing(make_certificate(mine.peer, mine.sign), port=1)
     ahead = make_certificate(caller.peer, caller.sign, now=now + timedelta(days=400))
     async with serving([DirectServicer(door, Pins(), showing)]) as served:

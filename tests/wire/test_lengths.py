@@ -20,7 +20,7 @@ from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.services import StageServicer
 from peerd.wire.tensors import encode
 from tests.link.local_peers import serving
-from tests.wire.callee import PATIENCE_S, RUN
+from tests.wire.callee import DOOR_PATIENCE_S, PATIENCE_S, RUN
 
 LIAR = PeerId("liar")
 HUGE = 1 << 50
@@ -54,7 +54,7 @@ def call_of(*accumulate: int) -> Call:
 )
 async def test_a_gradient_of_another_shape_than_the_inputs_is_refused_before_its_first_chunk(accumulate: Any, words: str) -> None:
     liar: Any = Answers(encode(torch.zeros(1 << 24)))
-    async with serving([StageServicer(Door(RUN, PATIENCE_S, Traffic()), liar)]) as served:
+    async with serving([StageServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), liar)]) as served:
         links = served.links_of("caller")
         with pytest.raises(BadMessageError, match=words):
             await StageClient(links, RUN).backpropagate(LIAR, call_of(*accumulate), (), PATIENCE_S, lambda _stage, _peer: None)
@@ -76,7 +76,7 @@ class Forwards(Answers):
 @pytest.mark.parametrize(("stage", "peer"), [(1, "a"), (0, "a"), ((1 << 32) - 1, "a"), (2, "a" * (MAX_PEER_CHARS + 1))])
 async def test_a_peer_on_a_microbatchs_way_is_of_a_later_stage_and_has_a_peers_name(stage: int, peer: str) -> None:
     liar: Any = Forwards(stage, peer)
-    async with serving([StageServicer(Door(RUN, PATIENCE_S, Traffic()), liar)]) as served:
+    async with serving([StageServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), liar)]) as served:
         told: list[PeerId] = []
         with pytest.raises(BadMessageError, match="no peer of a later stage"):
             await StageClient(served.links_of("caller"), RUN).backpropagate(

@@ -15,7 +15,7 @@ from peerd.wire.handlers import AveragingHandler
 from peerd.wire.messages import MOST_TOLD_BYTES, ToldMoves
 from peerd.wire.services import AveragingServicer
 from tests.link.local_peers import serving
-from tests.wire.callee import PATIENCE_S, RUN, Callee
+from tests.wire.callee import DOOR_PATIENCE_S, PATIENCE_S, RUN, Callee
 
 
 class Notes:
@@ -30,7 +30,7 @@ class Notes:
 
 @pytest.mark.parametrize("num_bytes", [0, 300, MOST_TOLD_BYTES])
 async def test_moves_of_local_steps_come_as_they_were_told(num_bytes: int) -> None:
-    door = Door(RUN, PATIENCE_S, Traffic())
+    door = Door(RUN, DOOR_PATIENCE_S, Traffic())
     async with serving([AveragingServicer(door, cast(AveragingHandler, Notes(num_bytes)))]) as served:
         links = served.links_of("caller")
         client = AveragingClient(links, RUN)
@@ -40,7 +40,8 @@ async def test_moves_of_local_steps_come_as_they_were_told(num_bytes: int) -> No
 
 
 async def test_more_moves_than_may_be_told_at_once_are_refused() -> None:
-    async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), cast(AveragingHandler, Notes(MOST_TOLD_BYTES + 1)))]) as served:
+    door, notes = Door(RUN, DOOR_PATIENCE_S, Traffic()), cast(AveragingHandler, Notes(MOST_TOLD_BYTES + 1))
+    async with serving([AveragingServicer(door, notes)]) as served:
         with pytest.raises(BadMessageError, match="more moves"):
             await AveragingClient(served.links_of("caller"), RUN).get_moves(PeerId("caller"), 6, 40, PATIENCE_S)
 

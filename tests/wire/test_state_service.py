@@ -32,7 +32,7 @@ from peerd.wire.services import AveragingServicer
 from peerd.wire.state_client import StateClient
 from peerd.wire.swarm_client import SwarmClient
 from tests.link.local_peers import serving
-from tests.wire.callee import BAD, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain, new_identity
+from tests.wire.callee import BAD, DOOR_PATIENCE_S, PATIENCE_S, RUN, STATE, Callee, assert_refused, drain, new_identity
 from tests.wire.lent import whole_of
 
 
@@ -125,7 +125,7 @@ class OneAverage:
 
 async def test_an_average_travels_as_a_state_does() -> None:
     giver: Any = OneAverage()
-    door = Door(RUN, PATIENCE_S, Traffic())
+    door = Door(RUN, DOOR_PATIENCE_S, Traffic())
     async with serving([AveragingServicer(door, giver)]) as served:
         links = served.links_of("mate")
         async with AveragingClient(links, RUN).open_average(PeerId("mate"), 1, 2, None, PATIENCE_S) as opened:

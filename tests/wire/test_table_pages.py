@@ -20,7 +20,7 @@ from peerd.wire.messages import Description
 from peerd.wire.services import SwarmServicer
 from peerd.wire.swarm_client import SwarmClient
 from tests.link.local_peers import Served, serving
-from tests.wire.callee import PATIENCE_S, RUN
+from tests.wire.callee import DOOR_PATIENCE_S, PATIENCE_S, RUN
 
 CALLER = PeerId("caller")
 ROW: RawRecord = (bytes(1024), bytes(64))
@@ -72,7 +72,7 @@ class Read:
 @pytest.fixture
 async def read() -> AsyncIterator[Read]:
     librarian = Librarian()
-    async with serving([SwarmServicer(Door(RUN, PATIENCE_S, Traffic()), librarian, librarian)]) as served:
+    async with serving([SwarmServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), librarian, librarian)]) as served:
         yield Read(librarian, served)
 
 

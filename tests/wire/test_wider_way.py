@@ -16,7 +16,7 @@ from peerd.wire.handlers import AveragingHandler, Frames, Tell
 from peerd.wire.messages import Frame, Verified
 from peerd.wire.services import AveragingServicer
 from tests.link.local_peers import serving
-from tests.wire.callee import PATIENCE_S, RUN
+from tests.wire.callee import DOOR_PATIENCE_S, PATIENCE_S, RUN
 
 ROUND = AverageId(bytes(range(16)))
 
@@ -52,7 +52,7 @@ async def test_a_stream_of_chunks_ends_once_a_faster_way_has_opened(is_given: bo
 
     async def takes(_frame: Frame) -> None: ...
 
-    async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), cast(AveragingHandler, handler))]) as served:
+    async with serving([AveragingServicer(Door(RUN, DOOR_PATIENCE_S, Traffic()), cast(AveragingHandler, handler))]) as served:
         links, peer = served.links_of("caller"), PeerId("caller")
         monkeypatch.setattr(links, "until_other_way", until_other_way)
         client = AveragingClient(links, RUN)
