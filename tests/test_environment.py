@@ -91,6 +91,21 @@ def test_the_build_for_rocm_comes_from_its_own_index_with_the_pinned_version(tmp
     assert "rocm" not in Machine(tmp_path / "other").install("cuda")
 
 
+def test_what_is_installed_is_compiled_but_for_tests_and_the_many_models_of_a_library(tmp_path: Path) -> None:
+    packages = tmp_path / "venv" / "lib" / "python3" / "site-packages"
+    for module in ("torch/nn/module", "torch/tests/module", "transformers/utils", "transformers/models/one/module", "models/module"):
+        source = packages / f"{module}.py"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("NUMBER = 1\n")
+    (packages / "broken.py").write_text("print 1\n")
+    (tmp_path / "venv" / "bin").mkdir()
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    told = Machine(tmp_path).runs("set -e; compile_all")
+    assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
+    compiled = {str(path.parent.parent.relative_to(packages)) for path in packages.rglob("*.pyc")}
+    assert compiled == {"torch/nn", "transformers", "models"}
+
+
 @pytest.mark.parametrize(
     ("installed", "fits"),
     [
