@@ -43,9 +43,9 @@ def verify_receipt(context: click.Context, /, files: tuple[str, ...], run: str |
     """Check receipts of work, and say what they prove.
 
     A receipt has the run's manifest, which its organiser has signed, and accounts that the members of a stage have signed. It needs
-    no daemon. A receipt alone shows that keys have signed, and keys cost nothing: whose keys they are it shows where the chain
-    of accounts leads through one that you know. Those are the accounts that your own daemon of that run has, and any --anchor.
-    Work of several receipts is added up, and none is counted twice.
+    no daemon. Keys cost nothing: that the signers are peers of the run it shows where the chain of accounts leads through one
+    that the organiser has signed, or that you know. You know those of your own daemon of that run, and any --anchor. Which
+    organiser that is, the id of the run says: name it with --run. Work of several receipts is added up, and none is counted twice.
 
     \b
     Examples:
@@ -118,6 +118,7 @@ def _stage_info(told: Proven) -> Mapping[str, Any]:
         "signers": told.num_signers,
         "chain_from": told.chain_from,
         "known": told.is_anchored,
+        "organiser": told.is_by_organiser,
         "audits": audits,
     }
 
@@ -149,6 +150,8 @@ def _lines(told: Proven) -> Sequence[str]:
     ]
     if told.is_by_one:
         lines.append("    Fewer than three peers could sign: nobody else can say whether they lie.")
+    if told.is_by_organiser:
+        lines.append("    the run's organiser has signed an account of this chain: its signers are peers of the run")
     if not told.is_anchored:
         lines.append("    None of these accounts is known here: that its signers are the run's peers is their own word.")
     if told.audits:

@@ -16,7 +16,7 @@ import msgpack
 from peerd.config.manifest import MANIFEST_DOMAIN, Manifest, parse_bytes, run_id
 from peerd.config.organiser import is_signed_by
 from peerd.errors import ManifestError, SignatureError
-from peerd.policy.step.accounts import Account, SignedAccount, Vouch, WorkDone
+from peerd.policy.step.accounts import EVERY, Account, SignedAccount, Vouch, WorkDone
 from peerd.policy.step.work_receipts import MOST_BYTES, AuditTold, ProvenRow, StageReceipt, WorkReceipt, why_refused
 from peerd.table.record import PeerId, RunId
 
@@ -120,7 +120,8 @@ def read_receipt(raw: bytes, run: RunId | None = None) -> ReadReceipt:
     try:
         manifest = parse_bytes(text, "the manifest of the receipt")
         own = RunId(run_id(organiser, manifest.name))
-        receipt = WorkReceipt(own, peers[0], tuple(_part_from(each, own, peers) for each in parts), _audits_from(audits, peers))
+        found = tuple(_part_from(each, own, peers) for each in parts)
+        receipt = WorkReceipt(own, peers[0], found, _audits_from(audits, peers), peer_of(organiser))
     except (ValueError, TypeError, IndexError, ManifestError) as error:
         raise _refused(f"it is no receipt: {error}") from None
     if why := why_refused(receipt, run or own, has_signed):
@@ -133,6 +134,8 @@ def read_receipt(raw: bytes, run: RunId | None = None) -> ReadReceipt:
 def _why_impossible(receipt: WorkReceipt, manifest: Manifest) -> str:
     """What the run of this manifest cannot have had; empty if it can."""
     for part in receipt.parts:
+        if any(signed.account.step % EVERY and signed.account.step != manifest.train.steps for signed in part.accounts):
+            return "an account in it is of no step at which one is due"
         account = part.accounts[-1].account
         if account.stage >= manifest.train.num_stages:
             return "its run has no such stage"

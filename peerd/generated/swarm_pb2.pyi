@@ -357,6 +357,7 @@ class AccountsRequest(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     BEFORE_S_FIELD_NUMBER: _builtins.int
     AUDITED_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     stage: _builtins.int
     since: _builtins.int
@@ -367,6 +368,10 @@ class AccountsRequest(_message.Message):
     """with rows: the newest account that was signed before this time, in seconds since the epoch, in place of one of a step"""
     audited: _builtins.str
     """and what the callee's own audits of this peer have found"""
+    @_builtins.property
+    def told(self) -> Global___Account:
+        """one of this stage, with signatures that the callee may lack"""
+
     def __init__(
         self,
         *,
@@ -376,10 +381,11 @@ class AccountsRequest(_message.Message):
         rows: _builtins.bool = ...,
         before_s: _builtins.int = ...,
         audited: _builtins.str = ...,
+        told: Global___Account | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["told", b"told"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "before_s", b"before_s", "rows", b"rows", "run", b"run", "since", b"since", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audited", b"audited", "before_s", b"before_s", "rows", b"rows", "run", b"run", "since", b"since", "stage", b"stage", "told", b"told"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

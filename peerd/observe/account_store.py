@@ -10,7 +10,7 @@ import msgpack
 
 from peerd.config.receipt_file import pack_account, pack_row, unpack_account, unpack_row
 from peerd.policy.step.account_book import Kept
-from peerd.policy.step.accounts import EVERY, SignedAccount, WorkDone, Works, place_of, thinned
+from peerd.policy.step.accounts import EVERY, NOBODY, SignedAccount, WorkDone, Works, place_of, thinned
 from peerd.policy.step.work_receipts import ProvenRow
 from peerd.table.record import PeerId, RunId
 
@@ -37,9 +37,9 @@ class StoredAccount:
 class AccountStore:
     """The table of accounts in a run's history. Every method runs on the history's thread."""
 
-    def __init__(self, db: sqlite3.Connection, run: RunId, me: PeerId) -> None:
-        """The database has the table of `SCHEMA`."""
-        self._db, self._run, self._me = db, run, me
+    def __init__(self, db: sqlite3.Connection, run: RunId, me: PeerId, organiser: PeerId = NOBODY) -> None:
+        """The database has the table of `SCHEMA`. `organiser`: the name of the run's organiser as a signer."""
+        self._db, self._run, self._me, self._organiser = db, run, me, organiser
 
     def keep(self, kept: Kept) -> None:
         """Keep an account that counts; again where it has more signatures now."""
@@ -74,7 +74,7 @@ class AccountStore:
 
     def _thin(self, stage: int) -> None:
         found = [stored.signed for stored in self.of_stage(stage)]
-        wanted = {signed.account.step for signed in thinned(found)}
+        wanted = {signed.account.step for signed in thinned(found, self._organiser)}
         gone = [(stage, signed.account.step) for signed in found if signed.account.step not in wanted]
         self._db.executemany("DELETE FROM accounts WHERE stage = ? AND step = ? AND rows IS NULL", gone)
 

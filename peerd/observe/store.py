@@ -17,6 +17,7 @@ from peerd.observe.account_store import SCHEMA as ACCOUNTS
 from peerd.observe.account_store import AccountStore
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.thinning import TIERS, thinned
+from peerd.policy.step.accounts import NOBODY
 from peerd.policy.step.contributions import StageTally, Tally
 from peerd.policy.step.roster import Roster
 from peerd.table.record import Evaluation, PeerId, RunId
@@ -86,9 +87,9 @@ class HistoryStore:
     def close(self) -> None:
         self._db.close()
 
-    def accounts(self, run: RunId, me: PeerId) -> AccountStore:
+    def accounts(self, run: RunId, me: PeerId, organiser: PeerId = NOBODY) -> AccountStore:
         """The accounts of this run that this file keeps for a peer."""
-        return AccountStore(self._db, run, me)
+        return AccountStore(self._db, run, me, organiser)
 
     # Writing
 

@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from peerd.errors import BadMessageError
 from peerd.generated import swarm_pb2
 from peerd.policy.step.account_book import RECENT
-from peerd.policy.step.accounts import MOST_COUNT, MOST_SIGNERS, MOST_TIME_S, Account, SignedAccount, Vouch, WorkDone, Works, why_unsound
+from peerd.policy.step.accounts import (
+    MOST_COUNT,
+    MOST_SIGNERS,
+    MOST_TIME_S,
+    NOBODY,
+    Account,
+    SignedAccount,
+    Vouch,
+    WorkDone,
+    Works,
+    why_unsound,
+)
 from peerd.policy.step.work_receipts import AuditTold
 from peerd.table.record import MAX_STAGES, PeerId, RunId
 from peerd.wire.convert import MAX_PEER_CHARS, MAX_TALLIES
 
 SIGNATURE_BYTES = 64
-NOBODY = PeerId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,8 @@ class AccountsWanted:
     """With `rows`: the newest that was signed before this time, in place of the one of a step; 0: that of the step."""
     audited: PeerId = NOBODY
     """And what the callee's audits of this peer have found."""
+    told: SignedAccount | None = None
+    """An account of this stage with signatures that the callee may lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,13 @@ class AccountsTold:
 
 def wanted_to(run: RunId, wanted: AccountsWanted) -> swarm_pb2.AccountsRequest:
     return swarm_pb2.AccountsRequest(
-        run=run, stage=wanted.stage, since=wanted.since, rows=wanted.rows, before_s=wanted.before_s, audited=wanted.audited
+        run=run,
+        stage=wanted.stage,
+        since=wanted.since,
+        rows=wanted.rows,
+        before_s=wanted.before_s,
+        audited=wanted.audited,
+        told=_account_to(wanted.told) if wanted.told is not None else None,
     )
 
 
@@ -51,7 +69,8 @@ def wanted_from(request: swarm_pb2.AccountsRequest) -> AccountsWanted:
     """Raises BadMessageError."""
     if request.stage >= MAX_STAGES or max(request.since, request.before_s) > MOST_COUNT or len(request.audited) > MAX_PEER_CHARS:
         raise BadMessageError("a question for accounts that are none")
-    return AccountsWanted(request.stage, request.since, request.rows, request.before_s, PeerId(request.audited))
+    told = _account_from(request.told, RunId(request.run), request.stage) if request.HasField("told") else None
+    return AccountsWanted(request.stage, request.since, request.rows, request.before_s, PeerId(request.audited), told)
 
 
 def told_to(told: AccountsTold) -> swarm_pb2.AccountsReply:

@@ -24,6 +24,8 @@ from peerd.table.record import PeerId
 
 MAX_BEAT_BYTES = 1 << 17
 """Two counts for each of 1,024 members, the edges that mates carry, and the slices of a member whose word is disputed."""
+MAX_ACCOUNT_BYTES = 1 << 14
+"""An account of 31 signers, whom 62 have signed."""
 MAX_KNOWN_BYTES = 1 << 12
 """The ids of the convictions that an auditor knows."""
 RETRY_S = 0.25
@@ -72,7 +74,7 @@ _ALLOWANCES = {
     "Propose": Allowance(num_bytes=MAX_REQUEST_BYTES),
     "Give": Allowance(8, MAX_REQUEST_BYTES),
     "Beat": Allowance(8, MAX_BEAT_BYTES),
-    "Accounts": Allowance(3),
+    "Accounts": Allowance(3, MAX_ACCOUNT_BYTES),
     "Carry": Allowance(2 * MOST, BLOCK_BYTES + SMALL_BYTES, is_apart=True),
     "Show": Allowance(num_bytes=MAX_CERTIFICATE_BYTES + SMALL_BYTES),
     "GetReceipts": Allowance(num_bytes=MAX_KNOWN_BYTES),

@@ -13,7 +13,7 @@ from peerd.config.paths import Home
 from peerd.policy.step.accounts import EVERY
 from tests.cli.conftest import Command
 from tests.control.fake_daemon import serving
-from tests.observe.account_daemons import RUN, Daemon, days, train
+from tests.observe.account_daemons import RUN, Daemon, anchor, days, train
 
 
 @pytest.fixture
@@ -72,6 +72,18 @@ def test_accounts_that_this_homes_daemon_keeps_are_known(
         assert "their own word" not in peerd("verify-receipt", files["all"]).out
     assert "their own word" not in peerd("verify-receipt", files["all"], "--anchor", kept[0].id.hex()).out
     assert peerd("verify-receipt", files["all"], "--anchor", "xyz").code == 2
+
+
+def test_a_chain_through_an_account_that_the_organiser_has_signed_needs_no_other_word(
+    peerd: Command, daemons: list[Daemon], tmp_path: Path
+) -> None:
+    anchor(daemons[0])
+    (tmp_path / "signed").write_bytes(daemons[0].receipt())
+    told = peerd("verify-receipt", tmp_path / "signed").out
+    assert "its signers are peers of the run" in told
+    assert "their own word" not in told
+    ((stage,),) = [each["stages"] for each in json.loads(peerd("verify-receipt", tmp_path / "signed", "--json").out)["receipts"]]
+    assert (stage["known"], stage["organiser"]) == (True, True)
 
 
 def test_receipts_are_added_up_and_none_is_counted_twice(peerd: Command, files: dict[str, Path], tmp_path: Path) -> None:

@@ -8,18 +8,21 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from peerd.config.access import organisers_peer
 from peerd.config.receipt_file import has_signed, pack_receipt
 from peerd.observe.account_store import DAY_S, AccountStore
 from peerd.observe.accounts import AccountKeeper
 from peerd.observe.store import HistoryStore
-from peerd.policy.step.accounts import EVERY, SignedAccount
+from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch
 from peerd.policy.step.work_receipts import WorkReceipt, fitted
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import sign_manifest
 from tests.policy.account_world import roster
 from tests.tiny_run import tiny_manifest
 
-SIGNED = sign_manifest(tiny_manifest(num_stages=2, microbatches_per_step=12), Ed25519PrivateKey.generate())
+OFFICE = Ed25519PrivateKey.generate()
+SIGNED = sign_manifest(tiny_manifest(num_stages=2, microbatches_per_step=12), OFFICE)
+ORGANISER = organisers_peer(SIGNED.organiser_key)
 RUN = SIGNED.run
 PER_STEP, TOKENS = SIGNED.manifest.train.microbatches_per_step, SIGNED.manifest.tokens_per_microbatch_at(0)
 
@@ -33,12 +36,12 @@ class Daemon:
         self.keeper = self.new_keeper()
 
     def new_keeper(self) -> AccountKeeper:
-        return AccountKeeper(RUN, self.me.peer, self.me.sign, has_signed)
+        return AccountKeeper(RUN, self.me.peer, self.me.sign, has_signed, organiser=ORGANISER)
 
     @contextmanager
     def store(self) -> Iterator[AccountStore]:
         with closing(HistoryStore(self.path)) as history:
-            yield history.accounts(RUN, self.me.peer)
+            yield history.accounts(RUN, self.me.peer, ORGANISER)
 
     def told(self) -> tuple[SignedAccount, ...]:
         with self.store() as store:
@@ -46,7 +49,7 @@ class Daemon:
 
     def receipt(self, since_s: int = 0) -> bytes:
         with self.store() as store:
-            receipt = WorkReceipt(RUN, self.me.peer, self.keeper.parts(store, since_s))
+            receipt = WorkReceipt(RUN, self.me.peer, self.keeper.parts(store, since_s), organiser=ORGANISER)
         found = fitted(receipt, lambda each: len(pack_receipt(each, SIGNED.raw, lambda _text: bytes(64))))
         assert found is not None
         return pack_receipt(found, SIGNED.raw, self.me.sign)
@@ -64,6 +67,14 @@ def train(daemons: list[Daemon], steps: range, time_s: int = 1000) -> None:
                 told = other.told()
                 with daemon.store() as store:
                     assert daemon.keeper.hear(store, 0, other.me.peer, told) == ""
+
+
+def anchor(daemon: Daemon) -> None:
+    """The organiser signs the newest account of a daemon."""
+    (*_, signed), time_s = daemon.told(), 5_000
+    vouch = Vouch(ORGANISER, time_s, OFFICE.sign(signed.account.text(time_s)))
+    with daemon.store() as store:
+        assert daemon.keeper.gather(store, 0, [SignedAccount(signed.account, (vouch,))]) == ""
 
 
 def days(daemons: list[Daemon], number: int) -> None:

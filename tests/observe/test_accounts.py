@@ -16,7 +16,7 @@ from peerd.policy.step.work_receipts import MOST_BYTES, WorkReceipt, proven
 from peerd.swarm.signed import sign_manifest
 from peerd.table.record import RunId
 from peerd.wire.accounts import AccountsTold, AccountsWanted, told_from, told_to
-from tests.observe.account_daemons import PER_STEP, RUN, SIGNED, TOKENS, Daemon, days, train
+from tests.observe.account_daemons import PER_STEP, RUN, SIGNED, TOKENS, Daemon, anchor, days, train
 from tests.policy.account_world import roster
 from tests.tiny_run import tiny_manifest
 
@@ -115,6 +115,30 @@ def test_who_comes_later_takes_the_rows_over(daemons: list[Daemon], tmp_path: Pa
     assert late.me.peer in [each.signer for each in late.told()[-1].vouches]
     (told,) = proven(read_receipt(late.receipt()).receipt)
     assert told.work.steps == 2 * EVERY - 5, "mates have counted the steps before it came into the accounts, too"
+
+
+def test_the_chain_of_a_receipt_begins_at_the_newest_account_that_the_organiser_has_signed(daemons: list[Daemon], tmp_path: Path) -> None:
+    """Whoever has nothing but the receipt knows by the manifest in it that its signers are peers of the run."""
+    days(daemons, 2)
+    anchor(daemons[0])
+    train(daemons, range(2 * EVERY, 3 * EVERY), 3 * DAY_S)
+    (told,) = proven(read_receipt(daemons[1].receipt(), RUN).receipt)
+    assert (told.chain_from, told.is_by_organiser, told.work.steps) == (2 * EVERY, True, 3 * EVERY)
+    for since_s, steps in ((DAY_S, (EVERY, 3 * EVERY)), (2 * DAY_S, (2 * EVERY, 3 * EVERY))):
+        (told,) = proven(read_receipt(daemons[1].receipt(since_s), RUN).receipt)
+        assert (told.steps, told.is_by_organiser) == (steps, True)
+    crowd = [Daemon(tmp_path, name) for name in "xyz"]
+    days(crowd, 3)
+    assert not proven(read_receipt(crowd[0].receipt(), RUN).receipt)[0].is_anchored, "keys that sign for each other"
+
+
+def test_the_newest_account_that_the_organiser_has_signed_is_kept_on_disk(daemons: list[Daemon]) -> None:
+    train(daemons[:1], range(EVERY * 3), 0)
+    anchor(daemons[0])
+    for number in range(3, 24 * 11):
+        train(daemons[:1], range(number * EVERY, (number + 1) * EVERY), number * 3600)
+    (told,) = proven(read_receipt(daemons[0].receipt(), RUN).receipt)
+    assert (told.chain_from, told.is_by_organiser) == (3 * EVERY, True)
 
 
 def test_rows_are_kept_of_one_account_a_day_and_accounts_are_thinned(daemons: list[Daemon]) -> None:

@@ -13,6 +13,7 @@ from peerd.policy.step.work_receipts import AuditTold, ProvenRow, StageReceipt, 
 from peerd.table.record import PeerId, RunId
 
 RUN, OTHER_RUN = RunId("a" * 32), RunId("b" * 32)
+ORGANISER = PeerId("organiser")
 TOKENS, PER_STEP = 256, 64
 
 
@@ -41,11 +42,17 @@ def roster(step: int, members: Iterable[PeerId], random: Random | None = None, s
     return Roster(stage, step, 0, there[0], tuple(RosterEntry(peer, 1, step, done[peer]) for peer in there))
 
 
+def anchored(signed: SignedAccount, organiser: PeerId = ORGANISER) -> SignedAccount:
+    """The same account with the organiser's signature."""
+    own = Vouch(organiser, 9_000, sign(organiser, signed.account.text(9_000)))
+    return SignedAccount(signed.account, tuple(sorted([*signed.vouches, own])))
+
+
 class Members:
     """Books of a stage's members, among which whatever one has goes to all others at once."""
 
-    def __init__(self, peers: Iterable[PeerId], stage: int = 0) -> None:
-        self.stage = stage
+    def __init__(self, peers: Iterable[PeerId], stage: int = 0, last_step: int = 0) -> None:
+        self.stage, self.last_step = stage, last_step
         self.books: dict[PeerId, AccountBook] = {}
         self.kept: dict[int, tuple[SignedAccount, Mapping[PeerId, WorkDone]]] = {}
         """What counts, by step, with its rows."""
@@ -53,7 +60,7 @@ class Members:
             self.join(peer)
 
     def join(self, peer: PeerId) -> None:
-        self.books[peer] = AccountBook(RUN, self.stage)
+        self.books[peer] = AccountBook(RUN, self.stage, last_step=self.last_step, organiser=ORGANISER)
 
     def step(self, step: int, random: Random | None = None, missed_by: Iterable[PeerId] = (), *, talk: bool = True) -> None:
         """All members apply the average of this step but for those that miss it."""

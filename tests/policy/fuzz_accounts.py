@@ -92,6 +92,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "at": lambda _w: 11,
     ("first", "int"): lambda w: w.random.randrange(12),
     "account_id": lambda w: w.raw(32),
+    "organiser": lambda w: w.some_peer(),
     "vouch": _vouch,
     "works": _works,
     "is_alone": lambda w: w.random.random() < 0.5,

@@ -11,9 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peerd.policy.step.account_book import MOST_TAKEN, RECENT, AccountBook
-from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch, WorkDone, follows, root_of, why_not_certified
+from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch, WorkDone, follows, is_anchored, root_of, why_not_certified
 from peerd.table.record import PeerId
-from tests.policy.account_world import PER_STEP, RUN, TOKENS, Members, is_of, names, roster, sign, signed_by, some_account
+from tests.policy.account_world import (
+    ORGANISER,
+    PER_STEP,
+    RUN,
+    TOKENS,
+    Members,
+    anchored,
+    is_of,
+    names,
+    roster,
+    sign,
+    signed_by,
+    some_account,
+)
 
 
 def newest(members: Members, peer: PeerId) -> SignedAccount:
@@ -54,6 +67,37 @@ def test_who_has_missed_a_step_signs_nothing_until_it_has_the_rows_again(missed:
     assert late not in {each.signer for each in members.kept[2 * EVERY][0].vouches}
     assert late in {each.signer for each in members.kept[4 * EVERY][0].vouches}
     assert root_of(members.books[late].recent[4 * EVERY].works) == members.kept[4 * EVERY][0].account.root
+
+
+@pytest.mark.parametrize("missed", [range(3 * EVERY - 2, 3 * EVERY + 5), range(3 * EVERY + 1, 3 * EVERY + 2), range(EVERY, 3 * EVERY + 5)])
+def test_who_comes_to_the_runs_end_by_a_mates_state_has_its_last_account(missed: range) -> None:
+    """It applies no average after those that it has missed, and none of the accounts there is its own count."""
+    end, late = 3 * EVERY + 5, names(3)[0]
+    members = Members(names(3), last_step=end)
+    for step in range(end):
+        members.step(step, missed_by=[late] if step in missed else [])
+    book = members.books[late]
+    book.reached(end)
+    members.talk()
+    assert book.newest is not None
+    assert book.newest.account == members.kept[end][0].account
+    assert book.wanted() is None
+    assert late not in {each.signer for each in members.kept[end][0].vouches}
+
+
+def test_the_last_steps_of_a_run_are_in_an_account_and_what_is_reached_and_counted_is_counted_once() -> None:
+    members = Members(names(3), last_step=EVERY + 3)
+    for step in range(EVERY + 3):
+        members.step(step)
+        for book in members.books.values():
+            book.reached(step + 1)
+    assert sorted(members.kept) == [EVERY, EVERY + 3]
+    assert members.kept[EVERY + 3][0].account.counted.steps == EVERY + 3
+    assert len(members.kept[EVERY + 3][0].vouches) == 3
+    assert follows(members.kept[EVERY + 3][0], members.kept[EVERY][0].account)
+    stray = some_account(EVERY + 1, members.kept[EVERY][1])
+    book = members.books[names(1)[0]]
+    assert "step" in book.hear(names(2)[1], [signed_by(stray, names(3))], is_of)
 
 
 def test_alone_a_member_goes_on_and_its_accounts_follow() -> None:
@@ -136,6 +180,25 @@ def test_a_mates_forgeries_are_refused_and_change_nothing() -> None:
     assert not book.take(signed_by(alien, [liar]), {liar: WorkDone(16, 998, 999)})
 
 
+def test_the_organisers_signature_is_taken_from_anybody_and_goes_round_with_the_others() -> None:
+    members = Members(names(3))
+    for step in range(EVERY):
+        members.step(step)
+    first, *others = members.books.values()
+    signed = anchored(members.kept[EVERY][0])
+    assert first.gather([signed], is_of) == ""
+    assert first.gather([anchored(signed_by(some_account(EVERY, {}, names(1)), names(1)))], is_of) == "", "an account that it does not have"
+    assert "is not its own" in others[0].gather([SignedAccount(signed.account, (Vouch(ORGANISER, 5, bytes(64)),))], is_of)
+    assert [is_anchored(book.recent[EVERY].signed, ORGANISER) for book in members.books.values()] == [True, False, False]
+    assert [book.lacks for book in members.books.values()] == [None] * 3, "nobody asks for it alone"
+    for step in range(EVERY, 2 * EVERY):
+        members.step(step, talk=False)
+    assert {book.lacks for book in others} == {EVERY}
+    members.talk()
+    assert all(is_anchored(book.recent[EVERY].signed, ORGANISER) for book in members.books.values())
+    assert others[0].hear(names(2)[1], [signed_by(members.kept[EVERY][0].account, [ORGANISER])], is_of) == ""
+
+
 @settings(max_examples=12)
 @given(st.integers(0, 1 << 30), st.integers(2, 7))
 def test_whoever_comes_goes_and_misses_steps_what_counts_is_what_was_computed(seed: int, size: int) -> None:
@@ -173,7 +236,8 @@ def test_rows_that_do_not_add_up_to_what_was_signed_are_not_taken_over(whole: Wo
     book.applied(roster(EVERY, names(2)), TOKENS)
     assert not book.take(signed_by(account, account.signers), rows)
     full = {names(1)[0]: WorkDone(EVERY, 2 * EVERY, MOST_TAKEN + 1)}
-    assert not book.take(signed_by(endless := some_account(EVERY, full), endless.signers), full)
+    endless = some_account(EVERY, full)
+    assert not book.take(signed_by(endless, endless.signers), full)
     assert book.take(signed_by(true := some_account(EVERY, rows), true.signers), rows)
 
 

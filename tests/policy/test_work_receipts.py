@@ -9,7 +9,20 @@ import pytest
 from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch, WorkDone
 from peerd.policy.step.work_receipts import WorkReceipt, fitted, proven, why_not_added, why_refused
 from peerd.table.record import PeerId
-from tests.policy.account_world import LAST, OTHER_RUN, PER_STEP, RUN, Members, audit_word, is_of, names, receipt_of, sign
+from tests.policy.account_world import (
+    LAST,
+    ORGANISER,
+    OTHER_RUN,
+    PER_STEP,
+    RUN,
+    Members,
+    anchored,
+    audit_word,
+    is_of,
+    names,
+    receipt_of,
+    sign,
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +99,38 @@ def test_accounts_of_strangers_alone_prove_nothing_to_who_knows_an_account(membe
     mixed = WorkReceipt(RUN, ME, (replace(part, accounts=(own.accounts[0], part.accounts[-1])),))
     assert "a stranger has signed" not in why_refused(mixed, RUN, is_of)
     assert not proven(mixed, known)[0].is_anchored, "it does not follow the account that is known"
+
+
+@pytest.mark.parametrize("at", range(LAST // EVERY))
+def test_an_account_that_the_organiser_has_signed_says_whose_signatures_count(members: Members, at: int) -> None:
+    receipt = replace(receipt_of(members, ME), organiser=ORGANISER)
+    (part,) = receipt.parts
+
+    def having(signed: SignedAccount) -> WorkReceipt:
+        return replace(receipt, parts=(replace(part, accounts=(*part.accounts[:at], signed, *part.accounts[at + 1 :])),))
+
+    assert not proven(receipt)[0].is_anchored
+    found = having(anchored(part.accounts[at]))
+    assert why_refused(found, RUN, is_of) == ""
+    short = fitted(found, size_of)
+    assert short is not None
+    for each in (found, short):
+        (told,) = proven(each)
+        assert (told.is_anchored, told.is_by_organiser, told.num_signed <= 3) == (True, True, True)
+    assert "a stranger has signed" in why_refused(having(anchored(part.accounts[at], PeerId("another"))), RUN, is_of)
+    forged = SignedAccount(part.accounts[at].account, tuple(sorted([*part.accounts[at].vouches, Vouch(ORGANISER, 5, bytes(64))])))
+    assert "is not its own" in why_refused(having(forged), RUN, is_of)
+    assert "too few" in why_refused(having(anchored(SignedAccount(part.accounts[at].account, ()))), RUN, is_of), "it signs no counts"
+
+
+def test_the_organisers_signature_under_an_account_that_the_last_one_does_not_follow_says_nothing(members: Members) -> None:
+    forged = Members([PeerId("forger1"), PeerId("forger2"), ME])
+    for step in range(2 * EVERY):
+        forged.step(step)
+    (part,), (own,) = receipt_of(forged, ME).parts, receipt_of(members, ME).parts
+    mixed = WorkReceipt(RUN, ME, (replace(part, accounts=(anchored(own.accounts[0]), part.accounts[-1])),), organiser=ORGANISER)
+    (told,) = proven(mixed)
+    assert (told.is_anchored, told.is_by_organiser) == (False, False)
 
 
 def test_what_is_told_twice_counts_for_nothing(members: Members) -> None:

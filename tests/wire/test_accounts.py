@@ -21,7 +21,7 @@ from tests.wire.callee import RUN as SERVED
 
 ROWS = {peer: WorkDone(3, 40 + at, 99) for at, peer in enumerate(names(40))}
 SIGNED = signed_by(some_account(EVERY * 9, ROWS), names(40)[-MOST_SIGNERS:])
-WANTED = AccountsWanted(0, 3, audited=names(1)[0])
+WANTED = AccountsWanted(0, 3, audited=names(1)[0], told=SIGNED)
 TOLD = AccountsTold((SIGNED,), ROWS, audit_word(names(3)[2], names(1)[0], 5))
 
 
@@ -97,3 +97,9 @@ async def test_a_question_is_answered_and_one_out_of_range_is_refused(callee: Ca
     request = swarm_pb2.AccountsRequest(run=SERVED, since=1 << 63)
     stub = await callee.served.stub(swarm_pb2_grpc.SwarmStub, callee.caller.peer)
     await assert_refused(callee, stub.Accounts(request), BAD, "accounts that are none")
+
+
+async def test_an_account_that_is_none_is_not_taken(callee: Callee) -> None:
+    broken = swarm_pb2.AccountsRequest(run=SERVED, told=swarm_pb2.Account(step=EVERY))
+    stub = await callee.served.stub(swarm_pb2_grpc.SwarmStub, callee.caller.peer)
+    await assert_refused(callee, stub.Accounts(broken), BAD, "an account without rows")

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
+from peerd.config.access import organisers_peer
 from peerd.config.manifest import Manifest
 from peerd.config.receipt_file import counts_too_much, pack_receipt
 from peerd.control.protocol import SCHEMA
 from peerd.control.server import Say, Verb
+from peerd.daemon.watching.anchoring import ASKED, Anchoring
 from peerd.errors import RemoteError, WrongStateError
 from peerd.observe.account_store import AccountStore
 from peerd.observe.accounts import AccountKeeper, Needs
@@ -33,8 +35,6 @@ from peerd.wire.accounts import AccountsTold, AccountsWanted
 if TYPE_CHECKING:
     from peerd.daemon.peer import Peer
 
-ASKED = 3
-"""Mates that are asked at a time."""
 ASK_TIMEOUT_S = 5.0
 MOST_PAUSE = 16
 """While signatures are missing a daemon asks again after one announce period, then after twice that, and so on up to so many."""
@@ -51,13 +51,17 @@ class Accounting:
     def __init__(self, peer: Peer, archive: Archive) -> None:
         self._peer, self._archive = peer, archive
         self._run, self._me = peer.place.signed.run, peer.membership.me
-        self._keeper = AccountKeeper(self._run, self._me, peer.membership.identity.sign, has_signed)
+        manifest, self._organiser = peer.place.manifest, organisers_peer(peer.place.signed.organiser_key)
+        self._keeper = AccountKeeper(self._run, self._me, peer.membership.identity.sign, has_signed, manifest.train.steps, self._organiser)
+        self._anchoring = Anchoring(self, peer, self._organiser)
         self._waiting: list[tuple[Roster, int]] = []
         self._signed: dict[int, tuple[float, SignedStage | None]] = {}
         """What is shown of each stage, and when it was asked for."""
         self._noted = asyncio.Event()
         self._has_counted = False
-        self._period_s = peer.place.manifest.swarm.announce_period_s
+        self._period_s = manifest.swarm.announce_period_s
+        self._seen = float("inf"), 0, 0
+        """The stage that this daemon served when it last looked, its step, and when that was."""
 
     def verbs(self) -> dict[str, Verb]:
         return {"receipt": self.receipt, "accounts": self.known}
@@ -78,6 +82,7 @@ class Accounting:
                 pause_s, ask_at_s = self._period_s, time.monotonic() + self._period_s * random.random()
             if time.monotonic() >= ask_at_s:
                 await self._ask()
+                await self._anchoring.sign()
                 pause_s = min(2 * pause_s, MOST_PAUSE * self._period_s)
                 ask_at_s = time.monotonic() + pause_s
 
@@ -91,10 +96,11 @@ class Accounting:
         return bool(await self._on(lambda store: self._keeper.applied(store, rosters, now_s)))
 
     async def _on(self, work: Callable[[AccountStore], Found]) -> Found | None:
-        return await self._archive.read(lambda store: work(store.accounts(self._run, self._me)))
+        return await self._archive.read(lambda store: work(store.accounts(self._run, self._me, self._organiser)))
 
     async def _ask(self) -> None:
         """Ask a few mates for what this peer lacks."""
+        await self._look_at_step()
         needs = await self._on(lambda _store: self._keeper.needs()) if self._has_counted else None
         if needs is None or needs.since is None:
             return
@@ -105,27 +111,48 @@ class Accounting:
             await self._take(now, now.rows_of)
         await self._on(lambda _store: self._keeper.begin(is_alone=not mates))
 
+    async def _look_at_step(self) -> None:
+        """Tell the keeper the step that was reached a period ago: what was applied until then is counted meanwhile."""
+        if not self._has_counted:
+            return
+        now_s, (seen_s, stage, step) = time.monotonic(), self._seen
+        if now_s - seen_s >= self._period_s:
+            await self._on(lambda _store: self._keeper.reached(stage, step))
+        if now_s - seen_s >= self._period_s or seen_s > now_s:
+            record = self._peer.seat.state.record
+            self._seen = now_s, record.stage, record.step
+
     async def _hear(self, needs: Needs, mate: PeerId, since: int) -> None:
-        told = await self._told_by(mate, AccountsWanted(needs.stage, since))
+        told = await self.told_by(mate, AccountsWanted(needs.stage, since))
         if told is not None and (why := await self._on(lambda store: self._keeper.hear(store, needs.stage, mate, told.accounts))):
             LOG.warning("a mate's accounts are wrong", peer=mate, reason=why)
 
     async def _take(self, needs: Needs, wanted: SignedAccount) -> None:
         """Take the rows of an account over from one of those that hold it."""
         holder = random.choice(sorted(needs.holders))
-        told = await self._told_by(holder, AccountsWanted(needs.stage, wanted.account.step, rows=True))
+        told = await self.told_by(holder, AccountsWanted(needs.stage, wanted.account.step, rows=True))
         if told is not None and not await self._on(lambda store: self._keeper.take(store, wanted, told.rows)):
             LOG.warning("a mate's rows are not those of the account", peer=holder, step=wanted.account.step)
 
-    async def _told_by(self, peer: PeerId, wanted: AccountsWanted) -> AccountsTold | None:
+    async def told_by(self, peer: PeerId, wanted: AccountsWanted) -> AccountsTold | None:
         with contextlib.suppress(RemoteError):
             return await self._peer.swarm_client.accounts(peer, wanted, ASK_TIMEOUT_S)
         return None
+
+    async def own(self, stage: int) -> Sequence[SignedAccount]:
+        """This daemon's last accounts of a stage."""
+        return await self._on(lambda store: self._keeper.told(store, stage, 0)) or ()
+
+    async def gather(self, signed: SignedAccount) -> str:
+        """Take the signatures of an account, if this daemon has it. Returns what is wrong with them; empty if nothing is."""
+        return await self._on(lambda store: self._keeper.gather(store, signed.account.stage, [signed])) or ""
 
     # What others ask
 
     async def told(self, wanted: AccountsWanted) -> AccountsTold:
         """Answer a peer."""
+        if wanted.told is not None and (why := await self.gather(wanted.told)):
+            LOG.warning("signatures of an account are wrong", reason=why)
         if not wanted.rows:
             accounts = await self._on(lambda store: self._keeper.told(store, wanted.stage, wanted.since))
             return AccountsTold(accounts or (), audits=self._audits_of(wanted.audited, wanted.stage))
@@ -149,7 +176,7 @@ class Accounting:
         for part in parts:
             account = part.accounts[-1].account
             wanted = AccountsWanted(account.stage, account.step, audited=self._me)
-            asked = (self._told_by(peer, wanted) for peer in account.signers if peer in there)
+            asked = (self.told_by(peer, wanted) for peer in account.signers if peer in there)
             told = [each.audits for each in await asyncio.gather(*asked) if each is not None and each.audits is not None]
             found += [word for word in told if has_signed(word.auditor, word.text(self._run, self._me), word.signature)]
         return tuple(found)
@@ -161,7 +188,7 @@ class Accounting:
         if found is not None:
             return found
         for teller in tellers:
-            told = await self._told_by(teller, wanted)
+            told = await self.told_by(teller, wanted)
             if told is not None and told.accounts and await asyncio.to_thread(_is_sound, told, self._peer.place.manifest):
                 return told.accounts[0], told.rows
         return None
@@ -185,7 +212,7 @@ class Accounting:
         signed, sign = self._peer.place.signed, self._peer.membership.identity.sign
 
         parts = await self._on(lambda store: self._keeper.parts(store, since_s)) or ()
-        receipt = WorkReceipt(self._run, self._me, parts, await self._audited(parts))
+        receipt = WorkReceipt(self._run, self._me, parts, await self._audited(parts), self._organiser)
 
         def written(_store: AccountStore) -> bytes | None:
             found = fitted(receipt, lambda each: len(pack_receipt(each, signed.raw, lambda _text: bytes(64)))) if receipt.parts else None

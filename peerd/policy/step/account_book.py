@@ -14,6 +14,7 @@ from peerd.policy.step.accounts import (
     EVERY,
     MOST_COUNT,
     MOST_SIGNERS,
+    NOBODY,
     Account,
     SignatureCheck,
     SignedAccount,
@@ -22,6 +23,7 @@ from peerd.policy.step.accounts import (
     Works,
     account_of,
     are_rows_of,
+    is_anchored,
     why_not_certified,
     why_unsound,
 )
@@ -76,9 +78,22 @@ class _Range:
 class AccountBook:
     """The accounts of one stage. Contract: a step is counted once, and only where nothing before it is missing."""
 
-    def __init__(self, run: RunId, stage: int, before: SignedAccount | None = None, rows: Works | None = None) -> None:
-        """`before`: the last account that this peer has on disk, with its rows."""
+    def __init__(
+        self,
+        run: RunId,
+        stage: int,
+        before: SignedAccount | None = None,
+        rows: Works | None = None,
+        *,
+        last_step: int = 0,
+        organiser: PeerId = NOBODY,
+    ) -> None:
+        """`before`: the last account that this peer has on disk, with its rows. `last_step`: where the run ends; 0: nowhere.
+
+        `organiser`: the name of the run's organiser as a signer.
+        """
         self._run, self._stage = run, stage
+        self._last_step, self._organiser = last_step, organiser
         self._tally: _Tally | None = None
         self._range = _Range(-1, -1, is_complete=False)
         self.recent: dict[int, Kept] = {}
@@ -101,9 +116,18 @@ class AccountBook:
         return next((kept.signed for kept in reversed(self.recent.values()) if kept.signed.is_certified), None)
 
     @property
+    def boundary(self) -> int:
+        """The step of the last account that was due; -1: this peer has counted nothing so far."""
+        return self._range.start
+
+    @property
     def is_late(self) -> bool:
-        """Whether half of the steps until the next account are over."""
-        return self._range.next - self._range.start >= EVERY // 2
+        """Whether half of the steps until the next account are over, or none comes."""
+        return self._range.next - self._range.start >= EVERY // 2 or 0 < self._last_step == self._range.start
+
+    def is_due(self, step: int) -> bool:
+        """Whether an account is due at this step: each `EVERY`, and at the end of the run."""
+        return step % EVERY == 0 or 0 < self._last_step == step
 
     def applied(self, roster: Roster, tokens: int) -> Account | None:
         """Count an applied average, of so many tokens a microbatch. Returns the account that is due with it, to be signed."""
@@ -119,7 +143,16 @@ class AccountBook:
         elif step != now.next:
             now.is_complete = False
         self._count(roster, tokens)
-        return self._close() if self._range.next % EVERY == 0 else None
+        return self._close() if self.is_due(self._range.next) else None
+
+    def reached(self, step: int) -> None:
+        """This peer's stage is at a step. If averages before the last account are not counted here, they never will be: it had the state of
+        a later step from a mate. At the end of a run no other average tells."""
+        boundary = step if self.is_due(step) else step // EVERY * EVERY
+        if 0 <= self._range.start < boundary:
+            self._tally = None
+            self._begin(boundary, is_complete=step == boundary)
+            self._heard, self._checked, self._asked = {}, {}, set()
 
     def _begin(self, start: int, is_complete: bool) -> None:
         self._range = _Range(start, start, is_complete)
@@ -163,10 +196,10 @@ class AccountBook:
         self._last = newest.account if newest is not None else self._last
 
     def may_sign(self, account: Account, peer: PeerId) -> bool:
-        """Whether a peer's signature counts for an account of this book: it is a signer of it, or of one before it."""
+        """Whether a peer's signature counts for an account of this book: it is a signer of it, or of one before it, or the organiser."""
         before = self._last.signers if self._last is not None else ()
         earlier = (signer for step, kept in self.recent.items() if step < account.step for signer in kept.account.signers)
-        return peer in account.signers or peer in before or peer in earlier
+        return peer in account.signers or peer in before or peer in earlier or peer == self._organiser != NOBODY
 
     def vouch(self, account_id: bytes, vouch: Vouch) -> bool:
         """Add a signature, which is checked, to the account of this id. Returns whether it is new, and counts."""
@@ -186,13 +219,19 @@ class AccountBook:
             self._asked.add(teller)
         for signed in accounts[:RECENT]:
             account = signed.account
-            if (account.run, account.stage) != (self._run, self._stage) or why_unsound(account):
-                return why_unsound(account) or "an account of another run or stage"
+            if (account.run, account.stage) != (self._run, self._stage) or not self.is_due(account.step) or why_unsound(account):
+                return why_unsound(account) or "an account of another run, stage or step"
             kept = own.get(account.id)
             why = self._compare(teller, signed, is_of) if kept is None else self._gather(kept, signed, is_of)
             if why:
                 return why
         return ""
+
+    def gather(self, accounts: Sequence[SignedAccount], is_of: SignatureCheck) -> str:
+        """Take the signatures that somebody tells of accounts that this peer has. Returns what is wrong with them; empty if nothing is."""
+        own = {kept.account.id: kept for kept in self.recent.values()}
+        found = (self._gather(own[signed.account.id], signed, is_of) for signed in accounts[:RECENT] if signed.account.id in own)
+        return next(filter(None, found), "")
 
     def _gather(self, kept: Kept, signed: SignedAccount, is_of: SignatureCheck) -> str:
         """Take the signatures that an account of this peer's own lacks."""
@@ -256,8 +295,13 @@ class AccountBook:
 
     @property
     def lacks(self) -> int | None:
-        """From which step on this peer asks for accounts; None: it has all signatures that there can be."""
+        """From which step on this peer asks for accounts; None: it has all signatures that there can be.
+
+        The organiser signs one now and then: for its signature nobody asks alone, but who asks gets it.
+        """
         steps = [step for step, kept in self.recent.items() if not kept.vouches.keys() >= set(kept.account.signers)]
+        if steps and self._organiser != NOBODY:
+            steps += [step for step, kept in self.recent.items() if not is_anchored(kept.signed, self._organiser)]
         if self._tally is None and self._range.is_complete:
             steps.append(max(0, self._range.start - RECENT * EVERY))
         return min(steps, default=None)

@@ -1,9 +1,10 @@
 """The accounts of a stage: who has computed how much up to a step, and whose signatures make that count. Pure.
 
-Every `EVERY` steps the members of a stage sign one hash of what each peer has computed in the stage so far, from the rosters of the
-averages that they have applied. So what is signed has one size, whatever the number of peers and steps, and one account with the path
-from a peer's row to its hash proves all that the peer has done until then. An account names its signers: who may sign it, and who may
-sign what comes after it. So accounts form a chain of standing, and one may be skipped if the signers before it have signed a later one.
+Every `EVERY` steps, and at the end of the run, the members of a stage sign one hash of what each peer has computed in the stage so far,
+from the rosters of the averages that they have applied. So what is signed has one size, whatever the number of peers and steps, and one
+account with the path from a peer's row to its hash proves all that the peer has done until then. An account names its signers: who may
+sign it, and who may sign what comes after it. So accounts form a chain of standing, and one may be skipped if the signers before it have
+signed a later one. The run's organiser signs some, too: not the counts, but that the signers are peers of its run. There a chain may begin.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from peerd.policy.hashing import digest
 from peerd.policy.step.certificates import FEWEST
 from peerd.table.record import PeerId, RunId
 
+NOBODY = PeerId("")
 EVERY = 16
 """Steps between two accounts. What it costs does not grow with the time that a step takes, nor with the run."""
 MOST_SIGNERS = 31
@@ -108,6 +110,11 @@ class SignedAccount:
     def is_certified(self) -> bool:
         """Whether enough of its signers have signed it. Their signatures are checked elsewhere."""
         return _has_most(self.account.signers, self.vouches)
+
+
+def is_anchored(signed: SignedAccount, organiser: PeerId) -> bool:
+    """Whether the run's organiser has signed an account: that its signers are peers of its run. Signatures are checked elsewhere."""
+    return organiser != NOBODY and any(each.signer == organiser for each in signed.vouches)
 
 
 def needed_of(num_signers: int) -> int:
@@ -202,7 +209,7 @@ def _root(num_rows: int, top: bytes) -> bytes:
 
 def why_unsound(account: Account) -> str:
     """What cannot be in an account; empty if it may be true."""
-    if not 0 <= account.first_step < account.step < MOST_COUNT or account.step % EVERY:
+    if not 0 <= account.first_step < account.step < MOST_COUNT:
         return "an account of no such steps"
     if len(account.root) != ID_BYTES or not 0 <= account.stage < MOST_COUNT:
         return "an account without rows"
@@ -247,23 +254,28 @@ def chain_to(accounts: Sequence[SignedAccount], at: int, first: int = 0) -> list
     return found[::-1]
 
 
-def thinned(accounts: Sequence[SignedAccount]) -> list[SignedAccount]:
-    """What is kept of these accounts, which are in the order of steps: fewer of the older ones, and all that the chain needs."""
+def thinned(accounts: Sequence[SignedAccount], organiser: PeerId = NOBODY) -> list[SignedAccount]:
+    """What is kept of these accounts, which are in the order of steps: fewer of the older ones, all that the chain needs, and the newest
+    that the organiser has signed."""
     if not accounts:
         return []
     newest, kept = accounts[-1].account.step // EVERY, [accounts[0]]
+    anchor = next((each for each in reversed(accounts) if is_anchored(each, organiser)), None)
     for each, after in pairwise(accounts[1:]):
         number = each.account.step // EVERY
         spacing = number & -number
-        is_wanted = newest - number < KEPT_EACH * spacing
+        is_wanted = newest - number < KEPT_EACH * spacing or each is anchor
         if is_wanted or not follows(after, kept[-1].account):
             kept.append(each)
     return kept + list(accounts[1:][-1:])
 
 
-def shortened(signed: SignedAccount, before: Account | None) -> SignedAccount:
-    """The same account with no more signatures than it needs to count, and to follow `before` if it does; of two signers those of both."""
-    kept: set[Vouch] = set()
+def shortened(signed: SignedAccount, before: Account | None, organiser: PeerId = NOBODY) -> SignedAccount:
+    """The same account with no more signatures than it needs to count, and to follow `before` if it does; of two signers those of both.
+
+    The signature of the run's organiser stays.
+    """
+    kept = {each for each in signed.vouches if is_anchored(signed, organiser) and each.signer == organiser}
     for signers in (account.signers for account in (before, signed.account) if account is not None):
         wanted = [each for each in signed.vouches if each.signer in signers]
         lacking = (len(signers) if len(signers) < FEWEST else needed_of(len(signers))) - len(kept.intersection(wanted))

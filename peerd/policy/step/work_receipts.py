@@ -12,10 +12,12 @@ from itertools import combinations
 
 from peerd.policy.step.accounts import (
     MOST_COUNT,
+    NOBODY,
     SignatureCheck,
     SignedAccount,
     WorkDone,
     follows,
+    is_anchored,
     root_by,
     shortened,
     why_not_certified,
@@ -77,6 +79,8 @@ class WorkReceipt:
     parts: tuple[StageReceipt, ...]
     """By stage."""
     audits: tuple[AuditTold, ...] = ()
+    organiser: PeerId = NOBODY
+    """The name under which the run's organiser signs accounts. It follows from the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,9 @@ class Proven:
     chain_from: int
     """The step of the first account of the unbroken chain that ends there. What its signers say is taken as it is."""
     is_anchored: bool
-    """Whether that chain begins at, or leads through, an account that the reader knows by itself."""
+    """Whether that chain begins at, or leads through, an account that the reader knows by itself, or that the organiser has signed."""
+    is_by_organiser: bool
+    """Whether the run's organiser has signed an account of that chain: that its signers are peers of its run."""
     audits: tuple[AuditTold, ...]
 
     @property
@@ -131,7 +137,8 @@ def _why_unproven(receipt: WorkReceipt, part: StageReceipt, is_of: SignatureChec
     for signed in part.accounts:
         if why := why_not_certified(signed, is_of):
             return why
-        strangers = [each.signer for each in signed.vouches if each.signer not in signers | set(signed.account.signers)]
+        known = {receipt.organiser, *signers, *signed.account.signers}
+        strangers = [each.signer for each in signed.vouches if each.signer not in known]
         if strangers:
             return f"a stranger has signed: {strangers[0]} is no signer of this stage"
         signers = set(signed.account.signers)
@@ -169,17 +176,17 @@ def _why_unheard(receipt: WorkReceipt, is_of: SignatureCheck) -> str:
 
 def proven(receipt: WorkReceipt, known: Collection[bytes] = ()) -> tuple[Proven, ...]:
     """What a receipt proves that is not refused. `known`: ids of accounts that the reader knows by itself."""
-    return tuple(_proven(part, known, receipt.audits) for part in receipt.parts)
+    return tuple(_proven(part, known, receipt.audits, receipt.organiser) for part in receipt.parts)
 
 
-def _proven(part: StageReceipt, known: Collection[bytes], audits: Iterable[AuditTold]) -> Proven:
+def _proven(part: StageReceipt, known: Collection[bytes], audits: Iterable[AuditTold], organiser: PeerId) -> Proven:
     chain, last = part.accounts, part.accounts[-1]
     first = len(chain) - 1
     while first > 0 and follows(chain[first], chain[first - 1].account):
         first -= 1
     begun = chain[part.since_at] if part.since is not None else None
     account, before = last.account, part.since.work if part.since is not None else WorkDone()
-    anchors = [at for at in range(first, len(chain)) if chain[at].account.id in known]
+    is_by_organiser = any(is_anchored(signed, organiser) for signed in chain[first:])
     return Proven(
         stage=account.stage,
         steps=(begun.account.step if begun is not None else account.first_step, account.step),
@@ -189,7 +196,8 @@ def _proven(part: StageReceipt, known: Collection[bytes], audits: Iterable[Audit
         num_signed=len({each.signer for each in last.vouches}.intersection(account.signers)),
         num_signers=len(account.signers),
         chain_from=chain[first].account.step,
-        is_anchored=bool(anchors),
+        is_anchored=is_by_organiser or any(signed.account.id in known for signed in chain[first:]),
+        is_by_organiser=is_by_organiser,
         audits=tuple(each for each in audits if each.stage == account.stage),
     )
 
@@ -215,12 +223,12 @@ def fitted(receipt: WorkReceipt, measure: Callable[[WorkReceipt], int], most_byt
 
     `measure` gives the bytes of a receipt. Without its first accounts the chain of standing begins later, and a reader is told so.
     """
-    parts = [_trimmed(part) for part in receipt.parts]
+    parts = [_trimmed(part, receipt.organiser) for part in receipt.parts]
     while measure(found := replace(receipt, parts=tuple(parts))) > most_bytes:
         longest = max(range(len(parts)), key=lambda at: _spare(parts[at]), default=None)
         if longest is None or not _spare(parts[longest]):
             return None
-        parts[longest] = _without_first(parts[longest])
+        parts[longest] = _without_first(parts[longest], receipt.organiser)
     return found
 
 
@@ -229,12 +237,12 @@ def _spare(part: StageReceipt) -> int:
     return part.since_at if part.since is not None else len(part.accounts) - 1
 
 
-def _without_first(part: StageReceipt) -> StageReceipt:
+def _without_first(part: StageReceipt, organiser: PeerId) -> StageReceipt:
     since_at = part.since_at - 1 if part.since is not None else -1
-    return replace(part, accounts=(shortened(part.accounts[1], None), *part.accounts[2:]), since_at=since_at)
+    return replace(part, accounts=(shortened(part.accounts[1], None, organiser), *part.accounts[2:]), since_at=since_at)
 
 
-def _trimmed(part: StageReceipt) -> StageReceipt:
+def _trimmed(part: StageReceipt, organiser: PeerId) -> StageReceipt:
     befores: Sequence[SignedAccount | None] = [None, *part.accounts[:-1]]
     pairs = zip(part.accounts, befores, strict=True)
-    return replace(part, accounts=tuple(shortened(each, before.account if before else None) for each, before in pairs))
+    return replace(part, accounts=tuple(shortened(each, before.account if before else None, organiser) for each, before in pairs))
