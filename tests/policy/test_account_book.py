@@ -238,7 +238,8 @@ def test_rows_that_do_not_add_up_to_what_was_signed_are_not_taken_over(whole: Wo
     full = {names(1)[0]: WorkDone(EVERY, 2 * EVERY, MOST_TAKEN + 1)}
     endless = some_account(EVERY, full)
     assert not book.take(signed_by(endless, endless.signers), full)
-    assert book.take(signed_by(true := some_account(EVERY, rows), true.signers), rows)
+    true = some_account(EVERY, rows)
+    assert book.take(signed_by(true, true.signers), rows)
 
 
 def test_what_a_mate_tells_again_and_again_takes_no_more_memory() -> None:
