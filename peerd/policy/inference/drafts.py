@@ -16,7 +16,7 @@ LENGTHS = (4, 3, 2)
 
 
 class Drafts:
-    """Of one text. As many tokens are guessed as were right lately, and one more; twice as many where all were right."""
+    """Guesses for one text: one more than were right the last time, and twice as many where all were right."""
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], int] = {}
