@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from tests.beside import beside
 from tests.swarm.daemons import Daemon, Swarm
 
 LOOK_EVERY_S = 0.5
+ENDS_WITHIN_S = 2.0
+"""A daemon that is killed closes its socket some time before its process is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,9 @@ class Record:
             status = cast(StatusReply, client.request("status"))
             table = cast(PeersReply, client.request("peers"))
         except PeerdError as error:
-            return Said(text=str(error), answers=False, serves=False) if was_ready and daemon.process.poll() is None else None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                daemon.process.wait(ENDS_WITHIN_S)
+            return Said(text=str(error), answers=False, serves=False) if was_ready and daemon.process.returncode is None else None
         text = io.StringIO()
         with contextlib.redirect_stdout(text):
             print_short(status, table)
