@@ -288,6 +288,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "tied": World.lineage,
     **dict.fromkeys(("average_id", "round_id", "group"), lambda w: w.raw(16)),
     ("group", "Collection[PeerId]"): lambda w: [w.some_peer()] * w.random.randrange(3),
+    ("judges", "Collection[PeerId]"): lambda w: [w.some_peer()] * w.random.randrange(3),
     "told": lambda w: {w.some_peer(): AverageId(w.raw(16)) for _ in range(w.random.randrange(300))},
     "serving": lambda w: _some(w),
     "certifies": lambda w: w.random.random() < 0.5,
