@@ -106,8 +106,8 @@ class Group:
         """Until every member is in the phase."""
         await self.until(lambda: all(member.state.record.phase is phase for member in self.members.values()))
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+    async def until(self, holds: Callable[[], bool], within_s: float = 20.0) -> None:
+        async with asyncio.timeout(within_s):
             while not holds():
                 self.changed.clear()
                 with contextlib.suppress(TimeoutError):

@@ -14,6 +14,7 @@ from peerd.averaging.confirming import Confirming
 from peerd.config.manifest import WireConfig
 from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.policy.step.certificates import average_id_of, statement_in
+from peerd.policy.step.judging import NUM_JUDGES
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, Phase
 from peerd.wire.messages import Beat, Frame, OutcomeWord
@@ -23,9 +24,7 @@ from tests.averaging.test_group_sums import SECTIONS, gather, make_sections, pro
 from tests.paper_host import RUN
 
 MakeGroup = Callable[..., Group]
-IN_GROUPS = replace(MANIFEST.swarm, group_size=4)
-object.__setattr__(IN_GROUPS, "trust", "on")  # no manifest may say so yet
-CERTIFIED = replace(MANIFEST, swarm=IN_GROUPS)
+CERTIFIED = replace(MANIFEST, swarm=replace(MANIFEST.swarm, trust="on", group_size=4))
 
 
 async def averaged(make_group: MakeGroup, codec: str = "none") -> Group:
@@ -194,7 +193,8 @@ async def test_a_reducer_that_gives_members_of_its_group_unlike_sums_is_proven_a
     honest = [stage.members[peer] for peer in roster.peers if peer != liar]
     done = {member.peer: member.state.record.done for member in honest}
     roster = await started(stage, roster)
-    await stage.until(lambda: all(member.state.record.phase is Phase.ACCUMULATING for member in honest))
+    each_judge_has_had_its_turn_s = (2 + NUM_JUDGES) * AVERAGING_S  # if most have gone on before the victim shows its slices
+    await stage.until(lambda: all(member.state.record.phase is Phase.ACCUMULATING for member in honest), each_judge_has_had_its_turn_s)
     proofs = [member.host.heard for member in honest if member.host.heard]
     assert proofs
     for one, other in proofs:
