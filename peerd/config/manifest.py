@@ -134,8 +134,8 @@ class SwarmConfig:
             raise ValueError("swarm.placement names a peer twice")
         if self.group_size == 1:
             raise ValueError("swarm.group_size is 1: a group has at least 2 peers; 0 is for no groups")
-        if self.group_size and self.certifies:
-            raise ValueError(f'swarm.trust "{self.trust}" needs swarm.group_size 0: the sums of groups are not certified')
+        if self.group_size and self.audits:
+            raise ValueError('swarm.trust "audits" needs swarm.group_size 0: members\' parts of the sums of groups are not audited')
 
     @property
     def wishes(self) -> dict[str, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import structlog
 
 from peerd.averaging.rounds import Rounds
-from peerd.policy.step.certificates import is_upheld, told_twice, why_distrust, why_distrust_section, words_on
+from peerd.policy.step.certificates import Distrust, is_upheld, told_twice, why_distrust, why_distrust_section, words_on
+from peerd.policy.step.confirming import RoundProof
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.stage.results import HeldAverage
@@ -43,10 +44,10 @@ class Belief:
             return True
         live, refuted = self._membership.live(), self._membership.contradictions.refuted
         if found.roster.parts:  # what proves its sections was checked as it came
-            is_counted = words_on(mine, live).certify(found.id)
-            if not is_counted:
+            takes = words_on(mine, live).certify(found.id) or not any(map(self._distrusts, found.sections))
+            if not takes:
                 self.disbelieves(mate)
-            return is_counted
+            return takes
         round_id = found.roster.average_id
         pair = told_twice(self._rounds.joined.get(round_id, ()), found.slices)
         if pair is not None:
@@ -64,17 +65,19 @@ class Belief:
 
     def takes_section(self, mate: PeerId, found: SectionOfAverage) -> bool:
         """Whether this peer takes a section of its step's average that a mate gives it, which most members of its round have signed."""
-        mine, proof = self._state.record, found.proof
         if not self._rules.certifies:
             return True
-        group = self._rounds.sums.members_of(mine.group)
-        who = (proof.confirmed_by, mine, group)
-        distrust = why_distrust_section(proof.roster, proof.is_certified, *who, self._rules.num_microbatches)
+        distrust = self._distrusts(found.proof)
         if distrust is not None and distrust.is_lie:
             self.caught(mate, distrust.reason)
         elif distrust is not None:
             self.disbelieves(mate)
         return distrust is None
+
+    def _distrusts(self, proof: RoundProof) -> Distrust | None:
+        mine = self._state.record
+        group = self._rounds.sums.members_of(mine.group)
+        return why_distrust_section(proof.roster, proof.is_certified, proof.confirmed_by, mine, group, self._rules.num_microbatches)
 
     def is_better(self, found: HeldAverage) -> bool | None:
         """Whether an average is to take the place of the one that this peer holds; None where the smaller id decides."""

@@ -180,6 +180,13 @@ def test_what_does_not_go_with_audits_is_told(document: dict[str, Any], words: s
         manifest.parse(document, "test")
 
 
+def test_averages_in_groups_are_certified_and_a_group_has_two_members_or_more() -> None:
+    run = manifest.parse({"swarm": {"trust": "on", "group_size": 2}}, "test")
+    assert (run.swarm.certifies, run.swarm.group_size) == (True, 2)
+    with pytest.raises(ManifestError, match="a group has at least 2 peers"):
+        manifest.parse({"swarm": {"trust": "on", "group_size": 1}}, "test")
+
+
 def test_audits_include_certificates_and_are_off_unless_the_organiser_wants_them() -> None:
     assert (Manifest().swarm.certifies, Manifest().swarm.audits) == (False, False)
     for trust, audits in (("on", False), ("audits", True)):

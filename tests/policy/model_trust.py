@@ -134,7 +134,9 @@ class Trust:
             if not (found.claim.has_all_parts and all(map(self.is_certified, found.claim.sections))):
                 self._ban(mate, "a section of it is not certified")
                 return False
-            if not words_on(peer.record, peer.live()).certify(found.average_id):
+            whole, mine = world.rules.num_microbatches, peer.record
+            doubts = [why_distrust_section(each.roster, True, each.confirmed_by, mine, self.group, whole) for each in found.claim.sections]
+            if any(doubts) and not words_on(mine, peer.live()).certify(found.average_id):
                 self.disbelieve(mate)
                 return False
             return True

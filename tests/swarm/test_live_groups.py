@@ -10,7 +10,7 @@ import pytest
 from peerd.config.manifest import Manifest
 from peerd.daemon.faults import Point
 from tests.swarm.daemons import Daemon, Swarm, until
-from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
+from tests.swarm.runs import assert_equals_reference, certified, exported_steps, swarm_manifest
 
 AT_ONCE = 7
 """Daemons that join together: each start takes seconds of a core."""
@@ -64,3 +64,30 @@ def survives_a_death_in_a_round(manifest: Manifest, num_peers: int, pace_ms: int
 
 def test_a_stage_in_groups_survives_a_death_in_a_round_and_equals_one_process() -> None:
     survives_a_death_in_a_round(in_groups(2, 24), num_peers=6, pace_ms=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_a_stage_in_certified_groups_survives_a_death_in_a_round_and_equals_one_process(group_size: int) -> None:
+    survives_a_death_in_a_round(certified(in_groups(group_size, 24)), num_peers=6, pace_ms=20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lie", ["misnames", "sections", "forks"])
+def test_a_liar_in_certified_groups_stops_no_step_and_changes_none(lie: str) -> None:
+    manifest = certified(in_groups(3, 24))
+    with Swarm(manifest) as swarm:
+        first = swarm.start(stage=0, compute_stand_in_ms=20)
+        others = [swarm.join(0, data="", compute_stand_in_ms=20, allow_faults=True) for _ in range(5)]
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving(60)
+        until(lambda: all(map(averages_in_groups, swarm.living)), timeout_s=60)
+        liar, honest = others[-1], [first, *others[:-1]]
+        liar.request("lie", module=f"scripts.benchmarks._liars.{lie}")
+        lied_at = max(daemon.status["peer"]["step"] for daemon in honest)
+        for daemon in honest:
+            daemon.wait_for_step(lied_at + 5, 120)
+            assert [daemon.counters[each] for each in ("duplicate_microbatches", "lost_microbatches", "inexact_steps")] == [0, 0, 0]
+        exported = swarm.export(honest[1])
+        assert exported_steps(exported) >= lied_at + 5
+        assert_equals_reference(exported, manifest, exported_steps(exported), swarm.folder / "cache" / "peerd")
