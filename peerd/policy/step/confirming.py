@@ -47,7 +47,7 @@ class RoundProof:
     roster: Roster
     slices: Slices = ()
     outcomes: tuple[SignedOutcome, ...] = ()
-    """Of its members that say the same."""
+    """The words of its members that say the same."""
 
     @property
     def id(self) -> AverageId:
