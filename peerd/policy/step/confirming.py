@@ -51,7 +51,7 @@ class RoundProof:
 
     @property
     def id(self) -> AverageId:
-        """Of the section with its numbers, where the run certifies; otherwise that of its round."""
+        """Its id covers the numbers where the run certifies; otherwise it is that of the section's round."""
         return average_id_of(self.roster, self.slices)
 
     @property

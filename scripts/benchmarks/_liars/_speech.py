@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,6 +16,8 @@ from peerd.daemon.peer import Peer
 from peerd.errors import PeerdError
 from peerd.generated import averaging_pb2, averaging_pb2_grpc
 from peerd.link.links import ending, remote_errors
+from peerd.stage.executor import Priority
+from peerd.stage.state import StageState
 from peerd.swarm import membership
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedRecord, sign_record
@@ -27,6 +30,8 @@ RECORDS_AT_ONCE = 64
 TIMEOUT_S = 5.0
 PAUSE_S = 0.05
 """After a call that was refused or failed."""
+
+LOOK_S = 0.02
 
 
 def say(change: Callable[[PeerRecord], PeerRecord]) -> None:
@@ -115,3 +120,14 @@ def give(messages_of: Messages) -> None:
         (services, "count_sent", lambda *_: None),
     ):
         setattr(owner, name, lie)
+
+
+async def keep_making_up(peer: Peer, make_up: Callable[[Peer, StageState, int], bool]) -> None:
+    """Run `make_up` on the thread that computes, with a number of attempt that no honest round has, and announce what it has made up."""
+    seat, attempt = peer.seat, 1_000_000
+    assert seat is not None
+    while True:
+        attempt += 1
+        if await seat.executor.run(Priority.CONTROL, partial(make_up, peer, seat.state, attempt)):
+            peer.announce(True)
+        await asyncio.sleep(LOOK_S)

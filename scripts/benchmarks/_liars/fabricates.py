@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from blake3 import blake3
@@ -13,22 +11,14 @@ from blake3 import blake3
 from peerd.daemon.peer import Peer
 from peerd.policy.step.certificates import SignedSlice
 from peerd.policy.step.roster import WHOLE, Roster, entry_of, why_inexact
-from peerd.stage.executor import Priority
 from peerd.stage.state import StageState
 from peerd.table.record import Phase
 from peerd.wire.tensors import views_of_flat
-
-LOOK_S = 0.02
+from scripts.benchmarks._liars._speech import keep_making_up
 
 
 async def lie(peer: Peer, _arguments: Mapping[str, Any]) -> None:
-    seat, attempt = peer.seat, 1_000_000
-    assert seat is not None
-    while True:
-        attempt += 1
-        if await seat.executor.run(Priority.CONTROL, partial(_make_up, peer, seat.state, attempt)):
-            peer.announce(True)
-        await asyncio.sleep(LOOK_S)
+    await keep_making_up(peer, _make_up)
 
 
 def _make_up(peer: Peer, state: StageState, attempt: int) -> bool:
