@@ -12,7 +12,7 @@ import click
 from peerd.cli.devices import ask_each, first_of
 from peerd.cli.options import chosen_home, daemon_command, daemon_options, is_printed
 from peerd.cli.organise import launch, settings_of
-from peerd.errors import UsageError
+from peerd.errors import TimedOutError, UsageError
 
 if TYPE_CHECKING:
     from peerd.config.paths import Home
@@ -102,6 +102,15 @@ def leave(context: click.Context, now: bool, as_json: bool) -> None:
     its share again.
     """
     shown = (lambda text: click.echo(text, err=True)) if sys.stderr.isatty() else None
-    reply = first_of(ask_each(chosen_home(context), "leave", shown, now=now, silence_s=LEAVE_SILENCE_S))
+    from peerd.control.client import ControlClient
+
+    answers = ask_each(chosen_home(context), "leave", shown, now=now, silence_s=LEAVE_SILENCE_S)
+    reply = first_of(answers)
+    for answer in answers:
+        if not ControlClient(answer.home).wait_for_end(LEAVE_SILENCE_S):
+            raise TimedOutError(
+                f"the daemon of {answer.home.folder} has left the swarm, and has not ended within {LEAVE_SILENCE_S:g} s",
+                f"read its log: {answer.home.log}",
+            )
     if not is_printed(reply, as_json):
         click.echo(f"the daemon of {chosen_home(context).folder} left the swarm")

@@ -19,6 +19,8 @@ from peerd.errors import NoDaemonError, PeerdError, TimedOutError, error_class_o
 
 DEFAULT_SILENCE_S = 10.0
 _CHUNK_BYTES = 64 * 1024
+_LOOK_S = 0.05
+"""How often a client looks whether a daemon has ended."""
 
 
 class ControlClient:
@@ -61,6 +63,15 @@ class ControlClient:
             except OSError as error:
                 raise self._gone(verb, error.strerror or str(error)) from None
         raise self._gone(verb, "it closed the connection")
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Wait until the daemon of this home has ended and given its lock back. Returns whether it has within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while _is_held(self.home.lock):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     def _connect(self, silence_s: float) -> socket.socket:
         path = self.home.control_socket

@@ -7,6 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,17 @@ def test_a_home_that_is_held_and_has_no_socket_belongs_to_a_daemon_that_starts_o
     lock.release()
     with pytest.raises(NoDaemonError, match="no peerd daemon runs"):
         ControlClient(home).request("status")
+
+
+def test_the_end_of_a_daemon_is_that_it_gives_its_lock_back(home: Home) -> None:
+    client = ControlClient(home)
+    assert client.wait_for_end(0.0), "none runs"
+    lock = lock_home(home)
+    assert not client.wait_for_end(0.1)
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(client.wait_for_end, 10.0)
+        lock.release()
+        assert ended.result()
 
 
 def test_a_socket_left_behind_means_that_the_daemon_is_gone(home: Home) -> None:

@@ -175,9 +175,16 @@ async def test_each_of_several_donors_sends_a_part_and_no_chunk_is_sent_twice_be
 
 
 async def test_a_chunk_that_is_wrong_is_its_donors_fault_and_comes_from_others() -> None:
-    liar, honest = Donor(3, state_of(3, num_chunks=20), wrong=frozenset(range(4, 20))), Donor(3, state_of(3, num_chunks=20))
+    is_found_out = asyncio.Event()
+    liar = Donor(3, state_of(3, num_chunks=20), wrong=frozenset(range(20)))
+    honest = Donor(3, state_of(3, num_chunks=20), sends=is_found_out)
     with structlog.testing.capture_logs() as logs:
-        assert steps_in(await download(Donors(near=liar, far=honest))) == {3.0}
+        downloading = asyncio.create_task(download(Donors(near=liar, far=honest)))
+        await asyncio.wait_for(liar.was_asked.wait(), 10)
+        while liar.num_open:
+            await asyncio.sleep(0.01)
+        is_found_out.set()
+        assert steps_in(await downloading) == {3.0}
     assert {line["donor"] for line in logs if "wrong" in line["event"]} == {NEAR}
     assert len(liar.asked) == 1, "it is asked for nothing more"
 
