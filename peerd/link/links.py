@@ -13,6 +13,7 @@ import grpc
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, PeerGoneError, RemoteError, UnwelcomeError, WrongStateError
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
+from peerd.served_time import served_timeout
 from peerd.table.record import PeerId
 
 Bytes = bytes | memoryview
@@ -225,7 +226,7 @@ async def read_within(call: AsyncIterator[Message], patience_s: float) -> Messag
 async def next_within(messages: AsyncIterator[Message], patience_s: float) -> Message | None:
     """Return the next message, None at the end. Raises PeerGoneError after `patience_s` of silence."""
     try:
-        async with asyncio.timeout(patience_s):
+        async with served_timeout(patience_s):
             return await anext(messages, None)
     except TimeoutError:
         raise PeerGoneError(f"no message for {patience_s:.1f} s") from None

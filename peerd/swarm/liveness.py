@@ -22,7 +22,6 @@ from peerd.background import start
 from peerd.errors import PeerGoneError, RemoteError, UnwelcomeError
 from peerd.policy.swarm.reaching import has_moved, hosts_among, is_in_round_with, is_out_of_reach, is_reached, witnesses
 from peerd.policy.swarm.suspicion import UNANSWERED, DeadLines
-from peerd.served_time import served_timeout
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord, Reach
@@ -30,8 +29,6 @@ from peerd.wire.swarm_client import SwarmClient
 
 REDIAL_TIMEOUT_S, RELAYED_REDIAL_TIMEOUT_S = 1.0, 4.0
 """Through a relay it takes half a dozen round trips, each of them longer."""
-AT_MOST_STARVED = 60
-"""The factor by which a machine without a free core prolongs a re-dial at most."""
 ASK_AGAIN_S = 0.2
 WORD_OF_OTHERS_S = 0.5
 """Time for the way to a peer that is asked whether it reaches another one, beside that for its own question."""
@@ -151,10 +148,9 @@ class Liveness:
         """Tell a peer of this one, and find out whether it answers. If it refuses this peer's calls, it is asked why."""
         own = self._membership.raws.get(self._membership.me)
         try:
-            async with served_timeout(self._patience_s(record)):
-                told = await self._client.gossip(record.peer, [own.raw] if own else [], AT_MOST_STARVED * self._patience_s(record))
+            told = await self._client.gossip(record.peer, [own.raw] if own else [], self._patience_s(record))
             self._membership.absorb(told, record.peer)
-        except (PeerGoneError, TimeoutError):
+        except PeerGoneError:
             return False
         except UnwelcomeError:
             with contextlib.suppress(RemoteError):

@@ -24,6 +24,7 @@ from peerd.link.lanes import Lanes
 from peerd.link.links import CHUNK_BYTES, Arrival, Bytes, Links, answer_of, ending, read_within, remote_errors
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.roster import Roster
+from peerd.served_time import served_timeout
 from peerd.table.record import AverageId, PeerId, RawRecord, RunId
 from peerd.timeline.spans import SpanKind, SpanRing
 from peerd.wire import convert, rosters
@@ -57,8 +58,13 @@ class Client:
         return self.stub_of(await self._links.quickest_channel(peer))
 
     async def _ask(self, peer: PeerId, method: str, question: Any, timeout_s: float, **options: Any) -> Any:
-        """Make a call with one request and one reply, and return the reply."""
-        return await answer_of(getattr(await self._stub_to_ask(peer), method)(question, timeout=timeout_s, **options))
+        """Make a call with one request and one reply, and return the reply. `timeout_s` is in served time."""
+        call = getattr(await self._stub_to_ask(peer), method)(question, **options)
+        try:
+            async with served_timeout(timeout_s):
+                return await answer_of(call)
+        except TimeoutError:
+            raise PeerGoneError(f"no answer within {timeout_s:.1f} s") from None
 
 
 def _while_no_other_way(

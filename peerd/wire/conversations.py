@@ -18,6 +18,7 @@ import grpc
 from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.link.links import Links, as_remote_error, raise_if_ours, was_cut_short
+from peerd.served_time import served_timeout
 from peerd.table.record import PeerId
 
 SHUNNED_S = 30.0
@@ -96,7 +97,7 @@ class _Conversation:
     async def ask(self, question: Any, timeout_s: float) -> Any:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with served_timeout(timeout_s):
                 async with self._turn:
                     if self.is_over:
                         raise EndedError(_OVER)
