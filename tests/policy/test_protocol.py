@@ -105,14 +105,14 @@ NOTICED_BY = {
     "overlap reset": 302,
     "ledger fence": 303,
     "adopt": 303,
-    "repeats renew": 469,
-    "roster content": 301,
+    "repeats renew": 324,
+    "roster content": 302,
     "snapshot": 303,
     "bit after gradient": 300,
     "norms told": 307,
     "sums told": 311,
-    "wait before lost": 332,
-    "close unnoted": 453,
+    "wait before lost": 335,
+    "close unnoted": 346,
 }
 """The seeds of short runs that notice it, as found by the search below; it begins with them."""
 
