@@ -60,9 +60,10 @@ def replay_pass(state: StageState, told: ToldPass, module: StageModule | None = 
 def replay_part(state: StageState, passes: Iterable[ToldPass], told: Tensor, start: int = 0, held: StageModule | None = None) -> float:
     """Compute a peer's part of a step again from all its microbatches. Returns how far `told` is off.
 
-    `told`: elements of its flat sum on the CPU, as others decoded them, from `start` on. What it has beyond the gradients is not looked at,
-    unless it has nothing else. `held`: the step's parameters; None: those that the state holds. It takes the memory of one more
-    accumulator. Raises what `replay_pass` raises.
+    `told`: elements of its flat sum on the CPU, as others decoded them, from `start` on. Each number behind the gradients counts by itself:
+    one of them decides which loss is shown, and in float16 another one whether the step is applied. What comes behind these is not looked
+    at. `held`: the step's parameters; None: those that the state holds. It takes the memory of one more accumulator. Raises what
+    `replay_pass` raises.
 
     The gradients of some parameters are nothing but noise. So where `told` has less than its share of the whole, the deviation is that from
     what its share would be.
@@ -75,11 +76,13 @@ def replay_part(state: StageState, passes: Iterable[ToldPass], told: Tensor, sta
         has_overflowed = state.holdings.passes.is_scaled and not all(_is_usable(gradient) for gradient in gradients)
         total.add(gradients, float(output.detach()) if module.is_last else None, has_overflowed)
     num_gradients = len(total.flat) - total.num_exact
-    end = start + len(told)
-    end = min(end, num_gradients) if start < num_gradients else min(end, len(total.flat))
+    border, end = max(start, num_gradients), min(start + len(told), len(total.flat))
     own = total.flat[start:end].detach().to(_CPU)
-    share = math.sqrt(len(own) / num_gradients) * float(total.flat[:num_gradients].double().norm()) if end <= num_gradients else 0.0
-    return deviation(told[: max(0, end - start)], own, share)
+    its, told = own[: border - start], told[: max(0, end - start)]
+    share = math.sqrt(len(its) / num_gradients) * float(total.flat[:num_gradients].double().norm())
+    found = [deviation(told[: border - start], its, share)] if start < num_gradients else []
+    found += [deviation(told[at : at + 1], own[at : at + 1]) for at in range(border - start, max(len(own), len(told)))]
+    return max(found, key=lambda each: math.inf if math.isnan(each) else each, default=0.0)
 
 
 def deviation(told: Tensor, own: Tensor, least: float = 0.0) -> float:

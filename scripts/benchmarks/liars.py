@@ -79,6 +79,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "noise": ("falsifies", {"factor": 1.0, "noise": True}),
     **{f"own-part-x{factor:g}": ("own_part", {"factor": factor}) for factor in (-1.0, -10.0, 1000.0)},
     "rides-free": ("own_part", {"factor": 0.0}),
+    "own-loss-x100": ("own_part", {"factor": 1.0, "loss": 100.0}),
     "conceals": ("own_part", {"factor": 1000.0, "conceals": True}),
     "denounces": ("denounces", {}),
 }

@@ -165,6 +165,18 @@ def test_a_false_part_shows_far_above_the_tolerance(stage: int, factor: float) -
     assert AuditWord(found, tolerance(COARSE, COARSE)).accuses
 
 
+@pytest.mark.parametrize(("stage", "precision", "place"), [(2, "float32", -1), (2, "float16", -3), (0, "float16", -2), (0, "float32", -1)])
+@pytest.mark.parametrize("told", [1e3, -1.0, math.nan])
+def test_a_false_loss_and_a_false_number_of_overflows_show(stage: int, precision: str, place: int, told: float) -> None:
+    """By the loss people judge the run; a step of which a gradient overflows is not applied."""
+    worker = worker_of(stage, precision=precision)
+    false = worker.part.clone()
+    false[place] = told
+    for start in (0, len(false) - worker.state.accumulator.num_exact, len(false) + place):
+        found = replay_part(worker.state, worker.told, false[start:], start)
+        assert math.isnan(found) or AuditWord(found, tolerance(COARSE, COARSE)).accuses
+
+
 def test_a_part_that_leaves_a_microbatch_out_shows() -> None:
     worker = worker_of(1)
     assert AuditWord(replay_part(worker.state, worker.told[1:], worker.part), tolerance(EXACT, EXACT)).accuses

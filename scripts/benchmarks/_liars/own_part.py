@@ -1,4 +1,5 @@
-"""Computes rightly, and puts something else into the average: its part times a factor. 0: it rides free.
+"""Computes rightly, and puts something else into the average: its part times a factor. 0: it rides free. With `loss`: the sum of its losses
+times that.
 
 With `conceals` it also signs in its receipts that it has added each microbatch to a ledger that does not exist, so that nobody can tell
 what its part must be.
@@ -23,12 +24,14 @@ FACTOR = -1.0
 
 
 async def lie(_peer: Peer, arguments: Mapping[str, Any]) -> None:
-    factor, true_round, true_answers = float(arguments.get("factor", FACTOR)), StageState.open_round, PassWitness.answers
+    factor, loss = float(arguments.get("factor", FACTOR)), float(arguments.get("loss", 1.0))
+    true_round, true_answers = StageState.open_round, PassWitness.answers
 
     def open_round(self: StageState, roster: Roster) -> tuple[str, Tensor | None]:
         reason, share = true_round(self, roster)
         if share is not None:
             share[: len(share) - self.accumulator.num_exact] *= factor
+            share[-1] *= loss
         return reason, share
 
     async def answers(self: PassWitness, given: ReceivedPass, result: CallResult, below: SignedPass | None) -> CallResult:
