@@ -88,6 +88,9 @@ _BOUNDARY_FLAGS = {"boundary": "--boundary", "boundary_rank": "--boundary-rank"}
 @click.option(
     "--optimizer-bits", type=click.Choice([32, 8]), default=32, show_default=True, help="Of each moment; 8: a quarter of the memory."
 )
+@click.option(
+    "--trust", type=click.Choice(["on", "audits", "off"]), default="on", show_default=True, help="What peers check; off: a closed group."
+)
 @click.option("--purpose", metavar="TEXT", default="", help="What is trained, and what for: shown to those who may join.")
 @click.option("--licence", metavar="NAME", default="", help="Licence of the trained model.")
 @click.option("--contact", metavar="TEXT", default="", help="An e-mail address or page at which you are reached.")
@@ -126,6 +129,9 @@ def new(
     the hub), a local folder with a checkpoint to go on from, with its own tokenizer unless --tokenizer names another, or
     blocks:ENTRY (from an installed package, or blocks:resnet).
     It is checked to split exactly before anything is written. Of what is not the decoder only sizes that flags name change.
+
+    With --trust on a step counts once most peers of a stage hold the same numbers, and who signs two versions is shut out. With
+    audits peers also compute some work of their mates again; that needs averages without a codec. See `peerd help trust`.
 
     \b
     Examples:
@@ -178,6 +184,8 @@ def _check_link(fields: dict[str, Any], given: set[str]) -> None:
         return
     for flag in [flag for name, flag in (CHOSEN_FLAGS | {"from": "--from"}).items() if name in given]:
         raise UsageError(f"{flag} cannot go with --link", "leave out one of them: --link chooses what crosses the network itself")
+    if fields["trust"] == "audits":
+        raise UsageError("--trust audits cannot go with --link", "leave out one of them: with codecs of averages nobody can audit")
 
 
 def _choice_for(manifest: Manifest, fields: dict[str, Any], given: set[str]) -> ChosenWay:
@@ -312,6 +320,7 @@ def _continued(folder: Path, sources: tuple[str, ...], given: dict[str, Any]) ->
             data=dataclasses.replace(data, evaluation_fraction=fraction),
             start=manifests.StartConfig(state=START_FILE, step=reply["step"]),
             about=dataclasses.replace(earlier.about, **{name: given[name] for name in _ABOUT_FIELDS if name in given}),
+            swarm=dataclasses.replace(earlier.swarm, **_trust_of(given)),
             train=dataclasses.replace(earlier.train, **recut(earlier, {name: given[name] for name in _TRAIN_FIELDS if name in given})),
         )
     except ValueError as error:
@@ -329,7 +338,7 @@ def recut(earlier: Manifest, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
-    from peerd.config.manifest import AboutConfig, Manifest, TrainConfig
+    from peerd.config.manifest import AboutConfig, Manifest, SwarmConfig, TrainConfig
 
     name = fields["name"] if fields["name"] is not None else _name_from(folder)
     if fields["model"] == "decoder" and (fields["config_file"] or fields["settings"]):
@@ -344,10 +353,17 @@ def _manifest_of(folder: Path, fields: dict[str, Any]) -> Manifest:
             model=_decoder_of(fields, vocab_size_of(data.tokenizer)),
             data=dataclasses.replace(data, evaluation_fraction=fields["evaluation_fraction"]),
             train=TrainConfig(**train),
+            swarm=SwarmConfig(**_trust_of(fields)),
             about=AboutConfig(**{field: fields[field] for field in _ABOUT_FIELDS}),
         )
     except ValueError as error:
         raise UsageError(str(error), "correct that flag; `peerd new --help` lists them") from None
+
+
+def _trust_of(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of [swarm] that --trust names. Audits do not look into the sums of groups, so such a run has none."""
+    trust = {"trust": fields["trust"]} if "trust" in fields else {}
+    return trust | {"group_size": 0} if trust.get("trust") == "audits" else trust
 
 
 def _decoder_of(fields: dict[str, Any], vocab_size: int) -> ModelConfig:

@@ -95,7 +95,7 @@ VERBS = {
         *("--data", "--steps", "--learning-rate", "--seed", "--accumulate", "--from", "--device-memory", "--force", "--home", "--json"),
         *("--tie-word-embeddings", "--boundary", "--boundary-rank", "--before", "--optimizer", "--optimizer-bits"),
         *("--model", "--config", "--set", "--purpose", "--licence", "--contact"),
-        *("--link", "--rtt", "--tflops"),
+        *("--link", "--rtt", "--tflops", "--trust"),
         *("--field", "--tokenizer", "--evaluation-fraction", "--evaluate-every", "--evaluation-microbatches"),
     },
     "plan": {"--network", "--swarm", "--dtfm", "--method", "--seed", "--sweep", "--write", "--home", "--json"},

@@ -97,6 +97,14 @@ def test_new_narrows_the_boundary_where_it_is_told_to(tmp_path: Path, capfd: pyt
     assert "--boundary-rank cannot go with --from" in capfd.readouterr().err
 
 
+def test_a_new_run_certifies_its_averages_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+    for flags, trust, group_size in (([], "on", 32), (["--trust", "off"], "off", 32), (["--trust", "audits"], "audits", 0)):
+        assert run(["new", str(tmp_path / trust), *flags]) == 0
+        made = manifest.load(tmp_path / trust / "run.toml").swarm
+        assert (made.trust, made.group_size) == (trust, group_size)
+    assert manifest.parse({"name": "a"}, "a file without the field").swarm.trust == "off"
+
+
 def test_new_chooses_for_a_line_and_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     flags = ["--d-model", "256", "--microbatches", "4", "--name", "a", "--rtt", "60ms", "--link"]
     assert run(["new", str(tmp_path / "home"), *flags, "20Mbit", "--json"]) == 0
@@ -124,6 +132,7 @@ def test_new_chooses_for_a_line_and_says_why(tmp_path: Path, capfd: pytest.Captu
         (["--tflops", "3"], "--tflops goes with --link"),
         (["--link", "20Mbit", "--boundary", "maxout"], "--boundary cannot go with --link"),
         (["--link", "20Mbit", "--from", "."], "--from cannot go with --link"),
+        (["--link", "20Mbit", "--trust", "audits"], "--trust audits cannot go with --link"),
         (["--link", "none"], "is not a rate such as 20Mbit"),
         (["--link", "20Mbit", "--rtt", "60"], "is not a time of at most 10s, such as 60ms"),
         (["--link", "20Mbit", "--optimizer", "lamb"], "no way to train that was measured goes with this run"),

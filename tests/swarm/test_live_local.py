@@ -17,7 +17,7 @@ from peerd.reference import ReferenceResult, replay_reference
 from peerd.replay import read_logs
 from peerd.train.corpus import Corpus
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
-from tests.swarm.runs import exported_steps, swarm_manifest
+from tests.swarm.runs import certified, exported_steps, swarm_manifest
 from tests.swarm.test_live_kill import go_on, kill_in_mid_step
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -81,7 +81,7 @@ def subspace_run() -> Manifest:
     return replace(manifest, model=replace(manifest.decoder, boundary="subspace", boundary_rank=8))
 
 
-@pytest.mark.parametrize("manifest", [local_run(steps=STEPS), subspace_run()], ids=["AdamW", "Muon, subspace"])
+@pytest.mark.parametrize("manifest", [local_run(steps=STEPS), certified(subspace_run())], ids=["AdamW", "Muon, subspace, certified"])
 def test_two_stages_of_two_peers_make_local_steps_and_a_reference_computes_them_again(manifest: Manifest) -> None:
     with Swarm(manifest) as swarm:
         first = trained(swarm)
@@ -95,7 +95,7 @@ def test_two_stages_of_two_peers_make_local_steps_and_a_reference_computes_them_
 
 
 def test_a_codec_that_leaves_most_changes_out_lets_the_loss_fall() -> None:
-    with Swarm(replace(local_run(steps=STEPS), wire=WireConfig(weight_gradients="sparse:64"))) as swarm:
+    with Swarm(replace(certified(local_run(steps=STEPS)), wire=WireConfig(weight_gradients="sparse:64"))) as swarm:
         first = trained(swarm)
         evaluated = until(lambda: first.evaluations if STEPS in first.evaluations else {})
         assert evaluated[STEPS] < evaluated[0]
@@ -112,7 +112,7 @@ def trained(swarm: Swarm) -> Daemon:
 
 
 def test_a_peer_is_killed_in_mid_step_and_another_joins() -> None:
-    with Swarm(local_run()) as swarm:
+    with Swarm(certified(local_run())) as swarm:
         first, victim, *_, survivor = [spawn(swarm, stage) for stage in (0, 1, 0, 1)]
         for daemon in swarm.daemons:
             daemon.wait_until_serving()

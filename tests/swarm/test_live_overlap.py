@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.swarm.daemons import Daemon, Swarm, until
-from tests.swarm.runs import assert_equals_reference, exported_steps, swarm_manifest
+from tests.swarm.runs import assert_equals_reference, certified, exported_steps, swarm_manifest
 from tests.swarm.test_live_kill import PACE_MS, go_on
 
 pytestmark = [pytest.mark.swarm, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_delayed_run_survives_the_death_of_a_peer_that_holds_microbatches_of_two_steps() -> None:
-    with Swarm(swarm_manifest(num_stages=2, delayed_updates=True, max_gradient_norm=0.3)) as swarm:
+    with Swarm(certified(swarm_manifest(num_stages=2, delayed_updates=True, max_gradient_norm=0.3))) as swarm:
         first = swarm.start(stage=0, compute_stand_in_ms=PACE_MS)
         second, victim, survivor = (swarm.join(stage, compute_stand_in_ms=PACE_MS) for stage in (0, 1, 1))
         for daemon in swarm.daemons:
