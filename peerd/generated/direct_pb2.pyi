@@ -119,10 +119,13 @@ class End(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
     node: _builtins.bytes
     """the public key of the node, 32 bytes; empty: it makes no connections by QUIC now"""
     closed: _builtins.bool
     """of a caller to which nothing comes back through the routers any more: the connections with it are of no use"""
+    silent: _builtins.bool
+    """of a caller to which nothing has come back for a while: the callee sends packets over the connections with it, then answers"""
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """at most 4, as `1.2.3.4:567`: UDP, seen from outside the router first; none in a request: only tell me yours"""
@@ -133,10 +136,11 @@ class End(_message.Message):
         node: _builtins.bytes = ...,
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         closed: _builtins.bool = ...,
+        silent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "closed", b"closed", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "closed", b"closed", "node", b"node", "silent", b"silent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import structlog
@@ -13,12 +13,14 @@ import structlog
 from peerd.link.quic import QuicConnection
 from peerd.link.streams import Stream, StreamTasks, splice
 from peerd.link.throttle import Throttles
-from peerd.policy.route.holes import QuicCounts, Silence
+from peerd.policy.route.holes import Finding, QuicCounts, Silence
 from peerd.table.record import PeerId
 
 WATCH_S = 0.1
 NEW_S = 5.0
 """So long a connection on which no stream has begun is still being made: both ends find out how large packets may be."""
+NUM_SIGNS = 3
+"""Packets that a question brings, so many `WATCH_S` apart: a buffer that is full loses several in a row."""
 MOST_STREAMS = 32
 """Streams that one peer has open here."""
 LOG = structlog.get_logger()
@@ -27,9 +29,13 @@ LOG = structlog.get_logger()
 class PunchedLine:
     """A QUIC connection with a peer, for streams in both directions."""
 
-    def __init__(self, peer: PeerId, connection: QuicConnection, tls: Callable[[], tuple[str, int]]) -> None:
+    def __init__(
+        self, peer: PeerId, connection: QuicConnection, tls: Callable[[], tuple[str, int]], ask: Callable[[PeerId], Awaitable[bool]]
+    ) -> None:
+        """`tls`: where streams of the other end lead. `ask`: let the other end send signs of life; returns whether it has answered."""
         self.peer, self.connection = peer, connection
-        self._tls = tls
+        self._tls, self._ask = tls, ask
+        self._signs: asyncio.Task[None] | None = None
         self._streams = StreamTasks()
         self._num_taken = self.num_open = 0
         """Streams of the other end, and of both."""
@@ -64,6 +70,18 @@ class PunchedLine:
         """Carry a local connection to the other end, over a stream of its own, until either ends. Raises OSError if there is none."""
         await self._splice(local, await self.connection.open())
 
+    async def send_signs(self) -> None:
+        """Send signs of life, some time apart. Who asks meanwhile gets the same ones."""
+        if self._signs is None or self._signs.done():
+            self._signs = self._streams.start(self._send_signs())
+        await asyncio.wait({self._signs})
+
+    async def _send_signs(self) -> None:
+        self.connection.send_sign()
+        for _ in range(NUM_SIGNS - 1):
+            await asyncio.sleep(WATCH_S)
+            self.connection.send_sign()
+
     async def _take(self) -> None:
         async for stream in self.connection.streams():
             if self._num_taken >= MOST_STREAMS:
@@ -95,7 +113,11 @@ class PunchedLine:
         while True:
             await asyncio.sleep(WATCH_S)
             carried = self.connection.carried
-            if silence.is_closed(carried, self.connection.round_trip_s, time.monotonic()):
+            found = silence.look(carried, self.connection.round_trip_s, time.monotonic())
+            if found is Finding.DOUBTFUL:
+                LOG.debug("nothing has come back through the routers for a while", peer=self.peer)
+                self._streams.start(self._ask_about(silence))
+            if found is Finding.CLOSED:
                 LOG.info("nothing comes back through the routers any more", peer=self.peer)
                 self.is_silent = True
                 return
@@ -106,6 +128,12 @@ class PunchedLine:
                 self._used = _total(carried)
             elif _total(carried) - self._used >= self._making:
                 return
+
+    async def _ask_about(self, silence: Silence) -> None:
+        if await self._ask(self.peer):
+            silence.answered()
+        else:
+            silence.failed()
 
 
 def _total(carried: QuicCounts) -> int:

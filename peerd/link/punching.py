@@ -163,8 +163,7 @@ class Holes:
         if known is not None:
             return known
         node = await self._own_node()
-        stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
-        there: direct_pb2.End = await answer_of(stub.Punch(await self._own_end(node, asks=True), timeout=ASK_TIMEOUT_S))
+        there = await self._punch(peer, await self._own_end(node, asks=True))
         if not self._targets(there):
             raise PeerGoneError("the peer takes no connections through routers")
         return await self._meet_at(node, peer, there)
@@ -190,8 +189,11 @@ class Holes:
     async def answer(self, caller: PeerId, told: direct_pb2.End) -> direct_pb2.End:
         """Return where this peer's own node is, and dial that of the caller if it has told addresses. Raises RemoteError to refuse.
 
-        A caller to which nothing comes back through the routers says so: then what this peer sends does not arrive, either.
+        A caller to which nothing comes back through the routers asks for packets, and says later that none came.
         """
+        if told.silent:
+            await asyncio.gather(*(line.send_signs() for line in self._lines if line.peer == caller and line.is_open))
+            return direct_pb2.End()
         if told.closed:
             self._end_silent(caller)
             return direct_pb2.End()
@@ -229,7 +231,7 @@ class Holes:
         for old in [line for line in self._lines if line.peer == peer and line.is_open][: 1 - MOST_LINES]:
             old.connection.close()
         LOG.info("connected through the routers", peer=peer, address=connection.address)
-        line = PunchedLine(peer, connection, self._around.tls)
+        line = PunchedLine(peer, connection, self._around.tls, self._ask_for_signs)
         self._lines[line] = None
         self._tell_change()
         try:
@@ -244,8 +246,21 @@ class Holes:
     async def _tell_closed(self, peer: PeerId) -> None:
         """Tell the other end that the hole has closed: it may wait for an answer, and has nothing to send by which it would notice."""
         with contextlib.suppress(RemoteError):
-            stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
-            await answer_of(stub.Punch(direct_pb2.End(closed=True), timeout=ASK_TIMEOUT_S))
+            await self._punch(peer, direct_pb2.End(closed=True))
+
+    async def _ask_for_signs(self, peer: PeerId) -> bool:
+        """Ask the other end to send packets through the hole. Returns whether it has answered in the tunnel."""
+        try:
+            await self._punch(peer, direct_pb2.End(silent=True))
+        except RemoteError:
+            return False
+        return True
+
+    async def _punch(self, peer: PeerId, told: direct_pb2.End) -> direct_pb2.End:
+        """Tell a peer in the tunnel, and return its answer. Raises RemoteError."""
+        stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(peer))
+        there: direct_pb2.End = await answer_of(stub.Punch(told, timeout=ASK_TIMEOUT_S))
+        return there
 
     async def _until_changed(self) -> None:
         await self._changed.wait()
@@ -306,8 +321,7 @@ class Holes:
             return self.seen_at
 
     async def _look_in(self, mirror: PeerId, node: QuicNode) -> tuple[str, QuicConnection]:
-        stub: Any = direct_pb2_grpc.DirectStub(await self._links.channel(mirror))
-        there = await answer_of(stub.Punch(direct_pb2.End(), timeout=ASK_TIMEOUT_S))
+        there = await self._punch(mirror, direct_pb2.End())
         targets = self._targets(there)
         if not targets:
             raise PeerGoneError("the peer makes no connections by QUIC")

@@ -25,6 +25,8 @@ PACKAGE = "iroh"
 STREAMS, LOOK = b"peerd/streams/1", b"peerd/look/1"
 """What a connection is for: streams that carry gRPC; or one that tells a peer from which address its packets come."""
 KEY_BYTES = 32
+SIGN = b"\0"
+"""What a sign of life carries."""
 MAX_SEEN_BYTES = 64
 MOST_HANDSHAKES = 256
 """Connections of others that have begun, or are served."""
@@ -66,10 +68,8 @@ class QuicReader:
 class QuicWriter:
     """The outgoing half of a QUIC stream, as far as `splice` uses an `asyncio.StreamWriter`."""
 
-    def __init__(self, half: Any, wrote: Callable[[int], None]) -> None:
-        """`wrote` is told how many bytes were given to the connection."""
+    def __init__(self, half: Any) -> None:
         self._half = half
-        self._wrote = wrote
         self._waiting = b""
 
     def write(self, data: bytes) -> None:
@@ -78,7 +78,6 @@ class QuicWriter:
     async def drain(self) -> None:
         """Return when the connection has taken what was written. Raises OSError if it breaks."""
         data, self._waiting = self._waiting, b""
-        self._wrote(len(data))
         with _as_os_error():
             await self._half.write_all(data)
 
@@ -97,7 +96,6 @@ class QuicConnection:
     def __init__(self, made: Any) -> None:
         self._made = made
         self.node = bytes(made.remote_id().to_bytes())
-        self._num_written = 0
 
     async def open(self) -> Stream:
         """Open a stream. Raises OSError if the connection has broken."""
@@ -113,12 +111,14 @@ class QuicConnection:
                 yield self._stream(both)
 
     def _stream(self, both: Any) -> Stream:
-        halves: Any = QuicReader(both.recv()), QuicWriter(both.send(), self._wrote)
+        halves: Any = QuicReader(both.recv()), QuicWriter(both.send())
         stream: Stream = halves
         return stream
 
-    def _wrote(self, num_bytes: int) -> None:
-        self._num_written += num_bytes
+    def send_sign(self) -> None:
+        """Send a packet that the other end acknowledges, unless data that wait for their acknowledgement fill the way."""
+        with contextlib.suppress(OSError), _as_os_error():
+            self._made.send_datagram(SIGN)
 
     @property
     def is_open(self) -> bool:
@@ -127,7 +127,7 @@ class QuicConnection:
     @property
     def carried(self) -> QuicCounts:
         stats = self._made.stats()
-        return QuicCounts(stats.udp_tx_bytes, stats.udp_rx_bytes, self._num_written)
+        return QuicCounts(stats.udp_tx_bytes, stats.udp_rx_bytes)
 
     @property
     def address(self) -> str:
@@ -140,6 +140,10 @@ class QuicConnection:
         return next((1e-3 * float(path.rtt_ms) for path in self._made.paths() if path.is_selected), 0.0)
 
     async def closed(self) -> None:
+        """Return when the connection has ended. Until then forget the other end's signs of life, which have done their work by coming."""
+        with contextlib.suppress(OSError), _as_os_error():
+            while True:
+                await self._made.read_datagram()
         await self._made.closed()
 
     def close(self) -> None:

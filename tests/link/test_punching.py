@@ -91,7 +91,8 @@ async def test_a_connection_that_breaks_ends_the_path_and_the_calls_on_it() -> N
 async def test_a_hole_that_closes_is_noticed_by_who_has_data_to_send_and_the_other_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits for an answer has nothing to send, by which it would notice."""
     monkeypatch.setattr(punched_line, "WATCH_S", 0.02)
-    monkeypatch.setattr(holes_policy, "SILENT_S", 0.2)
+    monkeypatch.setattr(holes_policy, "DOUBT_S", 0.1)
+    monkeypatch.setattr(holes_policy, "ASK_EACH_S", 0.05)
     async with endpoint() as there:
         caller = new_identity()
         _, paths, holes = there.paths_through_routers(caller)
@@ -103,7 +104,7 @@ async def test_a_hole_that_closes_is_noticed_by_who_has_data_to_send_and_the_oth
         def carried(connection: quic.QuicConnection) -> QuicCounts:
             """Of the caller's: packets go out, and none comes."""
             now: QuicCounts = measured(connection)
-            return QuicCounts(now.sent + next(looks), 7, now.written) if connection.node == node.key else now
+            return QuicCounts(now.sent + next(looks), 7) if connection.node == node.key else now
 
         monkeypatch.setattr(there.holes, "_end_silent", told.append)
         monkeypatch.setattr(quic.QuicConnection, "carried", property(carried))
@@ -144,6 +145,10 @@ async def test_a_node_that_nobody_has_told_of_gets_no_stream(monkeypatch: pytest
             await each.close()
 
 
+async def unasked(_peer: PeerId) -> bool:
+    raise AssertionError("the hole is open")
+
+
 class QuietConnection:
     """A connection over which only signs of life go, each of them answered."""
 
@@ -168,7 +173,7 @@ async def test_a_connection_without_streams_is_kept_until_its_signs_of_life_have
     monkeypatch.setattr(punched_line, "WATCH_S", 0.01)
     monkeypatch.setattr(punched_line, "NEW_S", 0.0)
     connection = QuietConnection()
-    line = punched_line.PunchedLine(PeerId("peer"), cast(quic.QuicConnection, connection), lambda: ("", 0))
+    line = punched_line.PunchedLine(PeerId("peer"), cast(quic.QuicConnection, connection), lambda: ("", 0), unasked)
     running = asyncio.ensure_future(line.run())
     for num_open, carried in ((0, (5_000, 4_999)), (1, (9_000, 9_000)), (0, (11_500, 11_499))):
         line.num_open, connection.carried = num_open, QuicCounts(*carried)

@@ -9,21 +9,24 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from peerd.policy.hashing import digest
 from peerd.table.circuit import direct
 from peerd.table.record import PeerId, Reach
 from peerd.table.view import LiveView
 
-SILENT_S = 3.5
-"""A hole has closed when data went out and nothing at all came back for this time. The buffer of a slow line holds what it carries in some
-3 s (7.5 MB at 20 Mbit/s), and the answer to what joins the end of such a queue takes so long."""
+DOUBT_S = 1.0
+"""After this time without an answer the other end is asked, in the tunnel, to send packets. Most often the line is only full."""
+ASK_EACH_S = 0.5
+QUESTIONS = 4
+"""A hole has closed when so many questions in a row were answered in the tunnel and none of the packets that were sent with them came."""
+SILENT_S = DOUBT_S + (QUESTIONS - 1) * ASK_EACH_S
+"""The least time in which that is found out."""
 ROUND_TRIPS = 2
-"""Where round trips take longer, so many of them without any packet from the peer."""
-IDLE_SILENT_S = 15.0
-"""While no data go out, signs of life do. Buffers that other traffic fills may lose several of those in a row."""
-DATA_BYTES = 4096
-"""Signs of life, and what is sent in their place when they are lost, take less than this between two looks."""
+"""Where round trips take long, at least so many of them pass without any packet from the peer."""
+UNASKED_SILENT_S = 15.0
+"""A hole counts as closed after this time even if the answers are too few: then the tunnel hardly reaches the peer, either."""
 LONGEST_LOOK_S = 1.0
 """A look that comes later counts as one after this time: then this process stood still, and has not read what has arrived."""
 MOST_ADDRESSES = 4
@@ -33,57 +36,81 @@ MAX_ADDRESS = 64
 
 @dataclass(frozen=True, slots=True)
 class QuicCounts:
-    """What a connection has carried since its beginning, in bytes."""
+    """What a connection has carried since its beginning, in bytes, as UDP, with all that it sends of its own accord."""
 
     sent: int = 0
+    """Given to the system. It may wait for the line there, where what the tunnel carries waits, too."""
     received: int = 0
-    """Both as UDP, with all that a connection sends of its own accord."""
-    written: int = 0
-    """What streams have given to be sent."""
+
+
+class Finding(Enum):
+    OPEN = "open"
+    DOUBTFUL = "doubtful"
+    """The other end is to be asked in the tunnel: it sends packets through the hole, and then answers."""
+    CLOSED = "closed"
 
 
 @dataclass(slots=True)
 class Silence:
     """Notices that nothing comes back through a hole. Pure: the clock and the counts are given.
 
-    Any packet of the peer ends a silence, so a line that is only slow is never silent: it acknowledges what came through its queue.
+    No time tells a closed hole from a full line, in which packets wait for seconds or are lost in a row. But the tunnel crosses the same
+    line: an answer that comes in the tunnel has waited behind the packets that were sent before it. So questions last as long as the line
+    takes, and a hole that has closed under an empty line is found at once. Any packet of the peer ends a silence.
     """
 
     _last: QuicCounts = QuicCounts()
     _looked_s: float | None = None
-    _dataless_s: float = float("inf")
-    """Time since data went out."""
+    _silent_s: float = 0.0
+    """Time since the last packet of the peer."""
     _out_s: float | None = None
-    """Time since packets went out, of which nothing has come back since; None: none did."""
-    _data_s: float | None = None
-    """The same of data."""
+    """Time since packets went out of which nothing has come back since; None: none did."""
+    _since_asked_s: float = ASK_EACH_S
+    _received_when_asked: int | None = None
+    """None: no question is open."""
+    _is_answered: bool = False
+    """Whether the open question was answered since the last look."""
+    _num_in_vain: int = 0
+    """Questions in a row that were answered in the tunnel alone."""
 
-    def is_closed(self, now: QuicCounts, round_trip_s: float, now_s: float) -> bool:
-        """Return whether the hole has closed, by what was carried until now. `round_trip_s`: as the connection last measured it."""
+    def look(self, now: QuicCounts, round_trip_s: float, now_s: float) -> Finding:
+        """Return whether the hole is open, by what was carried until now. `round_trip_s`: as the connection last measured it.
+
+        After DOUBTFUL `answered` or `failed` must be called once; the next DOUBTFUL comes after that.
+        """
         passed_s = min(now_s - self._looked_s, LONGEST_LOOK_S) if self._looked_s is not None else 0.0
-        patience_s = max(SILENT_S, ROUND_TRIPS * round_trip_s)
-        went_out = now.sent - self._last.sent
-        is_data = now.written != self._last.written or went_out >= DATA_BYTES
-        self._dataless_s = 0.0 if is_data else self._dataless_s + passed_s
+        self._since_asked_s += passed_s
         if now.received != self._last.received:
-            self._out_s = self._data_s = None
+            self._silent_s, self._out_s, self._num_in_vain = 0.0, None, 0
         else:
-            self._count_silence(went_out > 0, passed_s, patience_s)
+            # What goes out in the look after a packet has come may acknowledge it, and gets no answer.
+            goes_out = now.sent != self._last.sent and self._silent_s > 0.0
+            self._silent_s += passed_s
+            self._out_s = self._out_s + passed_s if self._out_s is not None else 0.0 if goes_out else None
+        if self._is_answered:
+            self._num_in_vain += now.received == self._received_when_asked
+            self._received_when_asked, self._is_answered = None, False
         self._last, self._looked_s = now, now_s
-        is_long = self._out_s is not None and self._out_s >= max(IDLE_SILENT_S, patience_s)
-        return is_long or (self._data_s is not None and self._data_s >= patience_s)
+        return self._finding(ROUND_TRIPS * round_trip_s)
 
-    def _count_silence(self, went_out: bool, passed_s: float, patience_s: float) -> None:
-        """Count a look at which nothing has come back."""
-        if self._out_s is not None:
-            self._out_s += passed_s
-        elif went_out:
-            self._out_s = 0.0
-        if self._data_s is not None:
-            self._data_s += passed_s
-        elif went_out and self._dataless_s <= patience_s:
-            # Data that are not acknowledged are sent again before that; what goes out later is a sign of life.
-            self._data_s = 0.0
+    def answered(self) -> None:
+        """The other end has answered the question: what it sent before comes by the next look, if the hole is open."""
+        self._is_answered = True
+
+    def failed(self) -> None:
+        """The question has brought no answer, which says nothing about the hole."""
+        self._received_when_asked = None
+
+    def _finding(self, least_s: float) -> Finding:
+        if self._out_s is None or self._out_s < DOUBT_S:
+            return Finding.OPEN
+        is_unanswered = self._num_in_vain >= QUESTIONS and self._silent_s >= least_s
+        if is_unanswered or self._out_s >= max(UNASKED_SILENT_S, least_s):
+            return Finding.CLOSED
+        if self._received_when_asked is not None or self._since_asked_s < ASK_EACH_S:
+            return Finding.OPEN
+        self._received_when_asked, self._since_asked_s = self._last.received, 0.0
+        return Finding.DOUBTFUL
 
 
 def targets_in(told: Iterable[str], *, loopback: bool, outside: str = "") -> list[str]:
