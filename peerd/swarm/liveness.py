@@ -208,9 +208,10 @@ class Liveness:
         return is_in_round_with(self._membership.live().mine, record) and not (is_refused or record.leaving)
 
     def _suspect(self, record: PeerRecord) -> None:
+        if not self._membership.suspect(record):
+            return  # another call to it failed meanwhile
         if record.leaving:
             LOG.info("a peer has left", left=record.peer)
         else:
             LOG.warning("suspect: no answer to a re-dial", suspect=record.peer)
             self.faults_seen += 1
-        self._membership.suspect(record)

@@ -211,10 +211,11 @@ class Membership:
         self.contradictions.forget(peer)
         self.news.forget(peer)
 
-    def suspect(self, record: PeerRecord) -> None:
-        """Note that a peer did not answer a re-dial at its present pair."""
-        self._unanswered.suspect(record)
+    def suspect(self, record: PeerRecord) -> bool:
+        """Note that a peer did not answer a re-dial at its present pair. Returns whether that is news."""
+        is_news = self._unanswered.suspect(record)
         self.word.owe(tell=True)
+        return is_news
 
     def not_reached(self, peer: PeerId, *, may_be_slow: bool) -> bool:
         """Note that a re-dial failed. Returns whether the peer lives all the same, as its record says: the link to it is dead (hole 22)."""

@@ -30,9 +30,11 @@ class Unanswered:
     def suspects(self, peer: PeerId) -> bool:
         return peer in self._suspects
 
-    def suspect(self, record: PeerRecord) -> None:
-        """Note that a peer did not answer a re-dial at its present pair."""
+    def suspect(self, record: PeerRecord) -> bool:
+        """Note that a peer did not answer a re-dial at its present pair. Returns whether that is news."""
+        is_news = self._suspects.get(record.peer) != record.pair
         self._suspects[record.peer] = record.pair
+        return is_news
 
     def has_risen(self, record: PeerRecord) -> bool:
         """Note a peer's higher pair, which ends the suspicion of it. Returns whether it was suspected wrongly."""

@@ -74,6 +74,19 @@ async def test_a_suspicion_that_proves_wrong_makes_the_next_slower_and_one_of_a_
     assert 1.5 * REDIAL_TIMEOUT_S < third <= 2 * REDIAL_TIMEOUT_S
 
 
+@pytest.mark.parametrize("leaving", [False, True])
+async def test_a_peer_that_goes_on_not_to_answer_is_told_of_once(leaving: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    membership = Membership(ME, RUN, ttl_s=60.0)
+    record = PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING, leaving=leaving)
+    membership.absorb([sign_record(record, MATE, RUN).raw])
+    liveness = Liveness(membership, cast(SwarmClient, Silent()), {}, Lines())
+    for _ in range(3):
+        liveness.report_failure(MATE.peer)
+        await asyncio.gather(*liveness._probes.values())
+    assert liveness.faults_seen == (not leaving)
+    assert capsys.readouterr().out.count("a peer has left" if leaving else "suspect: no answer") == 1
+
+
 @dataclass
 class Behind:
     """Answers do not come in time, while bytes of the same peer come for as long as `left` questions."""
