@@ -198,6 +198,16 @@ def line_of(peer: PeerInfo) -> str:
     return f"{mbit(up)}/{mbit(down)}" if up or down else ""
 
 
+def line_in_words(up: float, down: float) -> str:
+    """What a line carries, each way in the unit that suits it; `up` and `down` in bytes per second. Empty if nothing is known of either."""
+    ways = [
+        f"{mbit(rate)} Mbit/s {way}" if 8e-6 * rate < 999.5 else f"{amount(8e-9 * rate)} Gbit/s {way}"
+        for rate, way in ((up, "up"), (down, "down"))
+        if rate
+    ]
+    return ", ".join(ways)
+
+
 def connections_of(path: PathInfo) -> str:
     """The number of connections that a direct path has, and what is lost on it, after a comma; empty for other paths."""
     number, resent = path.get("connections", 0), path.get("resent")

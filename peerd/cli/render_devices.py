@@ -15,9 +15,9 @@ from peerd.cli.render import (
     duration,
     exactness,
     held_by,
+    line_in_words,
     local_batch_at,
     loss_rows,
-    mbit,
     pause_line,
     phase_of,
     plain,
@@ -69,7 +69,7 @@ def _totals(found: Sequence[StatusReply]) -> list[tuple[str, str]]:
     exact = ("duplicate_microbatches", "lost_microbatches", "inexact_steps")
     counters = {name: sum(int(dict(status["counters"])[name]) for status in found) for name in exact}  # type: ignore[call-overload]
     up, down = sum(status["peer"].get("up", 0) for status in found), sum(status["peer"].get("down", 0) for status in found)
-    line = [("line", f"{mbit(up)}/{mbit(down)} Mbit/s up/down together, as measured")] if up or down else []
+    line = [("line", f"{line_in_words(up, down)} together, as measured")] if up or down else []
     return [
         ("microbatches", f"{done} done, {again} launched again"),
         ("exactness", exactness(counters)),

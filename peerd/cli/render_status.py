@@ -15,7 +15,7 @@ from peerd.cli.render import (
     duration,
     exactness,
     held_by,
-    line_of,
+    line_in_words,
     local_batch_at,
     loss_rows,
     lossy_paths,
@@ -171,7 +171,8 @@ def _update_rows(reply: StatusReply) -> list[tuple[str, str]]:
 
 
 def _line_row(peer: PeerInfo) -> list[tuple[str, str]]:
-    return [("line", f"{line_of(peer)} Mbit/s up/down, as measured")] if line_of(peer) else []
+    words = line_in_words(peer.get("up", 0), peer.get("down", 0))
+    return [("line", f"{words}, as measured")] if words else []
 
 
 def _direct_row(reply: StatusReply) -> list[tuple[str, str]]:

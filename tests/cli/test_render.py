@@ -246,7 +246,9 @@ def test_peers_and_status_show_what_lines_carry_where_that_is_known(capsys: pyte
     assert lines[-1] == "up/dn in Mbit/s"
     assert [line.split()[-1] for line in lines[-4:-1]] == ["5.1/100", "-/20", "8.8M/8.8M"]
     print_status(status_reply(peer=peer_info(up=2_500_000, down=11_000_000)))
-    assert "20/88 Mbit/s up/down" in capsys.readouterr().out
+    assert "20 Mbit/s up, 88 Mbit/s down, as measured" in capsys.readouterr().out
+    print_status(status_reply(peer=peer_info(up=563_000_000, down=0)))
+    assert "4.5 Gbit/s up, as measured" in capsys.readouterr().out
 
 
 def test_peers_shows_round_trips_where_they_are_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,7 @@ class PaperSource:
             "paused": self.paused,
             "nice": 10,
             "pauses": ["while used", "on battery"],
+            "texts": {"share": 0.1, "answering": False, "tokens": 1_234_567, "busy_s": 90.0},
         }
         moment = {
             "time_s": 1.8e9,

@@ -187,6 +187,20 @@ async def test_the_command_to_join_is_copied() -> None:
         assert await page.evaluate("navigator.clipboard.readText()") == f"peerd join {source.join}"
 
 
+@pytest.mark.parametrize("width", [1280, 1010, 390])
+async def test_no_word_of_the_facts_is_broken(width: int) -> None:
+    async with served(PaperSource()) as port, opened(viewport={"width": width, "height": 900}) as page:
+        await page.goto(f"http://127.0.0.1:{port}/")
+        await wait_until_live(page)
+        words = await page.evaluate(
+            "[...document.querySelectorAll('.facts dd')].flatMap(each => [...each.textContent.matchAll(/\\S+/g)].map(word => {"
+            " const place = document.createRange(); place.setStart(each.firstChild, word.index);"
+            " place.setEnd(each.firstChild, word.index + word[0].length); return [word[0], place.getClientRects().length]; }))"
+        )
+        assert len(words) > 10
+        assert [word for word, lines in words if lines > 1 and "-" not in word] == []
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_pause_is_within_the_first_screen(width: int) -> None:
     async with served(PaperSource()) as port, opened(viewport={"width": width, "height": 700}) as page:

@@ -12,7 +12,7 @@ from peerd.cli.render import (
     connections_of,
     exactness,
     held_by,
-    line_of,
+    line_in_words,
     local_batch_at,
     name_of,
     own_updates,
@@ -240,6 +240,7 @@ def _takes(peer: PeerInfo) -> str:
 def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], ...]:
     """Name and value of each row about a peer, from its record."""
     addresses = [plain(address) for address in peer["addresses"]] or ["none: it cannot be called"]
+    line = line_in_words(peer.get("up", 0), peer.get("down", 0))
     return (
         ("id", plain(peer["id"])),
         *([("name", name_of(peer))] if name_of(peer) else []),
@@ -254,7 +255,7 @@ def details_of(peer: PeerInfo, num_microbatches: int) -> tuple[tuple[str, str], 
         ("software", plain(peer["software"], 60)),
         ("record", f"{duration(peer['age_s'])} old, incarnation {peer['incarnation']}, {peer['inexact']} steps inexact"),
         ("reach", plain(peer.get("reach", "unknown"), 12) + (", relays for others" if peer.get("relays") else "")),
-        *([("line", f"{line_of(peer)} Mbit/s up/down, as it measured")] if line_of(peer) else []),
+        *([("line", f"{line}, as it measured")] if line else []),
         *([("path", _PATHS.get(peer["path"], plain(peer["path"], 12)) + connections_of(peer))] if "path" in peer else []),
         *(("address" if index == 0 else "", address) for index, address in enumerate(addresses)),
     )

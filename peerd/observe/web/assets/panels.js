@@ -78,11 +78,11 @@ export function showChosen(host, peer, me, microbatches) {
   facts(host, [
     ["Peer", name], ["Stage", String(peer.stage)], ["Step", whole(peer.step)], ["Phase", peer.phase], ["Holds", `${peer.done} of ${microbatches}`],
     ["Queue", String(peer.queue)], ["Speed", `${amount(peer.throughput)} samples/s`], ["Given", `${amount(peer.tokens)} tokens`], ["Device", peer.device || "unknown"], ["Reached", peer.reach === "client" ? "not at all" : peer.reach || "unknown"],
-    ["Line up, down", peer.up || peer.down ? `${mbit(peer.up)}, ${mbit(peer.down)} Mbit/s` : "not measured"],
+    ["Line", [[peer.up, "up"], [peer.down, "down"]].filter(([rate]) => rate).map(([rate, way]) => `${bits(rate)} ${way}`).join(", ") || "not measured"],
   ], true);
 }
 
-const mbit = (rate) => (rate ? amount(8e-6 * rate) : "-");
+const bits = (rate) => (8e-6 * rate < 999.5 ? `${amount(8e-6 * rate)} Mbit/s` : `${amount(8e-9 * rate)} Gbit/s`);
 
 export function showOwn(host, said, own, share, localBatch) {
   const { peer, counters } = own, exact = counters.duplicate_microbatches + counters.lost_microbatches + counters.inexact_steps;
