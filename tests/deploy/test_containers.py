@@ -62,6 +62,48 @@ def test_the_image_runs_as_nobody_in_particular() -> None:
     assert DOCKERFILE.index("\nUSER ") < DOCKERFILE.index("\nENTRYPOINT ")
 
 
+def test_every_installation_keeps_to_the_pinned_versions() -> None:
+    installations = [run for run in instructions("RUN") if "pip install" in run]
+    assert len(installations) == 4  # of each build: PyTorch, then peerd with the rest
+    for run in installations:
+        assert "pip install --constraint scripts/constraints.txt " in run
+    assert [run.endswith(" .") for run in installations] == [False, True] * 2
+
+
+def test_builders_of_stable_distributions_know_the_flags_of_the_healthcheck() -> None:
+    """Buildah and Podman of Debian 12 refuse a file with --start-interval, and Docker before 25 does too."""
+    (line,) = instructions("HEALTHCHECK")
+    assert set(re.findall(r"--([a-z-]+)=", line.partition("CMD")[0])) <= {"interval", "timeout", "start-period", "retries"}
+
+
+@pytest.mark.parametrize("page", ["install.md", "deploy.md"])
+def test_the_pages_build_and_use_the_image_that_the_file_makes(page: str) -> None:
+    text = (ROOT / "peerd" / "docs" / page).read_text()
+    builds = re.findall(r"(?:docker|podman|buildah) (?:build|bud) [^`\n]*", text)
+    assert builds
+    for build in builds:
+        words = shlex.split(build)
+        assert flag(words, "--file") == "deploy/Dockerfile"
+        assert f" AS {flag(words, '--target')}" in DOCKERFILE
+        assert flag(words, "--tag") == COMPOSE["x-peerd"]["image"]
+        if words[0] != "docker":
+            assert flag(words, "--format") == "docker"  # their own format has no HEALTHCHECK
+
+
+def test_the_pages_run_the_image_with_its_volume_its_port_and_time_to_stop() -> None:
+    image = COMPOSE["x-peerd"]["image"]
+    runs = re.findall(r"docker run ([^`\n]*)", (ROOT / "peerd" / "docs" / "deploy.md").read_text())
+    assert len(runs) == 2
+    for run in runs:
+        before, after = run.split(f"{image} ")
+        options, arguments = shlex.split(before), shlex.split(after)
+        check([ADDRESS if word == "ADDRESS" else word for word in arguments])
+        if "--detach" in options:
+            assert flag(options, "--volume").split(":")[1:] == instructions("VOLUME")
+            assert float(flag(options, "--stop-timeout")) > number_in("peerd/daemon/departure.py", "STANDSTILL_S") + 10
+            assert flag(options, "--publish").split(":") == [flag(arguments, "--port")] * 2
+
+
 def test_whatever_is_copied_is_there_and_not_ignored() -> None:
     ignore = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     assert ignore[0] == "*"
