@@ -14,6 +14,8 @@ from peerd.wire.messages import Beat
 
 MEASURABLE = 0.05
 """Averaging times for which a member has to owe: shorter transfers show delays and computing, and not a line."""
+TOLD_OF = 0.5
+"""The share of a member's bytes that this judge has to know of when the round is done: it hears of what went to others later."""
 
 
 class Judge:
@@ -96,13 +98,15 @@ class Judge:
         """What this round has shown of members' lines, as far as it lasted long enough to tell."""
         owed_s = [self.debts.owed_s(member, now_s) for member in self.debts.members]
         able = [member for member, each_s in enumerate(owed_s) if each_s > MEASURABLE * self._averaging_s]
-        return {k: SentRate(self._bytes_sent(k) / owed_s[k], self._leads.waited(k)) for k in able}
+        sent = {k: self._bytes_sent(k, self.debts.parts[k], self.debts.sums[k]) for k in able}
+        full = {k: self._bytes_sent(k, self.debts.sizes, [self.debts.sizes[k]] * len(owed_s)) for k in able}
+        return {k: SentRate(sent[k] / owed_s[k], self._leads.waited(k)) for k in able if sent[k] > TOLD_OF * full[k]}
 
-    def _bytes_sent(self, member: int) -> float:
-        debts, layout = self.debts, self._layout
-        parts = sum(here * self._mean_bytes(k, member) for k, here in enumerate(debts.parts[member]) if k != member)
-        sums = sum(here for i, here in enumerate(debts.sums[member]) if i != member)
-        return parts + sums * layout.slice_bytes[member] / layout.num_chunks
+    def _bytes_sent(self, member: int, parts: Sequence[int], sums: Sequence[int]) -> float:
+        """What a member has sent where so many chunks of its part, and of its sum, have arrived at each of the others."""
+        layout = self._layout
+        sent = sum(here * self._mean_bytes(k, member) for k, here in enumerate(parts) if k != member)
+        return sent + sum(here for i, here in enumerate(sums) if i != member) * layout.slice_bytes[member] / layout.num_chunks
 
     def _mean_bytes(self, slice_number: int, sender: int) -> float:
         """The mean size of a chunk of this slice, as the member sends it."""
