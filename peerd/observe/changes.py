@@ -23,7 +23,7 @@ class PeerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmState:
-    """The state of the swarm at one time. A leaving peer that no longer answers is absent: it has left."""
+    """The state of the swarm at one time. A leaving peer that no longer answers is absent: it has left, or rests while it is paused."""
 
     time_s: float
     peers: Mapping[str, PeerState] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def _of_peers(before: SwarmState, after: SwarmState) -> Iterator[Event]:
             if old is None:
                 yield Event(time_s=after.time_s, kind="joined", peer=peer, stage=new.stage)
             yield from _of_one(peer, old or PeerState(new.stage), new, after.time_s)
-        elif old is not None and peer not in after.banned:
+        elif old is not None and peer not in after.banned and not (old.leaving and old.paused):  # that it pauses was told
             yield Event(time_s=after.time_s, kind="left" if old.leaving else "gone", peer=peer, stage=old.stage)
 
 

@@ -38,6 +38,7 @@ def test_a_peer_that_pauses_does_so_and_does_not_leave_for_good() -> None:
     assert kinds(pausing, leaving) == [("leaving", "a")], "its owner stopped it while it was paused"
     assert kinds(look(), pausing) == [("joined", "a"), ("paused", "a")]
     assert kinds(pausing, look(a=PeerState(0))) == [], "it has joined again, or goes on"
+    assert kinds(pausing, look()) == [], "it rests"
 
 
 def test_a_wrong_suspicion_is_taken_back() -> None:
@@ -87,7 +88,8 @@ def test_nothing_happens_where_nothing_changed_and_something_where_a_peer_did(on
     assert changes(before, before) == []
     named = {event.peer for event in changes(before, after)}
     stopped_leaving = {p for p in one.keys() & two.keys() if one[p] != two[p] and _only_stopped_leaving(one[p], two[p])}
-    assert named == {p for p in one.keys() | two.keys() if one.get(p) != two.get(p)} - stopped_leaving
+    rests = {p for p in one.keys() - two.keys() if one[p].leaving and one[p].paused}
+    assert named == {p for p in one.keys() | two.keys() if one.get(p) != two.get(p)} - stopped_leaving - rests
     assert {event.time_s for event in changes(before, after)} <= {2.0}
 
 
