@@ -156,6 +156,10 @@ class OtherLineageError(WrongStateError):
     """What the callee gives was computed with parameters of another lineage than the caller's, though at its step."""
 
 
+class UnbelievedError(WrongStateError):
+    """What the callee gives proves nothing against it, and this peer takes it only once more mates hold it."""
+
+
 class NotFiniteError(RemoteError):
     """A microbatch gives values that are not finite, or it came with such values. The peer that says so is not at fault."""
 

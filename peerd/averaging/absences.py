@@ -61,10 +61,12 @@ class Absences:
         Returns whether its record changes.
         """
         mine, live, now_s = now.mine, now.live, now.now_s
-        before, mates = self.sidelining.peers, live.serving(mine.stage) if banned else ()
+        before = self.sidelining.peers
+        doubted = (m for m in live.suspected if m.stage == mine.stage)  # one that is banned for a lie, among others
+        mates = [m.peer for m in (*live.serving(mine.stage), *doubted)] if banned else ()
         self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s, now.rules.group_size)
         self.sidelining.look_ahead(ahead_alone(now), self._averaging_s, now_s)
-        self.sidelining.banned({m.peer: banned[m.peer] for m in mates if m.peer in banned}, now_s)
+        self.sidelining.banned({peer: banned[peer] for peer in mates if peer in banned}, now_s)
         for peer in set(self.sidelining.peers).difference(before):
             reason = "it is banned here" if peer in banned else "it is in a round, at a step or at parameters where others are not"
             LOG.warning("member left out of the next steps", member=peer, step=mine.step, reason=reason)

@@ -33,9 +33,14 @@ LOG = structlog.get_logger()
 
 Failed = Callable[[PeerId, RemoteError], object]
 """Is told of each mate that was asked for a part of an average and did not give it, or gave something else."""
+Believe = Callable[[Average], None]
+"""Raises RemoteError for the header of an average that this peer does not believe. It is called on another thread."""
 
 
 def _unheeded(_peer: PeerId, _error: RemoteError) -> None: ...
+
+
+def _believed(_header: Average) -> None: ...
 
 
 class AverageFetcher:
@@ -59,14 +64,17 @@ class AverageFetcher:
         self._signatures = signatures
         self._compression = compression
 
-    async def fetch(self, peer: PeerId, step: int, others: Sequence[PeerId] = (), failed: Failed = _unheeded) -> HeldAverage:
+    async def fetch(
+        self, peer: PeerId, step: int, others: Sequence[PeerId] = (), failed: Failed = _unheeded, believe: Believe = _believed
+    ) -> HeldAverage:
         """Fetch and check a finished average of this stage, of several mates at once, with the tied sum that they applied.
 
+        Nothing is downloaded of one that this peer does not `believe` by its header.
         `others` are asked for chunks, too, as far as there are enough. `failed` hears of those of them that do not give it. Raises the
         error of `peer` if nobody gives it: WrongStateError, among others, if this peer cannot adopt it.
         """
         most = min(MOST_DONORS, -(-self._state.accumulator.flat.nbytes // LEAST_OF_EACH))
-        partial = PartialAverage(self._state, self._signatures, self._compression, step)
+        partial = PartialAverage(self._state, self._signatures, self._compression, step, believe=believe)
         average, givers = await self._gather(partial, (peer, *others)[:most], None, failed)
         try:
             return await self._arithmetic.run(Priority.CONTROL, lambda: unpacked(average, partial.whole, self._state))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from blake3 import blake3
 
@@ -20,13 +20,22 @@ from peerd.wire.messages import Average
 class PartialAverage:
     """It takes memory as the chunks come, and lies in one piece."""
 
-    def __init__(self, state: StageState, signatures: Signatures, compression: Compression, step: int, section: int | None = None) -> None:
-        """`section`: only that one of the average is wanted."""
+    def __init__(
+        self,
+        state: StageState,
+        signatures: Signatures,
+        compression: Compression,
+        step: int,
+        section: int | None = None,
+        believe: Callable[[Average], None] = lambda _header: None,
+    ) -> None:
+        """`section`: only that one of the average is wanted. `believe` raises RemoteError for a header that this peer does not believe."""
         self._state = state
         self._signatures = signatures
         self._compression = compression
         self.step = step
         self._section = section
+        self._believe = believe
         self.header: Average | None = None
         self.shares = ChunkShares(0)
         self.whole = memoryview(b"")
@@ -40,6 +49,7 @@ class PartialAverage:
         check_header(header, self._state, self.step, self._section, self._compression)
         if reason := why_unproven_average(header, self._section, self._state, self._signatures):
             raise BadMessageError(f"the average is refused: {reason}")
+        self._believe(header)
 
     def begin(self, header: Average) -> None:
         self.header = header

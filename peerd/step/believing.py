@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import structlog
 
 from peerd.averaging.rounds import Rounds
+from peerd.errors import BadMessageError, UnbelievedError
 from peerd.policy.step.certificates import Distrust, is_upheld, told_twice, why_distrust, why_distrust_section, words_on
+from peerd.policy.step.certifying import holding_alone
 from peerd.policy.step.confirming import RoundProof
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
@@ -14,7 +18,9 @@ from peerd.stage.sections import SectionOfAverage
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
-from peerd.table.record import PeerId, Phase
+from peerd.table.record import NO_AVERAGE, AverageId, PeerId, Phase
+from peerd.table.swarm_view import CONDEMNED_LIVES
+from peerd.wire.messages import Average
 
 LOG = structlog.get_logger()
 
@@ -33,6 +39,30 @@ class Belief:
         """The roster of the average that this peer holds, if one of its reducers has signed two slices of it."""
         held = self._state.average if self._rules.certifies else None
         return held.roster if held is not None and held.roster.average_id in self._membership.contradictions.refuted else None
+
+    def by_header(self) -> Callable[[Average], None]:
+        """What raises for the header of an average of this step that this peer does not take: BadMessageError if it is a lie.
+
+        It is called on another thread, and goes by what this peer knows now.
+        """
+        mine, joined, refuted = self._state.record, frozenset(self._rounds.joined), frozenset(self._membership.contradictions.refuted)
+        words = words_on(mine, self._membership.live())
+
+        def check(header: Average) -> None:
+            distrust = why_distrust(header.roster, True, mine, words.certify(header.id), joined, refuted)
+            if distrust is not None:
+                raise (BadMessageError if distrust.is_lie else UnbelievedError)(distrust.reason)
+
+        def believe(header: Average) -> None:
+            if not header.roster.parts and header.roster.average_id not in joined:  # of others `takes` says more, once they are here
+                check(header)
+
+        return believe if self._rules.certifies and mine.phase is not Phase.JOINING else lambda _header: None
+
+    def told_by(self, mate: PeerId) -> AverageId:
+        """The average of this peer's step that a mate says that it holds; NO_AVERAGE if it holds none, or is at another step."""
+        record = self._membership.live().find(mate)
+        return record.average_id if record is not None and record.step == self._state.record.step else NO_AVERAGE
 
     def takes(self, mate: PeerId, found: HeldAverage) -> bool:
         """Whether this peer takes an average of its step that a mate gives it, whose slices are signed.
@@ -91,8 +121,13 @@ class Belief:
         """A mate has given an average that breaks the protocol: its calls are refused, and it counts for nothing here, for a while."""
         if self._rules.certifies:
             LOG.warning("a mate gives an average that is made up; it is banned", mate=mate, reason=reason)
-            self._membership.bans.add(mate, self._membership.view.ttl_s)
+            self._membership.bans.add(mate, CONDEMNED_LIVES * self._membership.view.ttl_s)
             self._membership.doubt(mate)
+
+    def look(self, now: Situation) -> None:
+        """Count mates that hold an average alone, whatever they give to those who ask."""
+        for mate in holding_alone(now):
+            self.disbelieves(mate)
 
     def disbelieves(self, mate: PeerId) -> None:
         """A mate holds an average that is of no use here. That does not go on for long where it is honest."""

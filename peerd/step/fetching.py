@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
 from peerd.averaging.rounds import Rounds
 from peerd.background import Tasks, start
-from peerd.errors import BadMessageError, BusyError, OtherLineageError, RemoteError, StageError, WrongStateError
+from peerd.errors import BadMessageError, BusyError, OtherLineageError, RemoteError, StageError, UnbelievedError, WrongStateError
 from peerd.policy.step.acts import CopyTied, FetchAverage, FetchPrevious, FetchSection, FetchTied, Reload
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
@@ -20,7 +21,9 @@ from peerd.step.believing import Belief
 from peerd.step.joining import Joining
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
-from peerd.table.record import Lineage, PeerId, Phase
+from peerd.table.record import AverageId, Lineage, PeerId, Phase
+
+Key = TypeVar("Key")
 
 FORGET_REFUSAL_S = 2.0
 LOOK_S, PAUSE_S = 0.5, 0.5
@@ -51,6 +54,7 @@ class Fetching:
         self._belief = belief
         self._refused: dict[tuple[PeerId, int], float] = {}
         self._unanswered: dict[tuple[PeerId, int], float] = {}
+        self._unbelieved: dict[tuple[PeerId, AverageId], float] = {}
         self._tasks = Tasks()
         self.sections: frozenset[tuple[PeerId, int]] = frozenset()
         """(mate, section): sections of the average that are on their way."""
@@ -60,7 +64,7 @@ class Fetching:
 
     @property
     def remembers(self) -> bool:
-        return bool(self._refused or self._unanswered) or self.reloads_in_vain
+        return bool(self._refused or self._unanswered or self._unbelieved) or self.reloads_in_vain
 
     @property
     def reloads_in_vain(self) -> bool:
@@ -72,7 +76,11 @@ class Fetching:
     def unanswered(self) -> frozenset[tuple[PeerId, int]]:
         return _recent(self._unanswered)
 
+    def unbelieved(self) -> frozenset[tuple[PeerId, AverageId]]:
+        return _recent(self._unbelieved)
+
     def forget(self) -> None:
+        self._unbelieved.clear()
         self._refused.clear()
         self._unanswered.clear()
 
@@ -81,13 +89,15 @@ class Fetching:
 
     async def average(self, act: FetchAverage) -> None:
         """Fetch a mate's average of this peer's step; it is ignored if this peer has moved on meanwhile."""
-        asked, began_s = self._state.record, clock_s()
+        asked, began_s, failed, believe = self._state.record, clock_s(), partial(self._note, act.step), self._belief.by_header()
         try:
-            found = await self._rounds.fetcher.fetch(act.peer, act.step, act.others, partial(self._note, act.step))
+            found = await self._rounds.fetcher.fetch(act.peer, act.step, act.others, failed, believe)
             now = self._state.record
             if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
                 return
-            if not self._belief.takes(act.peer, found) or (is_better := self._belief.is_better(found)) is False:
+            if not self._belief.takes(act.peer, found):
+                self._disbelieve(act.peer, act.step)
+            elif (is_better := self._belief.is_better(found)) is False:
                 self._refused[act.peer, act.step] = clock_s()
             elif now.phase is Phase.JOINING:
                 await self._trials.update(lambda: self._state.catch_up(found))
@@ -98,15 +108,27 @@ class Fetching:
                 await self._executor.run(Priority.LEDGER, partial(taken, is_better=is_better))
         except RemoteError as error:
             self._note(act.step, act.peer, error)
-            if isinstance(error, OtherLineageError):
+            if isinstance(error, OtherLineageError | UnbelievedError):
                 self._belief.disbelieves(act.peer)
 
     def _note(self, step: int, peer: PeerId, error: RemoteError) -> None:
         """Remember that a peer did not give what it was asked for."""
         if isinstance(error, BadMessageError):
             self._belief.caught(peer, error.message)
+        if isinstance(error, UnbelievedError):
+            self._disbelieve(peer, step)
+            return
+        if told := self._belief.told_by(peer):
+            self._unbelieved[peer, told] = clock_s()
         is_refused = isinstance(error, WrongStateError | BadMessageError | BusyError)
         (self._refused if is_refused else self._unanswered)[peer, step] = clock_s()
+
+    def _disbelieve(self, peer: PeerId, step: int) -> None:
+        """Remember an average that this peer does not believe: of the present step it is asked for again as soon as it counts."""
+        if told := self._belief.told_by(peer):
+            self._unbelieved[peer, told] = clock_s()
+        else:
+            self._refused[peer, step] = clock_s()
 
     def begin_section(self, act: FetchSection, ended: Callable[[], None]) -> None:
         """Fetch a section of the average while this peer does other things. `ended` is called when it is here, or does not come."""
@@ -211,7 +233,7 @@ class Fetching:
             self._refused[act.peer, step] = clock_s()
 
 
-def _recent(asked: dict[tuple[PeerId, int], float]) -> frozenset[tuple[PeerId, int]]:
+def _recent(asked: dict[Key, float]) -> frozenset[Key]:
     """Remove entries older than FORGET_REFUSAL_S, in place, and return the rest."""
     now_s = clock_s()
     for key in [key for key, at_s in asked.items() if now_s - at_s > FORGET_REFUSAL_S]:

@@ -184,6 +184,7 @@ class Stepper:
             fetching=self._fetching.sections,
             refused=self._fetching.refused(),
             unanswered=self._fetching.unanswered(),
+            unbelieved=self._fetching.unbelieved(),
             reloads_in_vain=self._fetching.reloads_in_vain,
             lacks_previous=self._fetching.lacks_previous(self._beginning.step),
             previous_s=self._previous_s,
@@ -203,6 +204,7 @@ class Stepper:
         now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size))
         if self._rounds.absences.look(now, self._membership.bans.left()):
             self._host.announce()
+        self._belief.look(now)
         grew, self._done_seen = own.record.done != self._done_seen, own.record.done
         if not looks_lost(now) or grew:
             self._lost_since_s = None

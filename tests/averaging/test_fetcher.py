@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from peerd.averaging import fetcher
 from peerd.config.manifest import ModelConfig
-from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError, UnbelievedError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.stage.results import HeldAverage
 from peerd.table.record import PeerId
@@ -103,6 +103,15 @@ async def test_a_mate_whose_chunks_are_wrong_is_to_blame_alone_and_others_give_t
     assert isinstance(stage.blamed[LIAR], BadMessageError)
     assert [line["mate"] for line in logs if "wrong" in line["event"]] == [LIAR]
     assert len(stage.asked[LIAR]) <= 2
+
+
+async def test_hole_53_of_an_average_that_is_not_believed_by_its_header_nothing_is_downloaded(stage: Stage) -> None:
+    def believe(header: Average) -> None:
+        raise UnbelievedError(f"too few hold {header.id.hex()}")
+
+    with pytest.raises(UnbelievedError):
+        await stage.late.rounds.fetcher.fetch(stage.mates[0], 0, believe=believe)
+    assert not any(stage.asked.values())
 
 
 async def test_a_mate_that_is_gone_or_offers_another_average_than_others_is_not_needed(stage: Stage) -> None:

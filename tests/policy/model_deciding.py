@@ -54,5 +54,5 @@ class Deciding:
             return True
         if phase is Phase.AVERAGED and own.averaged_since_s is not None:
             return True
-        remembers = bool(own.refused or own.unanswered or own.reloads_in_vain)
+        remembers = bool(own.refused or own.unanswered or own.unbelieved or own.reloads_in_vain)
         return remembers or peer.recovery.clocks.run or own.propose_after_s > peer.now

@@ -76,6 +76,10 @@ class Kind(enum.Enum):
     """For a while a peer sends each member of a round another sum of the slice that it reduces."""
     FABRICATE = "fabricate"
     """For a while a peer makes averages up, of rounds with all members that never were, and goes on with them."""
+    SIT = "sit"
+    """For a while a peer makes averages up like that, and holds each until its stage has finished the step."""
+    HOARD = "hoard"
+    """The same, but the rounds name nobody else, and it answers nobody that asks for the average."""
     FORGE = "forge"
     """For a while the averages that a peer gives show other hashes of its mates' slices than those have signed."""
     MISNAME = "misname"
@@ -110,7 +114,7 @@ class Survivor(enum.Enum):
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE, Kind.BAN})
 _LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
-LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})
+LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})
 LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS | LIES_OF_WORK)
 HONEST = tuple(kind for kind in Kind if kind not in LIES and kind is not Kind.BAN)

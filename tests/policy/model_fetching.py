@@ -20,14 +20,19 @@ class Fetching:
         peer = self._peer
         peer.fetching = True
         asked_at = (peer.record.incarnation, peer.record.ledger_no)
+        record = peer.live().find(mate)
+        told = (mate, record.average_id) if record is not None and record.step == step and record.average_id else None
 
         def answered(found: object) -> None:
             peer.fetching = False
+            if told is not None:
+                peer.unbelieved[told] = peer.now
             if found is None:
                 peer.unanswered[mate, step] = peer.now
                 return
             if not isinstance(found, Held) or not self._is_useful(mate, found):
-                peer.refused[mate, step] = peer.now
+                if told is None or not isinstance(found, Held):
+                    peer.refused[mate, step] = peer.now
                 return
             smaller = peer.record.phase is not Phase.AVERAGED or peer.situation().is_better(found.average_id)
             if not smaller and peer.world.rules.certifies:
@@ -39,7 +44,7 @@ class Fetching:
 
         takes_s = peer.world.rng.uniform(3.0, 15.0) if peer.world.now < peer.thin_until else 0.0
         arrived = (lambda found: peer.after(takes_s, lambda: answered(found))) if takes_s else answered
-        peer.rounds.ask(mate, lambda other: other.averages.of_step(step), arrived)
+        peer.rounds.call(mate, lambda other, reply: None if other.lies.hoards else reply(other.averages.of_step(step)), arrived)
 
     def _is_useful(self, mate: PeerId, found: Held) -> bool:
         peer, rules = self._peer, self._peer.world.rules

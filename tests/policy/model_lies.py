@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tests.policy.model_sections import Section
 
 BOASTED_STEPS = 10
+MAKE_UP = (Kind.FABRICATE, Kind.SIT, Kind.HOARD)
 NUM_GHOSTS = 40
 
 
@@ -122,7 +123,12 @@ class Lies:
     @property
     def are_of_numbers(self) -> bool:
         """Whether it has lied so that what it holds itself may be wrong, or that others shut it out for good."""
-        return bool(self._until_s) and not self._until_s.keys().isdisjoint({Kind.FORK, Kind.FABRICATE, *LIES_OF_WORK})
+        return bool(self._until_s) and not self._until_s.keys().isdisjoint({Kind.FORK, *MAKE_UP, *LIES_OF_WORK})
+
+    @property
+    def hoards(self) -> bool:
+        """Whether it answers nobody that asks for its average."""
+        return self._tells(Kind.HOARD)
 
     def sum_for(self, member: int, roster: Roster, total: Average) -> Average:
         """The sum of this peer's slice as it sends it to one member."""
@@ -132,12 +138,14 @@ class Lies:
         """Hold an average of all members' present ledgers, with numbers of its own, once nothing is missing."""
         peer = self._peer
         mine = peer.record
-        if not self._tells(Kind.FABRICATE) or mine.phase is not Phase.ACCUMULATING:
+        if not any(map(self._tells, MAKE_UP)) or mine.phase is not Phase.ACCUMULATING:
             return
         members = [mine, *(m for m in live.members(mine.stage, mine.step) if m.peer != mine.peer)]
         entries = tuple(sorted(entry_of(m) for m in members))
         if why_inexact(entries, peer.world.scenario.num_microbatches):
             return
+        if self.hoards:
+            entries = (replace(entry_of(mine), done=full(peer.world.scenario.num_microbatches)),)
         roster, num = Roster(mine.stage, mine.step, 1_000_000 + peer.rounds.attempt, mine.peer, entries), len(entries)
         peer.world.plans[roster.average_id] = Plan(tuple(100 * (e.peer == mine.peer) for e in entries), (1.0,) * num, 2, 1.0)
         numbers = falsified(tuple(peer.accumulator), mine.step, 0)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
-from peerd.policy.step.certifying import ahead_alone
 from peerd.policy.step.leaving import has_successors, owes_nothing
 from peerd.policy.step.ledger import at_next_step, both_dropped, with_overlap
 from peerd.policy.step.norms import TOLD_STEPS
@@ -72,6 +71,7 @@ class ModelPeer:
         self.fenced_until_s = float("-inf")
         self.downloading = self.fetching = False
         self.refused: dict[tuple[PeerId, int], float] = {}
+        self.unbelieved: dict[tuple[PeerId, AverageId], float] = {}
         self.unanswered: dict[tuple[PeerId, int], float] = {}
         self.found_no_donor_s = float("-inf")
         self.links = DeadLinks(self)
@@ -251,8 +251,7 @@ class ModelPeer:
         if self.fenced or self.downloading or self.rounds.is_opening:
             return
         self.rounds.look(self.live().members(self.record.stage, self.record.step))
-        if self.world.rules.certifies and "sideline" not in self.world.scenario.off:
-            self.rounds.sidelining.look_ahead(ahead_alone(self.situation()), self.world.rules.averaging_s, self.now)
+        self.trust.look()
         self.deciding.act()
         self.calls.launch(self.live())
         if self.record.leaving and owes_nothing(self.record, self.live()):

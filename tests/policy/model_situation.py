@@ -17,6 +17,8 @@ def own_state_of(peer: ModelPeer) -> OwnState:
     now = peer.now
     if peer.refused:
         peer.refused = {key: at for key, at in peer.refused.items() if now - at < FORGET_REFUSAL_S}
+    if peer.unbelieved:
+        peer.unbelieved = {key: at for key, at in peer.unbelieved.items() if now - at < FORGET_REFUSAL_S}
     if peer.unanswered:
         peer.unanswered = {key: at for key, at in peer.unanswered.items() if now - at < FORGET_REFUSAL_S}
     current = peer.rounds.current
@@ -35,5 +37,6 @@ def own_state_of(peer: ModelPeer) -> OwnState:
         last_in_turn=peer.rounds.sidelining.last_in_turn(peer.record.step),
         refused=frozenset(peer.refused),
         unanswered=frozenset(peer.unanswered),
+        unbelieved=frozenset(peer.unbelieved),
         reloads_in_vain=peer.now - peer.found_no_donor_s < FORGET_REFUSAL_S,
     )

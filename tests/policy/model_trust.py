@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.certificates import SignedSlice, average_id_of, is_upheld, told_twice, why_distrust, why_distrust_section, words_on
+from peerd.policy.step.certifying import ahead_alone, holding_alone
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, Phase
 from tests.policy.model_audits import Audits
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from tests.policy.model_kept import Held
     from tests.policy.model_peer import ModelPeer
 
-BAN_S = 2.0
+BAN_S = 24.0
+"""Eight lives of a record."""
 SIGNED = b"signed"
 CONFIRMED = b"confirmed"
 
@@ -156,6 +158,15 @@ class Trust:
         elif distrust is not None:
             self.disbelieve(mate)
         return distrust is None
+
+    def look(self) -> None:
+        """Count the mates that are ahead alone, and those that hold an average alone: T6 (sideline), rule 18 (certify)."""
+        peer, rules = self._peer, self._peer.world.rules
+        if rules.certifies and "sideline" not in peer.world.scenario.off:
+            now = peer.situation()
+            peer.rounds.sidelining.look_ahead(ahead_alone(now), rules.averaging_s, peer.now)
+            for mate in holding_alone(now):
+                self.disbelieve(mate)
 
     def disbelieve(self, mate: PeerId) -> None:
         """It holds an average that is of no use here. That does not go on for long where it is honest."""

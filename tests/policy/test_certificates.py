@@ -24,7 +24,7 @@ from peerd.policy.step.certificates import (
     why_unproven,
     words_on,
 )
-from peerd.policy.step.certifying import ahead_alone
+from peerd.policy.step.certifying import ahead_alone, holding_alone
 from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
@@ -148,6 +148,33 @@ def test_a_peer_commits_only_what_counts() -> None:
     lonely = decide(situation(mine, peer("b", ONE), peer("c", ONE)))
     assert isinstance(lonely, acts.FetchAverage)  # that of the others
     assert not isinstance(decide(situation(mine, peer("b", ONE), peer("c", OTHER), joined=frozenset({ME}))), acts.Commit)
+
+
+def test_hole_53_an_average_that_does_not_count_is_asked_for_and_not_again_and_again() -> None:
+    mine, mate, holder = peer("a", done=2), peer("b", done=4), peer("c", ONE)
+    assert decide(situation(mine, mate, holder)) == acts.FetchAverage("a stage mate has the average", holder.peer, 3)
+    told = frozenset({(holder.peer, ONE)})
+    assert not isinstance(decide(situation(mine, mate, holder, unbelieved=told)), acts.FetchAverage)
+    assert isinstance(decide(situation(mine, peer("b", ONE), holder, unbelieved=told)), acts.FetchAverage)  # it counts by now
+    accusers = (replace(each, sidelined=(holder.peer,)) for each in (mine, mate))
+    assert not isinstance(decide(situation(*accusers, holder)), acts.FetchAverage)
+
+
+def test_hole_53_of_mates_that_are_ahead_those_that_are_left_out_are_asked_only_where_half_of_the_stage_is_ahead() -> None:
+    mine, mate, one, other = peer("a"), peer("b"), peer("c", step=4), peer("d", step=4)
+    accusers = [replace(each, sidelined=(one.peer,)) for each in (mine, mate)]
+    assert isinstance(decide(situation(mine, mate, one)), acts.FetchAverage)
+    assert not isinstance(decide(situation(*accusers, one)), acts.FetchAverage)
+    assert isinstance(decide(situation(*accusers, one, other)), acts.FetchAverage)
+
+
+def test_hole_53_who_holds_an_average_alone_is_counted_while_nobody_is_in_a_round() -> None:
+    mine, mate, holder = peer("a"), peer("b"), peer("c", ONE)
+    assert holding_alone(situation(mine, mate, holder)) == [holder.peer]
+    assert holding_alone(situation(mine, replace(mate, phase=Phase.AVERAGING), holder)) == []
+    assert holding_alone(situation(replace(mine, phase=Phase.AVERAGING), mate, holder)) == []
+    assert holding_alone(situation(mine, peer("b", ONE), holder)) == []
+    assert holding_alone(situation(mine, mate, holder, rules=replace(RULES, certifies=False))) == []
 
 
 def test_without_certificates_all_is_as_before() -> None:

@@ -72,6 +72,22 @@ def test_hole_52_without_certificates_they_would_be_applied() -> None:
     assert any("I5" in problem for problem in lied_to(Kind.MISNORM, 1, 2, 3, certifies=False).problems)
 
 
+@pytest.mark.parametrize("num_peers", [3, 4])
+def test_hole_53_a_peer_that_sits_on_an_average_that_it_made_up_costs_its_stage_little(num_peers: int) -> None:
+    """Its mates have been in no round of the step when it holds one. Without such a rule they would wait for ever."""
+    outcome, honest = (lied_to(kind, 2, 1, num_peers) for kind in (Kind.SIT, None))
+    assert outcome.problems == ()
+    assert outcome.counts["bans"] == outcome.counts[f"bans of {LIAR}"] > 0
+    assert outcome.ended_at_s < honest.ended_at_s + 10.0
+
+
+def test_hole_53_one_that_gives_it_to_nobody_is_left_out_all_the_same() -> None:
+    outcome = lied_to(Kind.HOARD, 0, 2, 3)
+    assert outcome.problems == ()
+    assert outcome.counts["bans"] == 0
+    assert outcome.counts["sidelined"] >= 2
+
+
 @pytest.mark.parametrize("certifies", [False, True])
 def test_hole_48_a_peer_that_tells_parameters_of_its_own_stops_no_run(certifies: bool) -> None:
     outcome = lied_to(Kind.STRAY, 0, 2, 3, certifies=certifies)

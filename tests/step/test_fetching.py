@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from peerd.errors import StageError
+from peerd.errors import RemoteError, StageError, UnbelievedError, WrongStateError
 from peerd.policy.step import acts
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.stepping import decide
 from peerd.stage.executor import Executor
 from peerd.step.stepper import Stepper
-from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
+from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from tests.step.test_commit import RULES, averaged
 from tests.strategies import view_of
 
@@ -83,3 +83,22 @@ async def test_a_peer_that_has_gone_on_while_the_header_came_decides_again(stepp
     gives(stepper, monkeypatch, find_donor)
     await stepper._do(RELOAD)
     assert stepper._state.record.phase is Phase.ACCUMULATING
+
+
+@pytest.mark.parametrize("error", [UnbelievedError("too few hold it"), WrongStateError("it is gone")])
+async def test_hole_53_an_average_that_is_not_believed_is_not_refused_and_is_asked_for_again_once_it_counts(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch, error: RemoteError
+) -> None:
+    mine, told = stepper._state.record, AverageId(b"told")
+    mate = PeerRecord(peer=PeerId("mate"), phase=Phase.AVERAGED, step=mine.step, average_id=told)
+
+    async def fetch(*_arguments: Any) -> Any:
+        raise error
+
+    fetching = stepper._fetching
+    monkeypatch.setattr(fetching, "_rounds", SimpleNamespace(fetcher=SimpleNamespace(fetch=fetch)))
+    refuted = SimpleNamespace(refuted={})
+    monkeypatch.setattr(fetching._belief, "_membership", SimpleNamespace(live=lambda: view_of(mine, mate), contradictions=refuted))
+    await fetching.average(acts.FetchAverage("a stage mate has the average", mate.peer, mine.step))
+    assert fetching.unbelieved() == {(mate.peer, told)}
+    assert fetching.refused() == (frozenset() if isinstance(error, UnbelievedError) else {(mate.peer, mine.step)})

@@ -84,6 +84,20 @@ def ahead_alone(now: Situation) -> list[PeerId]:
     return [] if are_ahead(now, ahead) else [m.peer for m in ahead]
 
 
+def holding_alone(now: Situation) -> list[PeerId]:
+    """Mates that hold an average of this step that does not count, where nobody is in a round that could make it count.
+
+    Nobody proposes meanwhile: rule 18 (certify) counts those of which that stays true. In groups averages come by sections.
+    """
+    mine, live = now.mine, now.live
+    if not now.rules.certifies or mine.phase is not Phase.ACCUMULATING or now.rules.num_sections > 1:
+        return []
+    members = [m for m in live.members(mine.stage, mine.step) if m.peer != mine.peer]
+    if any(m.phase is Phase.AVERAGING for m in members):
+        return []
+    return [m.peer for m in members if m.phase is Phase.AVERAGED and not now.counts(m.average_id)]
+
+
 def mates_to_follow(now: Situation) -> list[PeerRecord]:
     """The mates by whose steps a joiner goes."""
     apart = apart_from_most(now.mates) if now.rules.certifies else ()

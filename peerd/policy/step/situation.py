@@ -118,6 +118,9 @@ class OwnState:
     """The time since which this joiner has held later checkpoints than its stage serves, at every look; None: it holds none."""
     refused: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step): this mate has refused to give the average of this step. The caller forgets these after a while."""
+    unbelieved: frozenset[tuple[PeerId, AverageId]] = frozenset()
+    """(mate, average): this mate was asked for the average of this step that it tells, and did not give it, or this peer did not believe
+    it. The caller forgets these after a while: until then it is asked again only if the average counts."""
     unanswered: frozenset[tuple[PeerId, int]] = frozenset()
     """(mate, step): this mate did not answer when asked for the average of this step. Others are asked first (hole 19)."""
     fetching: frozenset[tuple[PeerId, int]] = frozenset()
@@ -208,8 +211,21 @@ class Situation:
             return is_upheld(average_id, self.own.refuted, self.mine, self.live)
         return not self.rules.certifies or self.words.certify(average_id, self.is_late)
 
+    def may_ask(self, mate: PeerRecord) -> bool:
+        """Whether this peer asks for the average that a mate tells: to take it, or to see that it is made up (hole 53).
+
+        One that does not count is asked for now and then, and of no mate that is left out of the stage.
+        """
+        told = (mate.peer, mate.average_id)
+        return self.counts(mate.average_id) or (told not in self.own.unbelieved and mate.peer not in self.live.sidelined(mate.stage))
+
+    def not_left_out(self, mates: Sequence[PeerRecord]) -> list[PeerRecord]:
+        """Those of `mates` that are not sidelined: T6 (sideline)."""
+        left_out = self.live.sidelined(self.mine.stage)
+        return [mate for mate in mates if mate.peer not in left_out]
+
     def may_believe(self, average_id: AverageId) -> bool:
-        """Whether a mate that holds this average is worth asking: it counts, or may be that of a round in which this peer was."""
+        """Whether this peer may take this average: it counts, or may be that of a round in which this peer was."""
         return bool(self.own.joined) or self.counts(average_id)
 
     def is_better(self, average_id: AverageId) -> bool:
@@ -218,10 +234,10 @@ class Situation:
         rank, own_rank = (not self.counts(average_id), average_id), (not self.counts(mine), mine)
         return rank < own_rank and self.may_believe(average_id)
 
-    def is_worth_asking(self, average_id: AverageId) -> bool:
+    def is_worth_asking(self, mate: PeerRecord) -> bool:
         """Whether this peer asks for another average than its own: to take it, or to see what its reducers have signed."""
-        mine = self.mine.average_id
-        return self.is_better(average_id) or (average_id != mine and not self.counts(mine))
+        mine, told = self.mine.average_id, mate.average_id
+        return self.may_ask(mate) and (self.is_better(told) or (told != mine and not self.counts(mine)))
 
     def others_to_ask(self, mates: Sequence[PeerRecord]) -> tuple[PeerId, ...]:
         """Those of `mates` that answer and have the average of the first one to ask: of a finished step, all of one lineage have."""

@@ -150,7 +150,7 @@ def _fetch_from_ahead(now: Situation) -> Act | None:
     ahead = [m for m in now.mates if m.step == now.mine.step + 1]
     if not now.may_take_average or not ahead:
         return None
-    able = now.willing(ahead)
+    able = now.willing(ahead if are_ahead(now, ahead) else now.not_left_out(ahead))
     if able:
         return _fetch_average(now, "a stage mate is one step ahead", able)
     if all(m.peer in now.unreached for m in ahead) or not are_ahead(now, ahead):
@@ -203,8 +203,8 @@ def _close_round(now: Situation) -> Act | None:
 
 def _fetch_from_averaged(now: Situation) -> Act | None:
     """Rule 5 (fetch): an average that a live mate has is never computed again (hole 3)."""
-    believed = [m for m in now.averaged_like_me() if now.may_believe(m.average_id)]
-    able = now.willing(believed) if now.may_take_average and not comes_by_sections(now) else []
+    asked = [m for m in now.averaged_like_me() if now.may_ask(m)]
+    able = now.willing(asked) if now.may_take_average and not comes_by_sections(now) else []
     return _fetch_average(now, "a stage mate has the average", able) if able else None
 
 
@@ -261,7 +261,7 @@ def _adopt_smaller(now: Situation) -> Act | None:
     mine = now.mine
     if mine.phase is not Phase.AVERAGED or _newest_step(now) > mine.step:
         return None
-    smaller = now.willing([m for m in now.averaged_like_me() if now.is_worth_asking(m.average_id)])
+    smaller = now.willing([m for m in now.averaged_like_me() if now.is_worth_asking(m)])
     return _fetch_average(now, "a stage mate's average has the smaller id", smaller) if smaller else None
 
 
