@@ -77,6 +77,16 @@ def test_hole_34_a_banned_trainer_is_late_at_once_and_once_for_each_time_that_it
     assert with_banned(ANEW, live, banned, -1) == ANEW
 
 
+def test_hole_53_a_trainer_that_its_stage_leaves_out_is_late_at_once() -> None:
+    """It may say that its stage has averaged the step, and then launches nothing."""
+    step = next(owned_by("p3", 0))
+    told = missing_of("p3", step)
+    live = view_of(*(replace(each, sidelined=(PeerId("p3"),)) if each.peer in ("p1", "p2") else each for each in told.records))
+    launch = launching(live, dict.fromkeys(MANY, ANEW), 0.0)
+    assert launch
+    assert "p3" not in launch
+
+
 def test_hole_34_where_most_trainers_would_be_late_something_else_stands_still() -> None:
     """A stage that commits for a minute, say: they all keep their turns."""
     live = view_of(*(member(name, trains=True) for name in MANY[:3]), member("z", stage=1))

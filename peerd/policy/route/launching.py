@@ -162,8 +162,8 @@ def launchable(
 
     The owner of rank k launches once the same microbatches have been missing for `takeover_s` times k: while others are
     done, none is late. A trainer that is late comes last for some steps, so that one that never launches what it owns does not
-    make each step wait. The caller passes the last answer's `still`, and leaves out what it has in flight. The run ends at
-    `last_step`; 0: never.
+    make each step wait. One that its stage leaves out is late at once. The caller passes the last answer's `still`, and leaves out
+    what it has in flight. The run ends at `last_step`; 0: never.
 
     Where steps overlap, what this trainer owns of the next step comes after all that it owns of this one: the pipeline never runs
     empty. It counts as missing, for others to take over, once nothing of this step is. Elsewhere it comes once every stage has
@@ -172,6 +172,7 @@ def launchable(
     step = work_step(live, num_stages)
     if step is None:
         return Work(still=Standstill(late=before.late))
+    before = with_banned(before, live, frozenset().union(*map(live.sidelined, range(num_stages))), step)
     steps: list[OfStep] = []
     still = Standstill(late=before.late)
     missing = 0
@@ -236,7 +237,9 @@ def _judged(stands: Standstill, trainers: tuple[PeerId, ...], num_microbatches: 
 
 
 def with_banned(stands: Standstill, live: LiveView, banned: Collection[PeerId], step: int) -> Standstill:
-    """The standstill with the trainers whose calls this peer refuses: they are late at once, as nothing that they launch comes here."""
+    """The standstill with trainers whose calls this peer refuses, as nothing that they launch comes here, or that are sidelined: they are
+    late at once.
+    """
     if not banned or step < 0:
         return stands
     known = {each.peer for each in stands.late if step < each.until}
