@@ -138,8 +138,9 @@ class Auditor:
     # Audits
 
     async def _audit_step(self, finished: AuditedStep) -> None:
-        pairs = await self._receipts_of(finished)
+        told = await self._receipts_of(finished)
         standing, run = self._cases.standing, self._host.run
+        pairs = [each for each in told if each.own.asked.callee in finished.members and each.own.asked.callee != self._host.me]
         shown = [*pairs, *await self._shown_by_mates(finished, pairs)]
         shown = await asyncio.to_thread(signed_ones, shown, run, self._host.has_signed)
         num_auditors = len(standing.standing(finished.members)) - 1
@@ -153,8 +154,8 @@ class Auditor:
         drawn = due(secret, chances)
         self.tallies.drew(len(items), len(drawn))
         for item in drawn:
-            told = self._told(items[item], finished, self._host.me, shown)
-            await self._audit(Evidence(items[item], self._host.me, secret), told, finished)
+            telling = self._told(items[item], finished, self._host.me, shown)
+            await self._audit(Evidence(items[item], self._host.me, secret), telling, finished)
 
     async def _told(self, signed: Work, finished: AuditedStep, keeper: PeerId, pairs: Sequence[SignedPass] | None = None) -> Told:
         """What is needed to compute some work again. `keeper`: who has the chunk of a part; `pairs`: what is signed of the step's calls."""

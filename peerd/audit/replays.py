@@ -1,4 +1,7 @@
-"""Gets what a mate got and gave of a microbatch, checks it against what both ends have signed, and computes it again: rule 20 (audit)."""
+"""Gets what a mate got of a microbatch, checks it against what both ends have signed, and computes it again: rule 20 (audit).
+
+Both ends have signed the hash of what the mate gave, too. So those bytes are got only where the result here has another hash.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from peerd.audit.host import AuditHost
 from peerd.config.codec import Codec
@@ -17,16 +21,17 @@ from peerd.models.module import StageModule
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
 from peerd.policy.step.parts import SentPart, basis_of, even_cuts, passes_of_part, slice_bounds
-from peerd.policy.step.receipts import Receipt, ShownTensors, SignedPass, signed_ones, why_not_judged
+from peerd.policy.step.receipts import NOTHING, Receipt, ShownTensors, SignedPass, signed_ones, why_not_judged
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.jobs import check_labels, check_tokens
 from peerd.stage.kept_parts import is_as_signed
-from peerd.stage.replaying import ToldPass, replay_part, replay_pass
+from peerd.stage.replaying import ToldPass, deviation_of, replay_part, replay_pass, sent_alike
 from peerd.stage.state import StageState
 from peerd.stage.witnessing import PassWitness
 from peerd.table.record import PeerId
 from peerd.wire.audit_client import AuditClient, KeptTensors
+from peerd.wire.audit_service import NO_BYTES, WantedBytes
 from peerd.wire.messages import TensorBytes
 from peerd.wire.receipts import tensor_hash
 from peerd.wire.tensors import decode, decode_flat
@@ -42,9 +47,41 @@ NO_LABELS = TensorBytes("int32", (0,), ())
 _CPU = torch.device("cpu")
 
 
+@dataclass(slots=True)
+class Given:
+    """A tensor that a mate gave, of which both ends of a call have signed the hash."""
+
+    content: bytes
+    """The hash."""
+    call: Receipt
+    which: WantedBytes
+    """Which tensor of the call it is."""
+    holders: tuple[PeerId, ...]
+    """Those that have kept it, the mate itself last."""
+    value: TensorBytes | None
+    """How it has travelled, as a holder tells it; with the bytes, once they are here and have that hash."""
+
+    @property
+    def is_here(self) -> bool:
+        return self.value is not None and len(self.value.chunks) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToldWork:
+    """A mate's microbatch: what it got, and what it gave, by the hashes."""
+
+    got: ToldPass
+    output: Given | None
+    gradient: Given | None
+
+    @property
+    def step(self) -> int:
+        return self.got.step
+
+
 @dataclass(frozen=True, slots=True)
 class ToldPart:
-    """A mate's whole part of a step: what it got and gave of each microbatch, and a chunk of what it put into the average."""
+    """A mate's whole part of a step: what it got of each microbatch, and a chunk of what it put into the average."""
 
     step: int
     passes: tuple[ToldPass, ...]
@@ -53,7 +90,7 @@ class ToldPart:
     chunk: TensorBytes
 
 
-Told = ToldPass | ToldPart
+Told = ToldWork | ToldPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,61 +151,79 @@ class Replays:
         if self._state.holdings.generation != finished.generation:
             raise WrongStateError("another state was loaded since that step")
 
-    async def told(self, signed: SignedPass, finished: AuditedStep) -> ToldPass:
-        """What a mate got and gave of a microbatch: from the other ends of its calls, or from itself.
+    async def told(self, signed: SignedPass, finished: AuditedStep) -> ToldWork:
+        """What a mate got of a microbatch, and by the hashes what it gave: from the other ends of its calls, or from itself.
 
         Raises WrongStateError if nobody gives what was signed, BadMessageError if that binds the mate to nothing.
         """
+        (output, gradient), own, below = signed.gave, signed.own, signed.below
+        got, under, told = await self._told_pass(signed, finished, needs_back=gradient != NOTHING)
+        above, mate, gave = own.asked.caller, own.asked.callee, None
+        if below is not None and under is not None:
+            gave = Given(output, below, WantedBytes.INPUTS, (below.asked.callee, mate), _bare(under[0]))
+        gave_back = Given(gradient, own, WantedBytes.GRADIENT, (above, mate), _bare(got[2])) if gradient != NOTHING else None
+        return ToldWork(told, gave, gave_back)
+
+    async def _told_pass(
+        self, signed: SignedPass, finished: AuditedStep, needs_back: bool
+    ) -> tuple[KeptTensors, KeptTensors | None, ToldPass]:
+        """The kept tensors of a microbatch's two calls, with the bytes of what a mate got. `needs_back`: also from the next stage."""
         run, own, below = self._host.run, signed.own, signed.below
         if (reason := await asyncio.to_thread(signed.why_unsigned, run, self._host.has_signed)) != "":
             raise BadMessageError(reason)
-        got = await self._tensors(own, (own.asked.caller, own.asked.callee))
-        gave = None if below is None else await self._tensors(below, (below.asked.callee, below.asked.caller))
-        output, output_gradient = (None, None) if gave is None else (gave[0], gave[2])
-        self._check_form(own, got)
+        if (below is None) != (own.asked.stage == self._manifest.train.num_stages - 1):
+            raise BadMessageError("its receipts do not end at the last stage")
+        wanted = WantedBytes.INPUTS | (WantedBytes.LABELS if below is None else NO_BYTES)
+        got = await self._tensors(own, (own.asked.caller, own.asked.callee), wanted)
+        under, labels, back = None, got[1] if below is None else None, None
+        if below is not None:
+            wanted = WantedBytes.GRADIENT if needs_back else NO_BYTES
+            under = await self._tensors(below, (below.asked.callee, below.asked.caller), wanted)
+            back = under[2] if needs_back else None
+        self._check_form(own, got[0], labels)
+        if below is not None and needs_back:
+            self._check_back(own, back)
 
         def why() -> str:
-            hashes = (tensor_hash(each) for each in (got[0], got[1], output, output_gradient, got[2]))
-            return why_not_judged(own, below, ShownTensors(*hashes), finished.lineage, run)
+            shown = ShownTensors(tensor_hash(got[0]), tensor_hash(labels), tensor_hash(back))
+            return why_not_judged(own, below, shown, finished.lineage, run)
 
         if (reason := await asyncio.to_thread(why)) != "":
             raise BadMessageError(reason)
-        asked = own.asked
-        labels = got[1] if below is None else None
-        return ToldPass(
-            step=asked.step,
-            index=asked.index,
-            inputs=got[0],
-            labels=labels,
-            output=output,
-            output_gradient=output_gradient,
-            gradient=got[2],
-        )
+        told = ToldPass(step=own.asked.step, index=own.asked.index, inputs=got[0], labels=labels, output_gradient=back)
+        return got, under, told
 
-    def _check_form(self, own: Receipt, got: KeptTensors) -> None:
+    def _check_form(self, own: Receipt, inputs: TensorBytes, labels: TensorBytes | None) -> None:
         """Raise BadMessageError for inputs or labels that no peer of the stage would take."""
         manifest, asked = self._manifest, own.asked
         length = manifest.sequence_length_at(asked.step)
-        got[0].check(*input_of(manifest, asked.stage, length))
-        got[1].check("int32", labels_shape(manifest, length))
+        inputs.check(*input_of(manifest, asked.stage, length))
+        if labels is not None:
+            labels.check("int32", labels_shape(manifest, length))
 
-    async def _tensors(self, receipt: Receipt, holders: Iterable[PeerId]) -> KeptTensors:
-        """The tensors of one call, from the first of these peers that gives those that were signed."""
+    def _check_back(self, own: Receipt, back: TensorBytes | None) -> None:
+        """Raise BadMessageError for what cannot be the gradient of the output."""
+        if back is None:
+            raise BadMessageError("the next stage has given nothing back")
+        back.check(*input_of(self._manifest, own.asked.stage + 1, self._manifest.sequence_length_at(own.asked.step)))
+
+    async def _tensors(self, receipt: Receipt, holders: Iterable[PeerId], wanted: WantedBytes) -> KeptTensors:
+        """The tensors of one call, from the first of these peers that gives the bytes that are wanted, as they were signed."""
         signed, last = receipt.signed(self._host.run), "nobody has kept it"
         for peer in holders:
             try:
-                found = await self._from(peer, receipt.asked.step, signed)
+                found = await self._from(peer, receipt.asked.step, signed, wanted)
             except PeerdError as error:
                 last = error.message
                 continue
-            if await asyncio.to_thread(_are_signed, found, receipt):
+            if await asyncio.to_thread(_are_signed, found, receipt, wanted):
                 return found
         raise WrongStateError(last)
 
-    async def _from(self, peer: PeerId, step: int, signed: bytes) -> KeptTensors:
+    async def _from(self, peer: PeerId, step: int, signed: bytes, wanted: WantedBytes) -> KeptTensors:
         if peer == self._host.me:
             return self.kept(signed)
-        return await self._client.get_pass(peer, step, signed, self._host.patience_s)
+        return await self._client.get_pass(peer, step, signed, wanted, self._host.patience_s)
 
     def kept(self, signed: bytes) -> KeptTensors:
         """What this peer keeps of a call, or the chunk of a mate's part, without labels. Raises WrongStateError."""
@@ -194,7 +249,7 @@ class Replays:
         if basis_of(signed, self._host.run) != sent.basis:
             raise WrongStateError("this peer was shown other receipts of its microbatches")
         chunk = await self._chunk(sent, keeper)
-        passes = [await self.told(each, finished) for each in signed]
+        passes = [(await self._told_pass(each, finished, needs_back=True))[2] for each in signed]
         length, room = self._state.round_length(finished.roster), self._state.room_behind(finished.roster)
         slice_number, _, number = sent.place
         cuts = even_cuts(*slice_bounds(finished.roster, length, room)[slice_number], finished.roster.num_chunks)
@@ -207,29 +262,53 @@ class Replays:
         signed = sent.signed(self._host.run)
         if keeper == self._host.me:
             return self._witness.parts.find(signed)
-        found, _, _ = await self._client.get_pass(keeper, sent.step, signed, self._host.patience_s)
+        found, _, _ = await self._client.get_pass(keeper, sent.step, signed, WantedBytes.INPUTS, self._host.patience_s)
         if not await asyncio.to_thread(is_as_signed, sent, found):
             raise BadMessageError("not the chunk that was signed")
         return found
 
     async def measure(self, told: Told, finished: AuditedStep, priority: Priority) -> AuditWord:
-        """Compute a microbatch, or a whole part, again.
+        """Compute a microbatch, or a whole part, again. What a mate gave is got where the result here has another hash.
 
-        Raises WrongStateError if the parameters are gone, BadMessageError for tensors that nobody could use.
+        Raises WrongStateError if the parameters are gone or nobody gives what was signed, BadMessageError for tensors that nobody could
+        use.
         """
+        if isinstance(told, ToldPart):
+            deviation = await self._executor.run(priority, lambda: self._replay_part(told, finished), told.step)
+            return AuditWord(deviation, self._tolerance())
+        found = await self._executor.run(priority, lambda: self._replay_pass(told, finished), told.step)
+        deviations = [await self._deviation(given, own, sent, priority) for given, own, sent in found]
+        return AuditWord(max(deviations, default=0.0), self._tolerance(told.output, told.gradient))
 
-        def replay() -> float:
-            self._check_here(finished)
-            held = self._held.get(told.step)
-            for each in told.passes if isinstance(told, ToldPart) else (told,):
-                self._check_numbers(each)
-            if isinstance(told, ToldPass):
-                return replay_pass(self._state, told, held)
-            values = decode_flat(told.chunk.chunks, self._state.accumulator.flat.dtype)
-            return replay_part(self._state, told.passes, values, told.start, held)
+    def _replay_part(self, told: ToldPart, finished: AuditedStep) -> float:
+        self._check_here(finished)
+        for each in told.passes:
+            self._check_numbers(each)
+        values = decode_flat(told.chunk.chunks, self._state.accumulator.flat.dtype)
+        return replay_part(self._state, told.passes, values, told.start, self._held.get(told.step))
 
-        deviation = await self._executor.run(priority, replay, told.step)
-        return AuditWord(deviation, self._tolerance(told))
+    def _replay_pass(self, told: ToldWork, finished: AuditedStep) -> list[tuple[Given, Tensor, TensorBytes | None]]:
+        """What a mate gave, each with this peer's own result, and with that as it would travel."""
+        self._check_here(finished)
+        self._check_numbers(told.got)
+        own = replay_pass(self._state, told.got, self._held.get(told.step))
+        found = list[tuple[Given, Tensor, TensorBytes | None]]()
+        for given, result in ((told.output, own.output), (told.gradient, own.gradient)):
+            if given is not None and result is not None:
+                sent = None if given.is_here or given.value is None else sent_alike(result, given.value.codec)
+                found.append((given, result, sent))
+        return found
+
+    async def _deviation(self, given: Given, own: Tensor, sent: TensorBytes | None, priority: Priority) -> float:
+        """How far a tensor that a mate gave is off. `sent`: this peer's own result as it would travel."""
+        if sent is not None and await asyncio.to_thread(tensor_hash, sent) == given.content:
+            return 0.0
+        if not given.is_here:
+            kept = await self._tensors(given.call, given.holders, given.which)
+            given.value = kept[tuple(WantedBytes).index(given.which)]
+        value = given.value
+        assert value is not None
+        return await self._executor.run(priority, lambda: deviation_of(value, own), given.call.asked.step)
 
     def _check_numbers(self, told: ToldPass) -> None:
         if told.inputs.dtype == "int32":
@@ -237,10 +316,10 @@ class Replays:
         if told.labels is not None:
             check_labels(decode(told.labels, _CPU), self._manifest)
 
-    def _tolerance(self, told: Told) -> float:
+    def _tolerance(self, *given: Given | None) -> float:
+        """How far results may be off. Parts are kept only where they travel as they are."""
         kind = DeviceKind(self._state.holdings.device.type, _PRECISIONS[self._manifest.train.precision])
-        values = (told.output, told.gradient) if isinstance(told, ToldPass) else ()  # parts are kept only where they travel as they are
-        steps = (quantum_of(each.codec) for each in values if each is not None)
+        steps = (quantum_of(each.value.codec) for each in given if each is not None and each.value is not None)
         return tolerance(kind, kind, max(steps, default=0.0))
 
 
@@ -249,6 +328,10 @@ def quantum_of(codec: Codec) -> float:
     return 2.0 * codec.spec.error * (USUAL_SCALE if codec.spec.block else 1.0)
 
 
-def _are_signed(found: KeptTensors, receipt: Receipt) -> bool:
-    asked, answered = receipt.asked, receipt.answered
-    return tuple(map(tensor_hash, found)) == (asked.inputs, asked.labels, answered.gradient)
+def _bare(value: TensorBytes | None) -> TensorBytes | None:
+    return None if value is None else value.with_chunks(())
+
+
+def _are_signed(found: KeptTensors, receipt: Receipt, wanted: WantedBytes) -> bool:
+    signed = (receipt.asked.inputs, receipt.asked.labels, receipt.answered.gradient)
+    return all(tensor_hash(each) == content for which, each, content in zip(WantedBytes, found, signed, strict=True) if which in wanted)

@@ -111,20 +111,24 @@ class PassRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     SIGNED_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     step: _builtins.int
     signed: _builtins.bytes
     """the hash of the call's receipt"""
+    wanted: _builtins.int
+    """whose bytes: 1 for the inputs, plus 2 for the labels, plus 4 for the gradient; 0: the header alone"""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         step: _builtins.int = ...,
         signed: _builtins.bytes = ...,
+        wanted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "signed", b"signed", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "signed", b"signed", "step", b"step", "wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -132,6 +136,8 @@ Global___PassRequest: _TypeAlias = PassRequest  # noqa: Y015
 
 @_typing.final
 class PassHeader(_message.Message):
+    """How all tensors of the call have travelled, also of those that are not wanted."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     INPUTS_FIELD_NUMBER: _builtins.int

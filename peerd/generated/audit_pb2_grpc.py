@@ -62,7 +62,7 @@ class AuditServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetPass(self, request, context):
-        """The tensors of one call, from either end of it: one header, then the bytes of its tensors in chunks of at most 1 MB.
+        """The tensors of one call, from either end of it: one header, then the bytes of those that are wanted, in chunks of at most 1 MB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

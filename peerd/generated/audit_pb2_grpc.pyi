@@ -34,7 +34,7 @@ class AuditStub:
     GetReceipts: _grpc.UnaryStreamMultiCallable[_audit_pb2.ReceiptsRequest, _audit_pb2.ReceiptsMessage]
     """The receipts of the callee's own calls to one stage, of one step: by these an auditor draws what it computes again."""
     GetPass: _grpc.UnaryStreamMultiCallable[_audit_pb2.PassRequest, _audit_pb2.PassMessage]
-    """The tensors of one call, from either end of it: one header, then the bytes of its tensors in chunks of at most 1 MB."""
+    """The tensors of one call, from either end of it: one header, then the bytes of those that are wanted, in chunks of at most 1 MB."""
     TellCase: _grpc.UnaryUnaryMultiCallable[_audit_pb2.AuditCase, _audit_pb2.AuditCase]
     """An accusation, with all that its teller knows of it. The answer brings what the callee knows besides."""
 
@@ -44,7 +44,7 @@ class AuditAsyncStub(AuditStub):
     GetReceipts: _aio.UnaryStreamMultiCallable[_audit_pb2.ReceiptsRequest, _audit_pb2.ReceiptsMessage]  # type: ignore[assignment]
     """The receipts of the callee's own calls to one stage, of one step: by these an auditor draws what it computes again."""
     GetPass: _aio.UnaryStreamMultiCallable[_audit_pb2.PassRequest, _audit_pb2.PassMessage]  # type: ignore[assignment]
-    """The tensors of one call, from either end of it: one header, then the bytes of its tensors in chunks of at most 1 MB."""
+    """The tensors of one call, from either end of it: one header, then the bytes of those that are wanted, in chunks of at most 1 MB."""
     TellCase: _aio.UnaryUnaryMultiCallable[_audit_pb2.AuditCase, _audit_pb2.AuditCase]  # type: ignore[assignment]
     """An accusation, with all that its teller knows of it. The answer brings what the callee knows besides."""
 
@@ -63,7 +63,7 @@ class AuditServicer(metaclass=_abc_1.ABCMeta):
         request: _audit_pb2.PassRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_audit_pb2.PassMessage], _abc.AsyncIterator[_audit_pb2.PassMessage]]:
-        """The tensors of one call, from either end of it: one header, then the bytes of its tensors in chunks of at most 1 MB."""
+        """The tensors of one call, from either end of it: one header, then the bytes of those that are wanted, in chunks of at most 1 MB."""
 
     @_abc_1.abstractmethod
     def TellCase(

@@ -1,4 +1,4 @@
-"""Computes a mate's microbatch, or its whole part of a step, again and says how far its results are off: the replay of rule 20 (audit).
+"""Computes a mate's microbatch, or its whole part of a step, again, and says how far a result is off: the replay of rule 20 (audit).
 
 Each public function is a job for the executor's thread. It changes nothing of the state, and takes the parameters of a step that the state
 still holds: this one, or the one before. Results are compared as they travelled, so the replay goes through the same codec.
@@ -13,20 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peerd.config.codec import Codec
 from peerd.models.module import StageModule
 from peerd.stage.accumulator import LARGEST
 from peerd.stage.state import StageState
 from peerd.transfers import to_device
 from peerd.wire import codecs
 from peerd.wire.messages import TensorBytes
-from peerd.wire.tensors import decode
+from peerd.wire.tensors import decode, encode
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldPass:
-    """One microbatch of one peer: what it got and what it gave, as it travelled."""
+    """What one peer got of one microbatch, as it travelled."""
 
     step: int
     index: int
@@ -34,31 +35,48 @@ class ToldPass:
     """Tokens at the first stage, otherwise activations."""
     labels: TensorBytes | None = None
     """At the last stage."""
-    output: TensorBytes | None = None
-    """Its activations for the next stage; None at the last one."""
     output_gradient: TensorBytes | None = None
-    """What the next stage gave back for them; None at the last one."""
-    gradient: TensorBytes | None = None
-    """What it gave back to the stage before; None at the first one."""
+    """What the next stage gave back for its output; None at the last one, and where nobody needs it."""
 
 
-def replay_pass(state: StageState, told: ToldPass, module: StageModule | None = None) -> float:
-    """Compute one microbatch again, without the gradients of parameters. Returns the larger deviation of the two results.
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a peer had to give of a microbatch, by this peer's own computation, on the CPU."""
+
+    output: Tensor | None
+    """For the next stage; None at the last one."""
+    gradient: Tensor | None
+    """For the stage before; None at the first one, and without the gradient of the output."""
+
+
+def replay_pass(state: StageState, told: ToldPass, module: StageModule | None = None) -> Replayed:
+    """Compute one microbatch again, without the gradients of parameters.
 
     `module`: with the step's parameters; None: the one that the state holds. Raises WrongStateError if the step's parameters are gone,
     BadMessageError if a tensor that the peer got cannot be decoded.
     """
     module = state.module_at(told.step) if module is None else module
     inputs, output = _forward(state, module, told)
-    found = [] if told.output is None else [_deviation_of(told.output, output.detach())]
-    if told.gradient is not None and not module.is_first:
-        [gradient] = _gradients(state, output, [inputs], told)
-        found.append(_deviation_of(told.gradient, gradient))
-    return max(found, default=0.0)
+    gradient = None
+    if not module.is_first and (module.is_last or told.output_gradient is not None):
+        [gradient] = (each.to(_CPU) for each in _gradients(state, output, [inputs], told))
+    return Replayed(None if module.is_last else output.detach().to(_CPU), gradient)
+
+
+def sent_alike(own: Tensor, codec: Codec) -> TensorBytes | None:
+    """This peer's own result as it would travel; None for one that is not finite, which is nobody's right result."""
+    return encode(own.float(), codec) if bool(own.isfinite().all()) else None
+
+
+def deviation_of(told: TensorBytes, own: Tensor) -> float:
+    """How far what was told is off, if this peer's own result travels likewise. What cannot be decoded is no result."""
+    if tuple(told.shape) != tuple(own.shape):
+        return math.inf
+    return deviation(decode(told, _CPU), codecs.through(told.codec, own))
 
 
 def replay_part(state: StageState, passes: Iterable[ToldPass], told: Tensor, start: int = 0, held: StageModule | None = None) -> float:
-    """Compute a peer's part of a step again from all its microbatches. Returns how far `told` is off.
+    """Compute a peer's part of a step again from what it got of all its microbatches. Returns how far `told` is off.
 
     `told`: elements of its flat sum on the CPU, as others decoded them, from `start` on. Each number behind the gradients counts by itself:
     one of them decides which loss is shown, and in float16 another one whether the step is applied. What comes behind these is not looked
@@ -114,13 +132,6 @@ def _decoded(value: TensorBytes, device: torch.device) -> Tensor:
 def _gradients(state: StageState, output: Tensor, wanted: Sequence[Tensor], told: ToldPass) -> list[Tensor]:
     given = None if told.output_gradient is None else _decoded(told.output_gradient, state.holdings.device)
     return state.holdings.passes.backward(output, wanted, given, late=told.step < state.record.step)
-
-
-def _deviation_of(told: TensorBytes, own: Tensor) -> float:
-    """How far what was told is off, if this peer's own result travels likewise. What cannot be decoded is no result."""
-    if tuple(told.shape) != tuple(own.shape):
-        return math.inf
-    return deviation(decode(told, _CPU), codecs.through(told.codec, own.to(_CPU)))
 
 
 def _is_usable(gradient: Tensor) -> bool:

@@ -15,7 +15,7 @@ from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.verdicts import MOST_CASES
 from peerd.table.record import PeerId
 from peerd.wire import convert
-from peerd.wire.audit_service import MOST_KNOWN, MOST_PAIRS
+from peerd.wire.audit_service import MOST_KNOWN, MOST_PAIRS, WantedBytes
 from peerd.wire.chunk_streams import header_of
 from peerd.wire.clients import Client, read_chunks
 from peerd.wire.messages import TensorBytes
@@ -23,7 +23,7 @@ from peerd.wire.receipts import evidence_from, evidence_to, pair_from
 from peerd.wire.tensors import take
 
 KeptTensors = tuple[TensorBytes, TensorBytes, TensorBytes | None]
-"""Inputs, labels, and the gradient that was given back."""
+"""Inputs, labels, and the gradient that was given back. One whose bytes were not wanted has no chunks."""
 
 
 class AuditClient(Client):
@@ -48,18 +48,23 @@ class AuditClient(Client):
                 pairs += map(pair_from, message.pairs)
         return convictions, pairs
 
-    async def get_pass(self, peer: PeerId, step: int, signed: bytes, patience_s: float) -> KeptTensors:
-        """Return the tensors of the call whose receipt has this hash. The caller has to check them. Raises RemoteError."""
-        request = audit_pb2.PassRequest(run=self._run, step=step, signed=signed)
+    async def get_pass(self, peer: PeerId, step: int, signed: bytes, wanted: WantedBytes, patience_s: float) -> KeptTensors:
+        """Return the tensors of the call whose receipt has this hash, with the bytes of those that are wanted.
+
+        The caller has to check them, and what is told of the others. Raises RemoteError.
+        """
+        request = audit_pb2.PassRequest(run=self._run, step=step, signed=signed, wanted=wanted)
         with ending((await self._stub(peer)).GetPass(request)) as rpc:
             header = await header_of(rpc, patience_s, "a pass without a header")
             inputs, labels = convert.tensor_from(header.inputs), convert.tensor_from(header.labels)
             gradient = convert.tensor_from(header.gradient) if header.HasField("gradient") else None
-            values = [inputs, labels, *([gradient] if gradient is not None else [])]
-            chunks = await read_chunks(rpc, sum(value.num_bytes for value in values), patience_s)
-        self._count(sum(value.num_bytes for value in values))
-        taken = take(chunks, *values)
-        return taken[0], taken[1], taken[2] if gradient is not None else None
+            told = (inputs, labels, gradient)
+            values = {which: value for which, value in zip(WantedBytes, told, strict=True) if value is not None and which in wanted}
+            num_bytes = sum(value.num_bytes for value in values.values())
+            chunks = await read_chunks(rpc, num_bytes, patience_s) if num_bytes else ()
+        self._count(num_bytes)
+        taken = dict(zip(values, take(chunks, *values.values()), strict=True))
+        return taken.get(WantedBytes.INPUTS, inputs), taken.get(WantedBytes.LABELS, labels), taken.get(WantedBytes.GRADIENT, gradient)
 
     async def tell_case(self, peer: PeerId, evidence: Evidence, timeout_s: float) -> Evidence | None:
         """Tell a peer of a case. Returns what it knows of it, if anything; no signature is checked. Raises RemoteError."""

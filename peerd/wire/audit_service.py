@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from enum import IntFlag
 from typing import Any
 
 from peerd.errors import BadMessageError, BusyError
@@ -22,6 +23,19 @@ MOST_PAIRS = 256
 MOST_KNOWN = 64
 PASSES_AT_ONCE = 2
 """Passes that one caller gets at once: an auditor computes one after another."""
+
+
+class WantedBytes(IntFlag):
+    """The tensors of a call whose bytes an auditor wants, in the order in which they travel."""
+
+    INPUTS = 1
+    LABELS = 2
+    GRADIENT = 4
+
+
+NO_BYTES = WantedBytes(0)
+"""How the tensors have travelled is all that is wanted."""
+ALL_BYTES = WantedBytes.INPUTS | WantedBytes.LABELS | WantedBytes.GRADIENT
 
 
 class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
@@ -52,10 +66,11 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
                     raise BusyError("other microbatches are on their way to you")
                 if len(request.signed) != HASH_BYTES:
                     raise BadMessageError("the hash of a receipt has 32 bytes")
-                given = [each for each in self._handler.kept_pass(request.signed) if each is not None]
-                headers = dict(zip(("inputs", "labels", "gradient"), map(convert.tensor_to, given), strict=False))
+                kept, wanted = self._handler.kept_pass(request.signed), WantedBytes(request.wanted & ALL_BYTES)
+                headers = dict(zip(("inputs", "labels", "gradient"), map(convert.tensor_to, filter(None, kept)), strict=False))
                 yield audit_pb2.PassMessage(header=audit_pb2.PassHeader(**headers))
-                async with self._door.giving(context, caller, chunks_of(given), "audits", PeerRole.STAGE_PEER) as chunks:
+                given = chunks_of(each for which, each in zip(WantedBytes, kept, strict=True) if each is not None and which in wanted)
+                async with self._door.giving(context, caller, given, "audits", PeerRole.STAGE_PEER) as chunks:
                     async for chunk in chunks:
                         yield audit_pb2.PassMessage(chunk=chunk)
 

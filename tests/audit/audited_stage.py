@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +16,11 @@ from peerd.audit.auditor import Auditor
 from peerd.audit.cases import Cases
 from peerd.audit.replays import Replays
 from peerd.audit.store import CaseStore
+from peerd.audit.tallies import AuditOutcome
 from peerd.config.manifest import Manifest, SwarmConfig
 from peerd.errors import PeerGoneError
 from peerd.link.links import Bytes
+from peerd.policy.step.auditing import Rates
 from peerd.policy.step.coins import heads_of
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.parts import chunk_text, even_cuts, slice_bounds
@@ -31,6 +34,7 @@ from peerd.stage.witnessing import PassWitness, most_kept_bytes
 from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
 from peerd.wire.audit_client import AuditClient, KeptTensors
+from peerd.wire.audit_service import WantedBytes
 from peerd.wire.messages import Call, CallResult, TensorBytes
 from peerd.wire.tensors import decode, encode
 from tests.paper_host import PaperHost
@@ -59,6 +63,8 @@ class Mate:
     """It multiplies its part of each average by this."""
     ledger: bytes | None = None
     """It says in its receipts that it has added each microbatch to this ledger; None: to the one that it has added it to."""
+    fetched: Counter[WantedBytes] = field(default_factory=Counter)
+    """The bytes of tensors that it got for its audits."""
     serving: asyncio.Future[CallResult] | None = None
     """The last call to it."""
     key: Key = field(default_factory=Key)
@@ -145,8 +151,8 @@ class Lines:
         assert len(found[1]) <= most
         return found
 
-    async def get_pass(self, peer: PeerId, step: int, signed: bytes, patience_s: float) -> KeptTensors:
-        return self._other(peer).auditor.kept_pass(signed)
+    async def get_pass(self, peer: PeerId, step: int, signed: bytes, wanted: WantedBytes, patience_s: float) -> KeptTensors:
+        return wanted_of(self._other(peer).auditor.kept_pass(signed), wanted, self.mate.fetched)
 
     async def tell_case(self, peer: PeerId, evidence: Evidence, timeout_s: float) -> Evidence | None:
         return await self._other(peer).auditor.hear(evidence)
@@ -252,5 +258,51 @@ class AuditedStage:
             assert self.hangs_up
 
 
+def wanted_of(kept: KeptTensors, wanted: WantedBytes, fetched: Counter[WantedBytes]) -> KeptTensors:
+    """What an auditor gets of kept tensors, and counts."""
+    for which, each in zip(WantedBytes, kept, strict=True):
+        fetched[which] += each.num_bytes if each is not None and which in wanted else 0
+    inputs, labels, gradient = kept
+    return (
+        inputs if WantedBytes.INPUTS in wanted else _empty(inputs),
+        labels if WantedBytes.LABELS in wanted else _empty(labels),
+        gradient if gradient is None or WantedBytes.GRADIENT in wanted else _empty(gradient),
+    )
+
+
 def _empty(value: TensorBytes) -> TensorBytes:
     return value.with_chunks(())
+
+
+ALL = Rates(newcomer=9.0, usual=9.0, odd=9.0, settled=9.0)
+"""Every peer computes everything again."""
+
+UNTIL_S = 20
+
+
+def lived(act: Callable[[AuditedStage], Coroutine[Any, Any, None]], **settings: Any) -> None:
+    async def run() -> None:
+        stage = AuditedStage(**{"rates": ALL, **settings})
+        stage.begin()
+        try:
+            await act(stage)
+        finally:
+            await stage.end()
+
+    asyncio.run(run())
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(UNTIL_S):
+        while not is_so():  # noqa: ASYNC110 - several peers change what is looked at
+            await asyncio.sleep(0.01)
+
+
+def counts(mate: Mate) -> dict[AuditOutcome, int]:
+    return dict(mate.auditor.tallies.counts)
+
+
+def num_done(mate: Mate) -> int:
+    return sum(
+        mate.auditor.tallies.counts[each] for each in (AuditOutcome.RIGHT, AuditOutcome.DIFFERS, AuditOutcome.ACCUSED, AuditOutcome.MISSED)
+    )

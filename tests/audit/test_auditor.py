@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,48 +12,15 @@ import pytest
 from peerd.audit.cases import Cases
 from peerd.audit.store import CaseStore
 from peerd.audit.tallies import AuditOutcome
-from peerd.errors import BadMessageError, WrongStateError
-from peerd.policy.step.auditing import AuditWord, Rates
+from peerd.errors import BadMessageError
+from peerd.policy.step.auditing import AuditWord
 from peerd.policy.step.evidence import MOST_WORDS, SignedWord, word_text
-from peerd.policy.step.parts import basis_of, passes_of_part
-from peerd.policy.step.receipts import Receipt, SignedPass
+from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.verdicts import Ruling
+from peerd.wire.audit_service import WantedBytes
 from peerd.wire.messages import TensorBytes
-from tests.audit.audited_stage import AuditedStage, Mate
+from tests.audit.audited_stage import ALL, AuditedStage, counts, lived, num_done, until
 from tests.stage.signed_life import Key
-
-ALL = Rates(newcomer=9.0, usual=9.0, odd=9.0, settled=9.0)
-"""Every peer computes everything again."""
-
-UNTIL_S = 20
-
-
-def lived(act: Callable[[AuditedStage], Coroutine[Any, Any, None]], **settings: Any) -> None:
-    async def run() -> None:
-        stage = AuditedStage(**{"rates": ALL, **settings})
-        stage.begin()
-        try:
-            await act(stage)
-        finally:
-            await stage.end()
-
-    asyncio.run(run())
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(UNTIL_S):
-        while not is_so():  # noqa: ASYNC110 - several peers change what is looked at
-            await asyncio.sleep(0.01)
-
-
-def counts(mate: Mate) -> dict[AuditOutcome, int]:
-    return dict(mate.auditor.tallies.counts)
-
-
-def num_done(mate: Mate) -> int:
-    return sum(
-        mate.auditor.tallies.counts[each] for each in (AuditOutcome.RIGHT, AuditOutcome.DIFFERS, AuditOutcome.ACCUSED, AuditOutcome.MISSED)
-    )
 
 
 def test_honest_mates_find_each_other_right() -> None:
@@ -67,6 +33,22 @@ def test_honest_mates_find_each_other_right() -> None:
             assert {note.deviation for note in mate.auditor.tallies.last} == {0.0}
             assert (mate.auditor.tallies.num_items, mate.auditor.tallies.num_drawn) == (18, 18)
             assert (mate.cases.known, mate.cast) == ({}, [])
+
+    lived(act)
+
+
+def test_an_audit_of_an_honest_mate_gets_what_the_mate_got_and_nothing_that_it_gave() -> None:
+    async def act(stage: AuditedStage) -> None:
+        await stage.step()
+        await until(lambda: all(num_done(each) == 9 for each in stage.mates))
+        [inputs, labels] = {(kept.inputs.num_bytes, kept.labels.num_bytes) for kept in stage.caller.witness.kept._kept.values()}.pop()
+        for mate in stage.mates:
+            microbatches = 6 + 3 * 2  # one by one, and those of three parts
+            assert mate.fetched == {
+                WantedBytes.INPUTS: microbatches * inputs,
+                WantedBytes.LABELS: microbatches * labels,
+                WantedBytes.GRADIENT: 0,
+            }
 
     lived(act)
 
@@ -96,98 +78,6 @@ def test_a_mate_that_falsifies_its_part_of_the_average_is_out_in_all_views_and_h
         assert "this peer's part of step 0 again" in liar.cases.own_fault
 
     lived(act, part_factors=[factor])
-
-
-def test_a_part_is_not_judged_where_a_microbatch_of_it_is_not_signed_or_signed_twice() -> None:
-    async def act(stage: AuditedStage) -> None:
-        ask, keep = stage.caller.auditor.receipts, stage.mates[0]
-
-        def receipts(of_stage: int, step: int, known: Any) -> Any:
-            convictions, pairs = ask(of_stage, step, known)
-            lacks = [pair for pair in pairs if pair.own.asked.callee == stage.mates[1].me]
-            twice, forged = (next(pair.own for pair in pairs if pair.own.asked.callee == each.me) for each in (keep, stage.mates[3]))
-            other = replace(twice.asked, inputs=b"o" * 32)
-            signatures = stage.caller.sign(other.text(keep.run)), keep.sign(twice.answered.text(other, keep.run))
-            made_up = SignedPass(replace(forged, asked=replace(forged.asked, inputs=b"o" * 32)))
-            double = SignedPass(Receipt(other, twice.answered, *signatures))
-            return convictions, [*(pair for pair in pairs if pair not in lacks), double, made_up]
-
-        stage.caller.auditor.receipts = receipts  # type: ignore[method-assign, assignment]
-        stage.mates[1].auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
-        await stage.step()
-        auditor = stage.mates[2].auditor
-        await until(lambda: num_done(stage.mates[2]) == 9)
-        reasons = {
-            note.item.audited: note.reason
-            for note in auditor.tallies.last
-            if note.outcome is AuditOutcome.MISSED and note.item.index is None
-        }
-        assert reasons == dict.fromkeys((keep.me, stage.mates[1].me), "not all of its microbatches are signed, or one twice")
-        assert all(each.cases.losers == frozenset() for each in stage.mates)
-
-    lived(act)
-
-
-def test_receipts_that_the_callers_do_not_show_come_from_the_mate_itself() -> None:
-    async def act(stage: AuditedStage) -> None:
-        stage.caller.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
-        for step in (1, 2):
-            await stage.step()
-            await until(lambda step=step: all(num_done(each) == 3 * step for each in stage.mates))  # type: ignore[misc]
-        assert all(counts(each) == {AuditOutcome.RIGHT: 6} for each in stage.mates)
-
-    lived(act)
-
-
-def test_a_caller_that_hangs_up_leaves_no_ledger_without_receipts() -> None:
-    async def act(stage: AuditedStage) -> None:
-        await stage.step()
-        await until(lambda: all(num_done(each) == 3 for each in stage.mates))
-        assert all(counts(each) == {AuditOutcome.RIGHT: 3} for each in stage.mates)
-
-    lived(act, hangs_up=True)
-
-
-@pytest.mark.parametrize("has_its_ledger", [False, True])
-def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_and_not_convicted(has_its_ledger: bool) -> None:
-    """It signs another ledger in its receipts, or does not give them; and then it may put anything into the average."""
-
-    async def act(stage: AuditedStage) -> None:
-        liar, *honest = stage.mates
-        if has_its_ledger:
-            liar.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
-            stage.caller.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
-        else:
-            liar.ledger = b"another."
-        for step in (1, 2):
-            assert all(each.cases.withholding.left_out(step) == () for each in honest)
-            await stage.step()
-            await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
-        for each in honest:
-            assert [step for step in range(20) if each.cases.withholding.left_out(step)] == [*range(11)]
-            assert each.cases.withholding.left_out(2) == (liar.me,)
-            assert each.cases.losers == frozenset()
-        assert AuditOutcome.WITHHELD not in counts(liar)
-
-    lived(act, part_factors=[1000.0])
-
-
-def test_a_peer_that_was_shown_other_receipts_than_the_accuser_does_not_judge_the_part() -> None:
-    """Two accomplices of neighbouring stages may show some mates one receipt of a microbatch, and others another one."""
-
-    async def act(stage: AuditedStage) -> None:
-        await stage.step()
-        await until(lambda: all(num_done(each) == 9 for each in stage.mates))
-        judge, other = stage.mates[0].auditor, stage.mates[1].me
-        finished = judge._finished[0]
-        [part] = [each for each in judge._witness.parts.of(finished.roster.average_id) if each.author == other]
-        pairs = await judge._receipts_of(finished)
-        basis = basis_of(passes_of_part(finished.roster, other, pairs), judge._host.run)
-        assert len((await judge._replays.told_part(replace(part, basis=basis), pairs, finished, judge._host.me)).passes) == 2
-        with pytest.raises(WrongStateError, match="other receipts"):
-            await judge._replays.told_part(replace(part, basis=b"b" * 32), pairs, finished, judge._host.me)
-
-    lived(act)
 
 
 def test_a_reducer_that_forges_what_it_has_kept_of_a_part_convicts_nobody() -> None:

@@ -103,7 +103,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("pairs", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
     "room": lambda w: w.random.randrange(9),
     "_run": lambda _w: "run",
-    "shown": lambda w: ShownTensors(*(_hash(w) for _ in range(5))),
+    "shown": lambda w: ShownTensors(*(_hash(w) for _ in range(3))),
     ("lineage", "bytes"): _hash,
     "is_of": lambda w: lambda _peer, _text, _signature: w.random.random() < 0.5,
     "words": lambda w: _case(w).words,

@@ -175,6 +175,10 @@ class Audits:
         done = next(entry.done for entry in held.claim.roster.entries if entry.peer == item.audited)
         done_here = indices(done) if item.index is None else [item.index]
         is_wrong = not conceals and any((item.audited, item.step, index) in peer.world.falsified for index in done_here)
+        lost, has_other_hash = peer.world.scenario.lost_bytes, is_wrong or digest("device", peer.name)[0] % 2 == 1
+        if lost and item.index is not None and has_other_hash and peer.world.rng.random() < lost:
+            peer.world.counts["lost bytes"] += 1
+            return None
         return AuditWord(WRONG if is_wrong else RIGHT, TOLERANCE)
 
     def _held(self, item: Item) -> Held | None:

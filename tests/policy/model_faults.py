@@ -175,6 +175,8 @@ class Scenario:
     """The share of each peer's work that all its mates together compute again."""
     lost_receipts: float = 0.0
     """The share of parts of which the callers do not tell all receipts."""
+    lost_bytes: float = 0.0
+    """How often nobody gives the bytes of what a mate gave, where a result has another hash: of a lie, and on each second device."""
     off: frozenset[str] = frozenset()
     """Rules that are switched off, to show that the checks notice (`RULES_OFF`)."""
     limit_s: float = 300.0

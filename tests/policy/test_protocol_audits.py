@@ -24,11 +24,17 @@ VOTELESS = 3
 
 
 def lied_to(
-    kinds: dict[PeerId, Kind], seed: int, num_stages: int, num_peers: int, audits: float, off: frozenset[str] = frozenset()
+    kinds: dict[PeerId, Kind],
+    seed: int,
+    num_stages: int,
+    num_peers: int,
+    audits: float,
+    off: frozenset[str] = frozenset(),
+    lost_bytes: float = 0.0,
 ) -> World:
     """A run in which these peers lie from the first second on. With `audits` at `num_peers` every peer computes everything again."""
     faults = tuple(Fault(1.0, kind, name=name, lasts_s=1e3) for name, kind in kinds.items())
-    size = {"num_stages": num_stages, "peers_per_stage": num_peers, "num_microbatches": 3 * num_peers}
+    size = {"num_stages": num_stages, "peers_per_stage": num_peers, "num_microbatches": 3 * num_peers, "lost_bytes": lost_bytes}
     return World(Scenario(seed=seed, last_step=12, faults=faults, audits=audits, certifies=True, limit_s=120.0, off=off, **size))  # type: ignore[arg-type]
 
 
@@ -111,6 +117,23 @@ def test_in_a_stage_of_two_it_is_disputed_and_the_run_goes_on(kind: Kind) -> Non
     assert outcome.counts["cases disputed"] > 0
 
 
+@pytest.mark.parametrize("lost", [0.5, 1.0])
+def test_a_liar_whose_accomplices_withhold_what_it_gave_is_out_by_its_part(lost: float) -> None:
+    """Its microbatches cannot be measured, but its part is the sum of what it got, which is signed."""
+    world = lied_to({LIAR: Kind.FALSIFY}, 0, 1, 3, audits=3, lost_bytes=lost)
+    assert runs_until_out(world, {LIAR}) <= OUT_WITHIN_STEPS
+    assert world.counts["lost bytes"] > 0
+    assert world.run().problems == ()
+
+
+@pytest.mark.slow
+def test_framers_convict_nobody_where_half_of_the_bytes_are_withheld_from_unlike_devices() -> None:
+    world = lied_to({LIAR: Kind.DENOUNCE, ACCOMPLICE: Kind.DENOUNCE}, 0, 1, 7, audits=7, lost_bytes=0.5)
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert outcome.counts["lost bytes"] > 0
+
+
 @pytest.mark.parametrize(("num_stages", "num_peers"), SIZES)
 def test_a_peer_that_does_not_show_what_its_part_is_made_of_is_left_out_soon_and_the_run_goes_on(num_stages: int, num_peers: int) -> None:
     world = lied_to({LIAR: Kind.CONCEAL}, 0, num_stages, num_peers, audits=num_peers)
@@ -146,7 +169,7 @@ def test_a_peer_that_judged_with_other_parameters_would_convict_honest_ones() ->
 def faulty(seed: int, delayed: bool, off: frozenset[str] = frozenset()) -> Outcome:
     scenario = draw(seed, HONEST, delayed=delayed, certifies=True, off=off)
     lost = 0.0 if off else 0.1
-    return World(replace(scenario, peers_per_stage=3 + seed % 2, audits=4.0, lost_receipts=lost)).run()
+    return World(replace(scenario, peers_per_stage=3 + seed % 2, audits=4.0, lost_receipts=lost, lost_bytes=3 * lost)).run()
 
 
 @pytest.mark.slow

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, why_not_judged
+from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass, why_not_judged
 from peerd.table.record import PeerId, RunId
 
 RUN, LINEAGE = RunId("run"), b"lineage"
-FIELDS = ("inputs", "labels", "output", "output_gradient", "gradient")
+FIELDS = ("inputs", "labels", "output_gradient")
 
 
 def hash_of(what: str) -> bytes:
@@ -46,9 +46,7 @@ def shown(stage: int) -> ShownTensors:
     return ShownTensors(
         inputs=hash_of(f"activations of {stage - 1}"),
         labels=hash_of("labels") if stage == 2 else b"",
-        output=hash_of(f"activations of {stage}") if stage < 2 else b"",
         output_gradient=hash_of(f"gradient of {stage + 1}") if stage < 2 else b"",
-        gradient=hash_of(f"gradient of {stage}") if stage else b"",
     )
 
 
@@ -57,6 +55,13 @@ def test_a_peer_is_bound_to_all_that_it_got_and_gave(stage: int) -> None:
     own, below = PATH[stage]
     assert own.why_unsigned(RUN, is_of) == ""
     assert why_not_judged(own, below, shown(stage), LINEAGE, RUN) == ""
+    gave = (hash_of(f"activations of {stage}") if stage < 2 else NOTHING, hash_of(f"gradient of {stage}") if stage else NOTHING)
+    assert SignedPass(own, below).gave == gave
+
+
+def test_what_a_replay_does_not_need_need_not_be_shown() -> None:
+    own, below = PATH[0]
+    assert why_not_judged(own, below, ShownTensors(hash_of("activations of -1")), LINEAGE, RUN) == ""
 
 
 @pytest.mark.parametrize("field", FIELDS)

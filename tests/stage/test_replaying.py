@@ -17,18 +17,42 @@ from peerd.errors import WrongStateError
 from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.microbatches import backward, forward, forward_backward
-from peerd.stage.replaying import ToldPass, deviation, replay_part, replay_pass
+from peerd.stage.replaying import ToldPass, deviation, deviation_of, replay_part, replay_pass, sent_alike
 from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
 from peerd.wire import codecs
 from peerd.wire.messages import TensorBytes
+from peerd.wire.receipts import tensor_hash
 from peerd.wire.tensors import decode, encode
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
 
 CPU = torch.device("cpu")
 STAGES = [0, 1, 2]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One microbatch: what its peer got, and what it gave, as it travelled."""
+
+    got: ToldPass
+    output: TensorBytes | None = None
+    gradient: TensorBytes | None = None
+
+
+def off(state: StageState, work: Work) -> float:
+    """The larger deviation of what was given from what `state` makes of what was got."""
+    found = replay_pass(state, work.got)
+    assert (found.output is None, found.gradient is None) == (work.output is None, work.gradient is None)
+    pairs = ((work.output, found.output), (work.gradient, found.gradient))
+    return max(deviation_of(told, own) for told, own in pairs if told is not None and own is not None)
+
+
+def part_off(state: StageState, works: list[Work], told: Tensor, start: int = 0) -> float:
+    return replay_part(state, [work.got for work in works], told, start)
+
+
 EXACT, COARSE = DeviceKind("cpu", Precision.FLOAT32), DeviceKind("cpu", Precision.BFLOAT16)
 
 
@@ -57,7 +81,7 @@ class Worker:
         self.state.take_average(roster, copy)
         self.state.commit(self.state.record.gradient_norm)
 
-    def _work(self, index: int) -> ToldPass:
+    def _work(self, index: int) -> Work:
         train, record = self.manifest.train, self.state.record
         chance, rows = torch.Generator().manual_seed(index), (train.microbatch_size, train.sequence_length)
         labels = torch.randint(0, self.manifest.model.vocab_size, rows, generator=chance)
@@ -69,13 +93,13 @@ class Worker:
         if self.stage == self.manifest.train.num_stages - 1:
             outcome = forward_backward(self.state, batch)
             assert outcome.gradient is not None
-            return replace(told, labels=encode(labels.int()), gradient=encode(outcome.gradient, self.codec))
+            return Work(replace(told, labels=encode(labels.int())), gradient=encode(outcome.gradient, self.codec))
         output = forward(self.state, batch).clone()
         below = codecs.through(self.codec, torch.randn(width, generator=chance) / 100)
         outcome = backward(self.state, batch, below.clone())
         assert outcome.refused == ""
         gradient = None if outcome.gradient is None else encode(outcome.gradient, self.codec)
-        return replace(told, output=encode(output, self.codec), output_gradient=encode(below, self.codec), gradient=gradient)
+        return Work(replace(told, output_gradient=encode(below, self.codec)), encode(output, self.codec), gradient)
 
 
 def worker_of(stage: int, codec: str = "none", **train: Any) -> Worker:
@@ -94,12 +118,12 @@ def threads() -> Iterator[None]:
 def test_the_same_machine_finds_the_same_bits_also_when_the_step_is_over(stage: int, train: dict[str, Any]) -> None:
     worker = worker_of(stage, **train)
     before = worker.state.accumulator.flat.clone()
-    assert [replay_pass(worker.state, told) for told in worker.told] == [0.0] * len(worker.told)
-    assert replay_part(worker.state, worker.told, worker.part) == 0.0
+    assert [off(worker.state, told) for told in worker.told] == [0.0] * len(worker.told)
+    assert part_off(worker.state, worker.told, worker.part) == 0.0
     assert torch.equal(worker.state.accumulator.flat, before), "a replay changes nothing"
     worker.finish()
-    assert [replay_pass(worker.state, told) for told in worker.told] == [0.0] * len(worker.told)
-    assert replay_part(worker.state, worker.told, worker.part) == 0.0
+    assert [off(worker.state, told) for told in worker.told] == [0.0] * len(worker.told)
+    assert part_off(worker.state, worker.told, worker.part) == 0.0
 
 
 LIES: list[Callable[[Tensor], Tensor]] = [
@@ -126,14 +150,14 @@ def on_another_machine(worker: Worker) -> StageState:
 def test_honest_work_passes_on_another_machine_through_each_codec(stage: int, codec: str) -> None:
     worker = worker_of(stage, codec)
     state, bound = on_another_machine(worker), tolerance(EXACT, EXACT, QUANTA[codec])
-    assert all(not AuditWord(replay_pass(state, told), bound).differs for told in worker.told)
-    assert not AuditWord(replay_part(state, worker.told, worker.part), bound).differs
+    assert all(not AuditWord(off(state, told), bound).differs for told in worker.told)
+    assert not AuditWord(part_off(state, worker.told, worker.part), bound).differs
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_float32_and_bfloat16_find_each_other_honest(stage: int) -> None:
     worker, auditor = worker_of(stage), worker_of(stage, precision="bfloat16")
-    found = [*(replay_pass(auditor.state, told) for told in worker.told), replay_part(auditor.state, worker.told, worker.part)]
+    found = [*(off(auditor.state, told) for told in worker.told), part_off(auditor.state, worker.told, worker.part)]
     assert max(found) > tolerance(EXACT, EXACT)
     assert not any(AuditWord(each, tolerance(EXACT, COARSE)).differs for each in found)
 
@@ -148,7 +172,7 @@ def test_false_activations_and_gradients_show_far_above_the_tolerance(lie: Calla
     assert told.gradient is not None
     output, gradient = (encode(lie(_values(value)), worker.codec) for value in (told.output, told.gradient))
     for false in (replace(told, output=output), replace(told, gradient=gradient)):
-        assert AuditWord(replay_pass(worker.state, false), bound).accuses
+        assert AuditWord(off(worker.state, false), bound).accuses
 
 
 def _values(value: TensorBytes | None) -> Tensor:
@@ -160,7 +184,7 @@ def _values(value: TensorBytes | None) -> Tensor:
 @pytest.mark.parametrize("factor", [-1.0, -10.0, 1000.0, 0.0])
 def test_a_false_part_shows_far_above_the_tolerance(stage: int, factor: float) -> None:
     worker = worker_of(stage)
-    found = replay_part(worker.state, worker.told, factor * worker.part)
+    found = part_off(worker.state, worker.told, factor * worker.part)
     assert found == pytest.approx(abs(factor - 1.0), rel=1e-3)
     assert AuditWord(found, tolerance(COARSE, COARSE)).accuses
 
@@ -173,25 +197,47 @@ def test_a_false_loss_and_a_false_number_of_overflows_show(stage: int, precision
     false = worker.part.clone()
     false[place] = told
     for start in (0, len(false) - worker.state.accumulator.num_exact, len(false) + place):
-        found = replay_part(worker.state, worker.told, false[start:], start)
+        found = part_off(worker.state, worker.told, false[start:], start)
         assert math.isnan(found) or AuditWord(found, tolerance(COARSE, COARSE)).accuses
 
 
 def test_a_part_that_leaves_a_microbatch_out_shows() -> None:
     worker = worker_of(1)
-    assert AuditWord(replay_part(worker.state, worker.told[1:], worker.part), tolerance(EXACT, EXACT)).accuses
+    assert AuditWord(part_off(worker.state, worker.told[1:], worker.part), tolerance(EXACT, EXACT)).accuses
 
 
 def test_what_has_another_shape_or_is_no_number_is_wrong_without_an_error() -> None:
     worker = worker_of(1)
     told = worker.told[0]
-    assert replay_pass(worker.state, replace(told, output=encode(torch.zeros(3)))) == math.inf
-    assert AuditWord(replay_pass(worker.state, replace(told, output=encode(torch.full_like(_values(told.output), torch.nan)))), 0.1).differs
+    assert off(worker.state, replace(told, output=encode(torch.zeros(3)))) == math.inf
+    assert AuditWord(off(worker.state, replace(told, output=encode(torch.full_like(_values(told.output), torch.nan)))), 0.1).differs
     assert deviation(torch.zeros(2), torch.zeros(2)) == 0.0
     assert deviation(torch.ones(2), torch.zeros(2)) == math.inf
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("codec", QUANTA)
+def test_what_the_same_machine_finds_travels_as_the_same_bytes(stage: int, codec: str) -> None:
+    worker = worker_of(stage, codec)
+    for told in worker.told:
+        found = replay_pass(worker.state, told.got)
+        own = [None if each is None else sent_alike(each, worker.codec) for each in (found.output, found.gradient)]
+        assert list(map(tensor_hash, own)) == [tensor_hash(told.output), tensor_hash(told.gradient)]
+
+
+def test_what_is_not_finite_is_nobodys_right_result() -> None:
+    assert sent_alike(torch.tensor([1.0, torch.nan]), parse_codec("none")) is None
+    assert sent_alike(torch.tensor([1.0, torch.inf]), parse_codec("int8")) is None
+
+
+def test_without_the_gradient_of_the_output_there_is_no_gradient_of_the_inputs() -> None:
+    worker = worker_of(1)
+    found = replay_pass(worker.state, replace(worker.told[0].got, output_gradient=None))
+    assert found.gradient is None
+    assert found.output is not None
 
 
 def test_a_step_whose_parameters_are_gone_cannot_be_replayed() -> None:
     worker = worker_of(1)
     with pytest.raises(WrongStateError):
-        replay_pass(worker.state, replace(worker.told[0], step=5))
+        replay_pass(worker.state, replace(worker.told[0].got, step=5))

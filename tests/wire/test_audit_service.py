@@ -13,13 +13,13 @@ from peerd.audit.replays import NO_LABELS
 from peerd.config.codec import parse_codec
 from peerd.errors import BadMessageError, WrongStateError
 from peerd.generated import audit_pb2, audit_pb2_grpc
-from peerd.link.traffic import Traffic
+from peerd.link.traffic import PeerRole, Traffic
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.parts import SentPart
 from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
 from peerd.table.record import AverageId
 from peerd.wire.audit_client import AuditClient, KeptTensors
-from peerd.wire.audit_service import MOST_PAIRS, AuditServicer
+from peerd.wire.audit_service import ALL_BYTES, MOST_PAIRS, AuditServicer, WantedBytes
 from peerd.wire.door import Door
 from peerd.wire.messages import TensorBytes
 from peerd.wire.receipts import evidence_from, evidence_to, packed_case, pair_from, pair_to, tensor_hash, unpacked_case
@@ -101,7 +101,7 @@ async def test_the_chunk_of_a_part_and_a_case_about_it_travel(served: tuple[Keep
     keeper.kept = TensorBytes("int32", (len(content) // 4,), (content,)), NO_LABELS, None
     me = new_identity().peer
     client = AuditClient(links.links_of(me), RUN)
-    chunk, labels, gradient = await client.get_pass(me, 3, SIGNED, PATIENCE_S)
+    chunk, labels, gradient = await client.get_pass(me, 3, SIGNED, WantedBytes.INPUTS, PATIENCE_S)
     assert (b"".join(chunk.chunks), labels.num_bytes, gradient) == (content, 0, None)
     keeper.knows = replace(evidence(word_of(FIRST, WRONG)), signed=part())
     assert await client.tell_case(me, keeper.knows, PATIENCE_S) == keeper.knows
@@ -147,10 +147,28 @@ async def test_tensors_come_as_they_are_kept(served: tuple[Keeper, Served], has_
     keeper.kept = inputs, labels, gradient
     me = new_identity().peer
     client = AuditClient(links.links_of(me), RUN)
-    found = await client.get_pass(me, 3, SIGNED, PATIENCE_S)
+    found = await client.get_pass(me, 3, SIGNED, ALL_BYTES, PATIENCE_S)
     assert [tensor_hash(each) for each in found] == [tensor_hash(each) for each in keeper.kept]
     with pytest.raises(WrongStateError, match="not kept"):
-        await client.get_pass(me, 3, b"o" * 32, PATIENCE_S)
+        await client.get_pass(me, 3, b"o" * 32, ALL_BYTES, PATIENCE_S)
+
+
+@pytest.mark.parametrize("wanted", [WantedBytes(number) for number in range(8)])
+async def test_only_the_bytes_that_are_wanted_travel_and_how_the_others_have_travelled(
+    served: tuple[Keeper, Served], wanted: WantedBytes
+) -> None:
+    keeper, links = served
+    kept = encode(torch.randn(3, 200_000)), encode(torch.arange(6, dtype=torch.int32)), encode(torch.randn(300, 1000), parse_codec("int8"))
+    keeper.kept, me = kept, new_identity().peer
+    links_of = links.links_of(me)
+    found = await AuditClient(links_of, RUN).get_pass(me, 3, SIGNED, wanted, PATIENCE_S)
+    is_wanted = dict(zip(WantedBytes, kept, strict=True))
+    for which, each in zip(WantedBytes, found, strict=True):
+        assert each is not None
+        assert each.with_chunks(()) == is_wanted[which].with_chunks(())
+        assert b"".join(each.chunks) == (b"".join(is_wanted[which].chunks) if which in wanted else b"")
+    taken = links_of.traffic.tensors["audits", "none", PeerRole.STAGE_PEER, "received"]
+    assert taken == sum(each.num_bytes for which, each in is_wanted.items() if which in wanted)
 
 
 async def test_a_case_is_heard_and_answered_with_what_is_known(served: tuple[Keeper, Served]) -> None:

@@ -121,6 +121,11 @@ class SignedPass:
         """The peer's work on the microbatch."""
         return self.own.item(run)
 
+    @property
+    def gave(self) -> tuple[bytes, bytes]:
+        """The hashes of what the peer gave: its output, and the gradient of its inputs. NOTHING where its stage gives no such tensor."""
+        return NOTHING if self.below is None else self.below.asked.inputs, self.own.answered.gradient
+
     def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
         """Why this binds the peer to nothing; empty if both receipts are signed, and the peer has named the second in the first."""
         if self.own.answered.below != (NOTHING if self.below is None else self.below.signed(run)):
@@ -135,13 +140,14 @@ def signed_ones(pairs: Iterable[SignedPass], run: RunId, is_of: SignatureCheck) 
 
 @dataclass(frozen=True, slots=True)
 class ShownTensors:
-    """The hashes of what somebody shows of an item: what its peer got and gave. NOTHING where a stage has no such tensor."""
+    """The hashes of what somebody shows of an item: what its peer got. NOTHING where a stage has no such tensor, or none is needed.
+
+    What the peer gave need not be shown: both ends have signed its hash (`SignedPass.gave`).
+    """
 
     inputs: bytes
     labels: bytes = NOTHING
-    output: bytes = NOTHING
     output_gradient: bytes = NOTHING
-    gradient: bytes = NOTHING
 
 
 def why_not_judged(own: Receipt, below: Receipt | None, shown: ShownTensors, lineage: bytes, run: RunId) -> str:
@@ -155,10 +161,10 @@ def why_not_judged(own: Receipt, below: Receipt | None, shown: ShownTensors, lin
         return "it was computed with other parameters"
     if answered.below != (NOTHING if below is None else below.signed(run)):
         return "the receipt of the next stage is another one"
-    if (shown.inputs, shown.labels or asked.labels, shown.gradient) != (asked.inputs, asked.labels, answered.gradient):
+    if (shown.inputs, shown.labels or asked.labels) != (asked.inputs, asked.labels):
         return "these are not the tensors that both ends have signed"
     if below is None:
-        return "" if (shown.output, shown.output_gradient) == (NOTHING, NOTHING) else "the last stage sends nothing on"
+        return "" if shown.output_gradient == NOTHING else "the last stage sends nothing on"
     if (below.asked.caller, below.asked.stage, below.asked.step, below.asked.index) != (
         asked.callee,
         asked.stage + 1,
@@ -166,6 +172,6 @@ def why_not_judged(own: Receipt, below: Receipt | None, shown: ShownTensors, lin
         asked.index,
     ):
         return "the next stage's receipt is of another call"
-    if (shown.output, shown.output_gradient) != (below.asked.inputs, below.answered.gradient):
-        return "these are not the tensors that the peer and the next stage have signed"
+    if shown.output_gradient not in (NOTHING, below.answered.gradient):
+        return "this is not the gradient that the peer and the next stage have signed"
     return ""

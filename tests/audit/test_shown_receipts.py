@@ -1,0 +1,106 @@
+"""What mates and callers show of a peer's part: who does not show all of it is left out and not convicted. Rule 20 (audit)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from peerd.audit.tallies import AuditOutcome
+from peerd.errors import WrongStateError
+from peerd.policy.step.parts import basis_of, passes_of_part
+from peerd.policy.step.receipts import Receipt, SignedPass
+from tests.audit.audited_stage import AuditedStage, counts, lived, num_done, until
+
+
+def test_a_part_is_not_judged_where_a_microbatch_of_it_is_not_signed_or_signed_twice() -> None:
+    async def act(stage: AuditedStage) -> None:
+        ask, keep = stage.caller.auditor.receipts, stage.mates[0]
+
+        def receipts(of_stage: int, step: int, known: Any) -> Any:
+            convictions, pairs = ask(of_stage, step, known)
+            lacks = [pair for pair in pairs if pair.own.asked.callee == stage.mates[1].me]
+            twice, forged = (next(pair.own for pair in pairs if pair.own.asked.callee == each.me) for each in (keep, stage.mates[3]))
+            other = replace(twice.asked, inputs=b"o" * 32)
+            signatures = stage.caller.sign(other.text(keep.run)), keep.sign(twice.answered.text(other, keep.run))
+            made_up = SignedPass(replace(forged, asked=replace(forged.asked, inputs=b"o" * 32)))
+            double = SignedPass(Receipt(other, twice.answered, *signatures))
+            return convictions, [*(pair for pair in pairs if pair not in lacks), double, made_up]
+
+        stage.caller.auditor.receipts = receipts  # type: ignore[method-assign, assignment]
+        stage.mates[1].auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
+        await stage.step()
+        auditor = stage.mates[2].auditor
+        await until(lambda: num_done(stage.mates[2]) == 9)
+        reasons = {
+            note.item.audited: note.reason
+            for note in auditor.tallies.last
+            if note.outcome is AuditOutcome.MISSED and note.item.index is None
+        }
+        assert reasons == dict.fromkeys((keep.me, stage.mates[1].me), "not all of its microbatches are signed, or one twice")
+        assert all(each.cases.losers == frozenset() for each in stage.mates)
+
+    lived(act)
+
+
+def test_receipts_that_the_callers_do_not_show_come_from_the_mate_itself() -> None:
+    async def act(stage: AuditedStage) -> None:
+        stage.caller.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
+        for step in (1, 2):
+            await stage.step()
+            await until(lambda step=step: all(num_done(each) == 3 * step for each in stage.mates))  # type: ignore[misc]
+        assert all(counts(each) == {AuditOutcome.RIGHT: 6} for each in stage.mates)
+
+    lived(act)
+
+
+def test_a_caller_that_hangs_up_leaves_no_ledger_without_receipts() -> None:
+    async def act(stage: AuditedStage) -> None:
+        await stage.step()
+        await until(lambda: all(num_done(each) == 3 for each in stage.mates))
+        assert all(counts(each) == {AuditOutcome.RIGHT: 3} for each in stage.mates)
+
+    lived(act, hangs_up=True)
+
+
+@pytest.mark.parametrize("has_its_ledger", [False, True])
+def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_and_not_convicted(has_its_ledger: bool) -> None:
+    """It signs another ledger in its receipts, or does not give them; and then it may put anything into the average."""
+
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        if has_its_ledger:
+            liar.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
+            stage.caller.auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
+        else:
+            liar.ledger = b"another."
+        for step in (1, 2):
+            assert all(each.cases.withholding.left_out(step) == () for each in honest)
+            await stage.step()
+            await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
+        for each in honest:
+            assert [step for step in range(20) if each.cases.withholding.left_out(step)] == [*range(11)]
+            assert each.cases.withholding.left_out(2) == (liar.me,)
+            assert each.cases.losers == frozenset()
+        assert AuditOutcome.WITHHELD not in counts(liar)
+
+    lived(act, part_factors=[1000.0])
+
+
+def test_a_peer_that_was_shown_other_receipts_than_the_accuser_does_not_judge_the_part() -> None:
+    """Two accomplices of neighbouring stages may show some mates one receipt of a microbatch, and others another one."""
+
+    async def act(stage: AuditedStage) -> None:
+        await stage.step()
+        await until(lambda: all(num_done(each) == 9 for each in stage.mates))
+        judge, other = stage.mates[0].auditor, stage.mates[1].me
+        finished = judge._finished[0]
+        [part] = [each for each in judge._witness.parts.of(finished.roster.average_id) if each.author == other]
+        pairs = await judge._receipts_of(finished)
+        basis = basis_of(passes_of_part(finished.roster, other, pairs), judge._host.run)
+        assert len((await judge._replays.told_part(replace(part, basis=basis), pairs, finished, judge._host.me)).passes) == 2
+        with pytest.raises(WrongStateError, match="other receipts"):
+            await judge._replays.told_part(replace(part, basis=b"b" * 32), pairs, finished, judge._host.me)
+
+    lived(act)
