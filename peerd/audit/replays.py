@@ -274,18 +274,19 @@ class Replays:
         use.
         """
         if isinstance(told, ToldPart):
-            deviation = await self._executor.run(priority, lambda: self._replay_part(told, finished), told.step)
-            return AuditWord(deviation, self._tolerance())
+            bound = self._tolerance()
+            deviation = await self._executor.run(priority, lambda: self._replay_part(told, finished, bound), told.step)
+            return AuditWord(deviation, bound)
         found = await self._executor.run(priority, lambda: self._replay_pass(told, finished), told.step)
         deviations = [await self._deviation(given, own, sent, priority) for given, own, sent in found]
         return AuditWord(max(deviations, default=0.0), self._tolerance(told.output, told.gradient))
 
-    def _replay_part(self, told: ToldPart, finished: AuditedStep) -> float:
+    def _replay_part(self, told: ToldPart, finished: AuditedStep, bound: float) -> float:
         self._check_here(finished)
         for each in told.passes:
             self._check_numbers(each)
         values = decode_flat(told.chunk.chunks, self._state.accumulator.flat.dtype)
-        return replay_part(self._state, told.passes, values, told.start, self._held.get(told.step))
+        return replay_part(self._state, told.passes, values, told.start, self._held.get(told.step), bound)
 
     def _replay_pass(self, told: ToldWork, finished: AuditedStep) -> list[tuple[Given, Tensor, TensorBytes | None]]:
         """What a mate gave, each with this peer's own result, and with that as it would travel."""

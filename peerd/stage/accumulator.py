@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -56,6 +58,16 @@ class Accumulator:
     def another(self) -> Accumulator:
         """An empty one of the same kind."""
         return Accumulator(self._shapes, *self._made_of)
+
+    def around(self, start: int, end: int) -> tuple[Accumulator, slice, int]:
+        """An empty one of those parameters alone that have elements from `start` to `end` of the gradients.
+
+        Also returns their places among the parameters, and the place of their first element in this one.
+        """
+        ends = list(accumulate(shape.numel() for shape in self._shapes.values()))
+        places = slice(bisect_right(ends, start), bisect_left(ends, end) + 1)
+        first = ends[places.start - 1] if places.start else 0
+        return Accumulator(dict([*self._shapes.items()][places]), *self._made_of[:2]), places, first
 
     def add(self, gradients: Sequence[Tensor], loss: float | None, overflowed: bool = False) -> None:
         """Add one microbatch's gradients, in the parameters' order, and at the last stage its loss.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -49,8 +50,8 @@ def off(state: StageState, work: Work) -> float:
     return max(deviation_of(told, own) for told, own in pairs if told is not None and own is not None)
 
 
-def part_off(state: StageState, works: list[Work], told: Tensor, start: int = 0) -> float:
-    return replay_part(state, [work.got for work in works], told, start)
+def part_off(state: StageState, works: list[Work], told: Tensor, start: int = 0, enough: float = -1.0) -> float:
+    return replay_part(state, [work.got for work in works], told, start, enough=enough)
 
 
 EXACT, COARSE = DeviceKind("cpu", Precision.FLOAT32), DeviceKind("cpu", Precision.BFLOAT16)
@@ -197,8 +198,36 @@ def test_a_false_loss_and_a_false_number_of_overflows_show(stage: int, precision
     false = worker.part.clone()
     false[place] = told
     for start in (0, len(false) - worker.state.accumulator.num_exact, len(false) + place):
-        found = part_off(worker.state, worker.told, false[start:], start)
-        assert math.isnan(found) or AuditWord(found, tolerance(COARSE, COARSE)).accuses
+        for enough in (-1.0, tolerance(COARSE, COARSE)):
+            found = part_off(worker.state, worker.told, false[start:], start, enough)
+            assert math.isnan(found) or AuditWord(found, tolerance(COARSE, COARSE)).accuses
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("train", [{}, {"accumulate": "float64"}], ids=str)
+def test_of_an_honest_part_only_the_gradients_of_its_chunk_are_computed(
+    stage: int, train: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, computed = worker_of(stage, **train), list[int]()
+    backward = worker.state.holdings.passes.backward
+
+    def counted(output: Tensor, wanted: list[Tensor], gradient: Tensor | None, late: bool) -> list[Tensor]:
+        computed.append(sum(each.numel() for each in wanted))
+        return backward(output, wanted, gradient, late)
+
+    monkeypatch.setattr(worker.state.holdings.passes, "backward", counted)
+    part, got, num_exact = worker.part, [work.got for work in worker.told], worker.state.accumulator.num_exact
+    whole = len(part) - num_exact
+    ends = [0, *accumulate(shape.numel() for shape in worker.state.accumulator.shapes)]
+    chunks = [(0, 1), (ends[1] - 1, ends[1] + 1), (ends[1], ends[2]), (ends[-2] + 1, whole + num_exact), (3, whole)]
+    for start, end in chunks:
+        computed.clear()
+        assert replay_part(worker.state, got, part[start:end], start, enough=0.0) == 0.0
+        before, after = max(each for each in ends if each <= start), min(each for each in ends if each >= min(end, whole))
+        assert computed == [after - before] * len(got)
+        false = 1 + part[start:end]
+        assert replay_part(worker.state, got, false, start, enough=1e-4) == replay_part(worker.state, got, false, start) > 1e-4
+        assert computed[-len(got) :] == [whole] * len(got), "what is off is measured from its share of the whole"
 
 
 def test_a_part_that_leaves_a_microbatch_out_shows() -> None:
