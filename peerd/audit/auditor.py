@@ -24,7 +24,7 @@ from peerd.policy.step.auditing import AuditWord, Item, chance, due
 from peerd.policy.step.coins import secret_of
 from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, word_text
 from peerd.policy.step.parts import SentPart, basis_of, passes_of_part
-from peerd.policy.step.receipts import SignedPass, signed_ones
+from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
 from peerd.stage.executor import Priority
@@ -140,9 +140,9 @@ class Auditor:
     async def _audit_step(self, finished: AuditedStep) -> None:
         told = await self._receipts_of(finished)
         standing, run = self._cases.standing, self._host.run
-        pairs = [each for each in told if each.own.asked.callee in finished.members and each.own.asked.callee != self._host.me]
+        mates = {*finished.members} - {self._host.me}
+        pairs = await self._replays.sound([each for each in told if each.own.asked.callee in mates])
         shown = [*pairs, *await self._shown_by_mates(finished, pairs)]
-        shown = await asyncio.to_thread(signed_ones, shown, run, self._host.has_signed)
         num_auditors = len(standing.standing(finished.members)) - 1
         parts = self._witness.parts.of(finished.roster.average_id)
         by_receipts = [replace(part, basis=basis_of(passes_of_part(finished.roster, part.author, shown), run)) for part in parts]
@@ -162,7 +162,8 @@ class Auditor:
         if isinstance(signed, SignedPass):
             return await self._replays.told(signed, finished)
         if pairs is None:
-            pairs = await self._receipts_of(finished)
+            its = [each for each in await self._receipts_of(finished) if each.own.asked.callee == signed.author]
+            pairs = await self._replays.sound(its)
             pairs += await self._of_mate(signed.author, finished, pairs) or ()
         return await self._replays.told_part(signed, pairs, finished, keeper)
 
@@ -183,7 +184,7 @@ class Auditor:
         return found
 
     async def _of_mate(self, mate: PeerId, finished: AuditedStep, pairs: Sequence[SignedPass]) -> list[SignedPass] | None:
-        """What a mate has to add to these receipts, so that they are all of its part; None if it does not. Signatures count."""
+        """What a mate has to add to these sound receipts, so that they are all of its part; None if it does not. Signatures count."""
         if passes_of_part(finished.roster, mate, pairs) is not None:
             return []
         stage, most = self._state.record.stage, MOST_OF_A_MATE * self._state.num_microbatches
@@ -191,9 +192,8 @@ class Auditor:
             _, told = await self._client.get_receipts(mate, stage, finished.step, (), most, self._host.patience_s)
         except RemoteError:
             told = []
-        its = [each for each in (*pairs, *told) if each.own.asked.callee == mate]
-        sound = await asyncio.to_thread(signed_ones, its, self._host.run, self._host.has_signed)
-        return None if passes_of_part(finished.roster, mate, sound) is None else [each for each in told if each in sound]
+        sound = await self._replays.sound([each for each in told if each.own.asked.callee == mate])
+        return None if passes_of_part(finished.roster, mate, [*pairs, *sound]) is None else sound
 
     async def _receipts_of(self, finished: AuditedStep) -> list[SignedPass]:
         """What is signed of all calls to this stage in a step, from those that made them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -151,6 +151,10 @@ class Replays:
         if self._state.holdings.generation != finished.generation:
             raise WrongStateError("another state was loaded since that step")
 
+    async def sound(self, pairs: Sequence[SignedPass]) -> list[SignedPass]:
+        """Those of some receipts that bind their peers, and name all that it takes to compute the work again."""
+        return await asyncio.to_thread(signed_ones, pairs, self._host.run, self._state.num_stages, self._host.has_signed)
+
     async def told(self, signed: SignedPass, finished: AuditedStep) -> ToldWork:
         """What a mate got of a microbatch, and by the hashes what it gave: from the other ends of its calls, or from itself.
 
@@ -171,8 +175,8 @@ class Replays:
         run, own, below = self._host.run, signed.own, signed.below
         if (reason := await asyncio.to_thread(signed.why_unsigned, run, self._host.has_signed)) != "":
             raise BadMessageError(reason)
-        if (below is None) != (own.asked.stage == self._manifest.train.num_stages - 1):
-            raise BadMessageError("its receipts do not end at the last stage")
+        if (reason := signed.why_incomplete(self._state.num_stages)) != "":
+            raise BadMessageError(reason)
         wanted = WantedBytes.INPUTS | (WantedBytes.LABELS if below is None else NO_BYTES)
         got = await self._tensors(own, (own.asked.caller, own.asked.callee), wanted)
         under, labels, back = None, got[1] if below is None else None, None
@@ -181,8 +185,8 @@ class Replays:
             under = await self._tensors(below, (below.asked.callee, below.asked.caller), wanted)
             back = under[2] if needs_back else None
         self._check_form(own, got[0], labels)
-        if below is not None and needs_back:
-            self._check_back(own, back)
+        if back is not None:
+            back.check(*input_of(self._manifest, own.asked.stage + 1, self._manifest.sequence_length_at(own.asked.step)))
 
         def why() -> str:
             shown = ShownTensors(tensor_hash(got[0]), tensor_hash(labels), tensor_hash(back))
@@ -200,12 +204,6 @@ class Replays:
         inputs.check(*input_of(manifest, asked.stage, length))
         if labels is not None:
             labels.check("int32", labels_shape(manifest, length))
-
-    def _check_back(self, own: Receipt, back: TensorBytes | None) -> None:
-        """Raise BadMessageError for what cannot be the gradient of the output."""
-        if back is None:
-            raise BadMessageError("the next stage has given nothing back")
-        back.check(*input_of(self._manifest, own.asked.stage + 1, self._manifest.sequence_length_at(own.asked.step)))
 
     async def _tensors(self, receipt: Receipt, holders: Iterable[PeerId], wanted: WantedBytes) -> KeptTensors:
         """The tensors of one call, from the first of these peers that gives the bytes that are wanted, as they were signed."""
@@ -242,7 +240,7 @@ class Replays:
         if reason:
             raise BadMessageError(reason)
         its = [each for each in pairs if each.own.asked.callee == sent.author]
-        sound = await asyncio.to_thread(signed_ones, its, self._host.run, self._host.has_signed)
+        sound = await self.sound(its)
         signed = passes_of_part(finished.roster, sent.author, sound)
         if signed is None:
             raise WrongStateError("not all of its microbatches are signed, or one twice")

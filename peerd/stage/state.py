@@ -68,6 +68,7 @@ class StageState(StageLedgers):
     ) -> None:
         self._manifest, self._live = manifest, live
         self.num_microbatches, self.microbatch_size = manifest.train.microbatches_per_step, manifest.train.microbatch_size
+        self.num_stages = manifest.train.num_stages
         self.record = with_overlap(record) if manifest.train.overlaps_steps else record
         self.holdings = Holdings(manifest, record.stage, device, offloads)
         self.spools = spools or Spools()

@@ -181,7 +181,7 @@ class PassWitness:
     def _why_bad(self, given: SignedPass, gradient: TensorBytes | None) -> str:
         if given.own.answered.gradient != tensor_hash(gradient):
             return "the gradient is not the one that was signed"
-        return given.why_unsigned(self._signer.run, self._signer.has_signed)
+        return given.why_incomplete(self._state.num_stages) or given.why_unsigned(self._signer.run, self._signer.has_signed)
 
     # The callee's end
 

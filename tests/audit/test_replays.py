@@ -206,7 +206,7 @@ def test_a_peer_of_a_middle_stage_that_names_no_next_stage_is_not_computed() -> 
         signed, key = audit.signed, audit.life.keys[1]
         answered = replace(signed.own.answered, below=NOTHING)
         own = replace(signed.own, answered=answered, callee_signature=key.sign(answered.text(signed.own.asked, RUN)))
-        with pytest.raises(BadMessageError, match="last stage"):
+        with pytest.raises(BadMessageError, match="what the next stage got"):
             await audit.replays.told(SignedPass(own), audit.finished)
 
     audited(1, act)

@@ -10,7 +10,7 @@ import pytest
 from peerd.audit.tallies import AuditOutcome
 from peerd.errors import WrongStateError
 from peerd.policy.step.parts import basis_of, passes_of_part
-from peerd.policy.step.receipts import Receipt, SignedPass
+from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
 from tests.audit.audited_stage import AuditedStage, counts, lived, num_done, until
 
 
@@ -32,7 +32,7 @@ def test_a_part_is_not_judged_where_a_microbatch_of_it_is_not_signed_or_signed_t
         stage.mates[1].auditor.receipts = lambda *_: ([], [])  # type: ignore[method-assign]
         await stage.step()
         auditor = stage.mates[2].auditor
-        await until(lambda: num_done(stage.mates[2]) == 9)
+        await until(lambda: num_done(stage.mates[2]) == 8)  # what nobody has signed is no item
         reasons = {
             note.item.audited: note.reason
             for note in auditor.tallies.last
@@ -84,6 +84,31 @@ def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_a
             assert each.cases.withholding.left_out(2) == (liar.me,)
             assert each.cases.losers == frozenset()
         assert AuditOutcome.WITHHELD not in counts(liar)
+
+    lived(act, part_factors=[1000.0])
+
+
+def test_a_mate_whose_receipts_name_what_nobody_can_compute_has_shown_nothing() -> None:
+    """It signs that a stage after the last one got its output, and its caller is an accomplice. So it is left out, and not convicted."""
+
+    async def act(stage: AuditedStage) -> None:
+        (liar, *honest), ghost = stage.mates, stage.bystander()
+        true_answers = liar.answers
+
+        async def answers(given: Any, result: Any, _below: Any) -> Any:
+            asked = AskedPass(2, given.asked.step, given.asked.index, liar.me, ghost.me, b"i" * 32, b"l" * 32)
+            answered = AnsweredPass(b"g" * 32, NOTHING, b"p" * 32)
+            signatures = liar.sign(asked.text(liar.run)), ghost.sign(answered.text(asked, liar.run))
+            return await true_answers(given, result, SignedPass(Receipt(asked, answered, *signatures)))
+
+        liar.answers = answers  # type: ignore[assignment]
+        stage.caller.witness._why_bad = lambda *_: ""  # type: ignore[method-assign]
+        for step in (1, 2):
+            await stage.step()
+            await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
+        for each in honest:
+            assert each.cases.withholding.left_out(2) == (liar.me,)
+            assert each.cases.losers == frozenset()
 
     lived(act, part_factors=[1000.0])
 

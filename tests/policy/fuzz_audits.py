@@ -96,6 +96,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("other", "Evidence"): _evidence,
     ("words", "Iterable[SignedWord]"): _words,
     ("own", "Receipt"): _receipt,
+    **dict.fromkeys((("asked", "AskedPass"), ("below", "AskedPass")), lambda w: _receipt(w).asked),
     "below": lambda w: w.maybe(lambda: _receipt(w)),
     ("passes", "Iterable[SignedPass] | None"): lambda w: w.maybe(lambda: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))]),
     ("signed", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],

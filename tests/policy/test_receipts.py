@@ -80,6 +80,23 @@ def test_nobody_is_judged_with_other_parameters_or_by_another_call() -> None:
     assert "another one" in why_not_judged(LAST, LAST, shown(2), LINEAGE, RUN)
 
 
+@pytest.mark.parametrize("stage", PATH)
+def test_receipts_name_all_that_it_takes_to_compute_the_work_again(stage: int) -> None:
+    own, below = PATH[stage]
+    other = receipt(2, None, index=6)
+    assert SignedPass(own, below).why_incomplete(3) == ""
+    assert "another call" in SignedPass(own, other).why_incomplete(3)
+    if below is None:
+        assert "what the next stage got" in SignedPass(own).why_incomplete(4)
+        return
+    assert "what the next stage got" in SignedPass(own).why_incomplete(3)
+    assert "another call" in SignedPass(own, below).why_incomplete(stage + 1)
+    silent = replace(below, answered=replace(below.answered, gradient=NOTHING))
+    for gradient, ledger, is_complete in ((NOTHING, NOTHING, True), (b"g", NOTHING, False), (NOTHING, b"l", False)):
+        answered = replace(own.answered, gradient=gradient, ledger=ledger)
+        assert (SignedPass(replace(own, answered=answered), silent).why_incomplete(3) == "") is is_complete
+
+
 @pytest.mark.parametrize("name", ["stage", "step", "index", "caller", "callee", "inputs", "labels"])
 def test_what_the_caller_asked_cannot_be_changed(name: str) -> None:
     old = getattr(MIDDLE.asked, name)

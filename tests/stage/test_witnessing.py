@@ -13,7 +13,7 @@ import torch
 from peerd.config.codec import NONE
 from peerd.config.manifest import Manifest, SwarmConfig
 from peerd.errors import BadMessageError
-from peerd.policy.step.receipts import NOTHING, ShownTensors, ledger_name, why_not_judged
+from peerd.policy.step.receipts import NOTHING, Receipt, ShownTensors, SignedPass, ledger_name, why_not_judged
 from peerd.stage.replaying import ToldPass, replay_pass, sent_alike
 from peerd.stage.witnessing import KeptPass, most_kept_bytes
 from peerd.wire.messages import Call, CallResult
@@ -141,6 +141,40 @@ def another_gradient(call: Call, result: CallResult) -> CallResult:
 def test_a_reply_that_binds_its_peer_to_something_else_is_refused(falsify: Callable[[Call, CallResult], CallResult]) -> None:
     async def act(life: SignedLife) -> None:
         life.falsify = lambda call, result: falsify(call, result) if call.stage == 1 else result
+        with pytest.raises(BadMessageError, match="receipt"):
+            await life.microbatch(0, 0)
+
+    lived(act)
+
+
+@pytest.mark.parametrize("what", ["no next stage", "another microbatch", "nothing given back"])
+def test_a_reply_by_which_nobody_could_compute_the_work_again_is_refused(what: str) -> None:
+    """The peer has signed it, and all signatures fit. It would take part in averages, and no audit of it could be made."""
+
+    async def act(life: SignedLife) -> None:
+        _, middle, last, _ = life.keys
+
+        def below_of(given: Receipt) -> Receipt | None:
+            asked, answered = given.asked, given.answered
+            if what == "no next stage":
+                return None
+            if what == "another microbatch":
+                asked = replace(asked, index=asked.index + 1)
+            else:
+                answered = replace(answered, gradient=NOTHING)
+            return Receipt(asked, answered, middle.sign(asked.text(RUN)), last.sign(answered.text(asked, RUN)))
+
+        def falsify(call: Call, result: CallResult) -> CallResult:
+            signed = result.signed
+            if call.stage != 1 or signed is None or signed.below is None:
+                return result
+            below = below_of(signed.below)
+            answered = replace(signed.own.answered, below=NOTHING if below is None else below.signed(RUN))
+            own = replace(signed.own, answered=answered, callee_signature=middle.sign(answered.text(signed.own.asked, RUN)))
+            assert SignedPass(own, below).why_unsigned(RUN, middle.has_signed) == ""
+            return replace(result, signed=SignedPass(own, below))
+
+        life.falsify = falsify
         with pytest.raises(BadMessageError, match="receipt"):
             await life.microbatch(0, 0)
 

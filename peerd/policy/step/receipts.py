@@ -132,10 +132,30 @@ class SignedPass:
             return "the receipt of the next stage is another one"
         return self.own.why_unsigned(run, is_of) or (self.below.why_unsigned(run, is_of) if self.below is not None else "")
 
+    def why_incomplete(self, num_stages: int) -> str:
+        """Why nobody could compute this work again, whatever is kept of it; empty if the receipts name all that it takes.
 
-def signed_ones(pairs: Iterable[SignedPass], run: RunId, is_of: SignatureCheck) -> list[SignedPass]:
-    """Those that bind their peers."""
-    return [each for each in pairs if not each.why_unsigned(run, is_of)]
+        An honest peer signs no such receipts. So its caller refuses them, and a mate that shows them has shown nothing.
+        """
+        own, below = self.own, self.below
+        asked, answered = own.asked, own.answered
+        if below is None:
+            return "" if asked.stage == num_stages - 1 else "it does not say what the next stage got"
+        if asked.stage >= num_stages - 1 or not is_next_call(asked, below.asked):
+            return "the next stage's receipt is of another call"
+        needs_back = (answered.gradient, answered.ledger) != (NOTHING, NOTHING)
+        return "the next stage has given nothing back" if needs_back and below.answered.gradient == NOTHING else ""
+
+
+def is_next_call(asked: AskedPass, below: AskedPass) -> bool:
+    """Whether `below` is the callee's own call to the next stage for the microbatch of `asked`."""
+    due = asked.callee, asked.stage + 1, asked.step, asked.index
+    return (below.caller, below.stage, below.step, below.index) == due
+
+
+def signed_ones(pairs: Iterable[SignedPass], run: RunId, num_stages: int, is_of: SignatureCheck) -> list[SignedPass]:
+    """Those that bind their peers, and name all that it takes to compute the work again."""
+    return [each for each in pairs if not (each.why_incomplete(num_stages) or each.why_unsigned(run, is_of))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +185,7 @@ def why_not_judged(own: Receipt, below: Receipt | None, shown: ShownTensors, lin
         return "these are not the tensors that both ends have signed"
     if below is None:
         return "" if shown.output_gradient == NOTHING else "the last stage sends nothing on"
-    if (below.asked.caller, below.asked.stage, below.asked.step, below.asked.index) != (
-        asked.callee,
-        asked.stage + 1,
-        asked.step,
-        asked.index,
-    ):
+    if not is_next_call(asked, below.asked):
         return "the next stage's receipt is of another call"
     if shown.output_gradient not in (NOTHING, below.answered.gradient):
         return "this is not the gradient that the peer and the next stage have signed"
