@@ -302,11 +302,12 @@ class Replays:
         """How far a tensor that a mate gave is off. `sent`: this peer's own result as it would travel."""
         if sent is not None and await asyncio.to_thread(tensor_hash, sent) == given.content:
             return 0.0
-        if not given.is_here:
-            kept = await self._tensors(given.call, given.holders, given.which)
-            given.value = kept[tuple(WantedBytes).index(given.which)]
         value = given.value
-        assert value is not None
+        if value is None or not given.is_here:
+            kept = await self._tensors(given.call, given.holders, given.which)
+            given.value = value = kept[tuple(WantedBytes).index(given.which)]
+        if value is None:
+            raise WrongStateError("nobody has kept it")
         return await self._executor.run(priority, lambda: deviation_of(value, own), given.call.asked.step)
 
     def _check_numbers(self, told: ToldPass) -> None:

@@ -14,6 +14,7 @@ from peerd.averaging.partial_average import PartialAverage
 from peerd.averaging.slices import Signatures
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.policy.route.admission import MOST_DONORS
+from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.gathering import Gathering
 from peerd.stage.results import HeldAverage
@@ -33,14 +34,14 @@ LOG = structlog.get_logger()
 
 Failed = Callable[[PeerId, RemoteError], object]
 """Is told of each mate that was asked for a part of an average and did not give it, or gave something else."""
-Believe = Callable[[Average], None]
-"""Raises RemoteError for the header of an average that this peer does not believe. It is called on another thread."""
+Believe = Callable[[Roster, AverageId], None]
+"""Raises RemoteError for an average that this peer does not believe, by its header. It is called on another thread."""
 
 
 def _unheeded(_peer: PeerId, _error: RemoteError) -> None: ...
 
 
-def _believed(_header: Average) -> None: ...
+def _believed(_roster: Roster, _id: AverageId) -> None: ...
 
 
 class AverageFetcher:

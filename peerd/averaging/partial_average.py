@@ -12,8 +12,10 @@ from peerd.averaging.slices import Signatures
 from peerd.errors import BadMessageError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.route.chunk_shares import ChunkShares
+from peerd.policy.step.roster import Roster
 from peerd.stage.blocks import memory
 from peerd.stage.state import StageState
+from peerd.table.record import AverageId
 from peerd.wire.messages import Average
 
 
@@ -27,9 +29,9 @@ class PartialAverage:
         compression: Compression,
         step: int,
         section: int | None = None,
-        believe: Callable[[Average], None] = lambda _header: None,
+        believe: Callable[[Roster, AverageId], None] = lambda _roster, _id: None,
     ) -> None:
-        """`section`: only that one of the average is wanted. `believe` raises RemoteError for a header that this peer does not believe."""
+        """`section`: only that one of the average is wanted. `believe` raises RemoteError for one that this peer does not believe."""
         self._state = state
         self._signatures = signatures
         self._compression = compression
@@ -49,7 +51,7 @@ class PartialAverage:
         check_header(header, self._state, self.step, self._section, self._compression)
         if reason := why_unproven_average(header, self._section, self._state, self._signatures):
             raise BadMessageError(f"the average is refused: {reason}")
-        self._believe(header)
+        self._believe(header.roster, header.id)
 
     def begin(self, header: Average) -> None:
         self.header = header

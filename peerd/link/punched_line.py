@@ -13,7 +13,7 @@ import structlog
 from peerd.link.quic import QuicConnection
 from peerd.link.streams import Stream, StreamTasks, splice
 from peerd.link.throttle import Throttles
-from peerd.policy.route.holes import Finding, QuicCounts, Silence
+from peerd.policy.route.holes import HoleState, QuicCounts, Silence
 from peerd.table.record import PeerId
 
 WATCH_S = 0.1
@@ -114,10 +114,10 @@ class PunchedLine:
             await asyncio.sleep(WATCH_S)
             carried = self.connection.carried
             found = silence.look(carried, self.connection.round_trip_s, time.monotonic())
-            if found is Finding.DOUBTFUL:
+            if found is HoleState.DOUBTFUL:
                 LOG.debug("nothing has come back through the routers for a while", peer=self.peer)
                 self._streams.start(self._ask_about(silence))
-            if found is Finding.CLOSED:
+            if found is HoleState.CLOSED:
                 LOG.info("nothing comes back through the routers any more", peer=self.peer)
                 self.is_silent = True
                 return

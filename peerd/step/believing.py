@@ -20,7 +20,6 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import NO_AVERAGE, AverageId, PeerId, Phase
 from peerd.table.swarm_view import CONDEMNED_LIVES
-from peerd.wire.messages import Average
 
 LOG = structlog.get_logger()
 
@@ -40,7 +39,7 @@ class Belief:
         held = self._state.average if self._rules.certifies else None
         return held.roster if held is not None and held.roster.average_id in self._membership.contradictions.refuted else None
 
-    def by_header(self) -> Callable[[Average], None]:
+    def by_header(self) -> Callable[[Roster, AverageId], None]:
         """What raises for the header of an average of this step that this peer does not take: BadMessageError if it is a lie.
 
         It is called on another thread, and goes by what this peer knows now.
@@ -48,16 +47,16 @@ class Belief:
         mine, joined, refuted = self._state.record, frozenset(self._rounds.joined), frozenset(self._membership.contradictions.refuted)
         words = words_on(mine, self._membership.live())
 
-        def check(header: Average) -> None:
-            distrust = why_distrust(header.roster, True, mine, words.certify(header.id), joined, refuted)
+        def check(roster: Roster, average_id: AverageId) -> None:
+            distrust = why_distrust(roster, True, mine, words.certify(average_id), joined, refuted)
             if distrust is not None:
                 raise (BadMessageError if distrust.is_lie else UnbelievedError)(distrust.reason)
 
-        def believe(header: Average) -> None:
-            if not header.roster.parts and header.roster.average_id not in joined:  # of others `takes` says more, once they are here
-                check(header)
+        def believe(roster: Roster, average_id: AverageId) -> None:
+            if not roster.parts and roster.average_id not in joined:  # of others `takes` says more, once they are here
+                check(roster, average_id)
 
-        return believe if self._rules.certifies and mine.phase is not Phase.JOINING else lambda _header: None
+        return believe if self._rules.certifies and mine.phase is not Phase.JOINING else lambda _roster, _id: None
 
     def told_by(self, mate: PeerId) -> AverageId:
         """The average of this peer's step that a mate says that it holds; NO_AVERAGE if it holds none, or is at another step."""

@@ -15,8 +15,9 @@ from peerd.averaging import fetcher
 from peerd.config.manifest import ModelConfig
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, UnbelievedError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
+from peerd.policy.step.roster import Roster
 from peerd.stage.results import HeldAverage
-from peerd.table.record import PeerId
+from peerd.table.record import AverageId, PeerId
 from peerd.wire.chunks import CutFile
 from peerd.wire.messages import Average
 from tests.averaging.rounds_group import MANIFEST, Group, Member, whole_sum
@@ -106,8 +107,8 @@ async def test_a_mate_whose_chunks_are_wrong_is_to_blame_alone_and_others_give_t
 
 
 async def test_hole_53_of_an_average_that_is_not_believed_by_its_header_nothing_is_downloaded(stage: Stage) -> None:
-    def believe(header: Average) -> None:
-        raise UnbelievedError(f"too few hold {header.id.hex()}")
+    def believe(_roster: Roster, average_id: AverageId) -> None:
+        raise UnbelievedError(f"too few hold {average_id.hex()}")
 
     with pytest.raises(UnbelievedError):
         await stage.late.rounds.fetcher.fetch(stage.mates[0], 0, believe=believe)

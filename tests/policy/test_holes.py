@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from peerd.policy.route.holes import MOST_ADDRESSES, QUESTIONS, SILENT_S, UNASKED_SILENT_S, Finding, QuicCounts, Silence, targets_in
+from peerd.policy.route.holes import MOST_ADDRESSES, QUESTIONS, SILENT_S, UNASKED_SILENT_S, HoleState, QuicCounts, Silence, targets_in
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ class Line:
         self._again_s = self.now_s + pause_s, pause_s
         self._sign_s = self.now_s + SIGN_EACH_S
 
-    def look(self) -> Finding:
+    def look(self) -> HoleState:
         """Let time pass until the next look."""
         self.now_s += LOOK_S
         came = sum(at_s <= self.now_s for at_s in self._arrivals)
@@ -101,14 +101,14 @@ class Line:
             self._answer_s = float("inf")
             self.silence.answered()
         found = self.silence.look(self.carried, self.round_trip_s, self.now_s)
-        if found is Finding.DOUBTFUL:
+        if found is HoleState.DOUBTFUL:
             self._ask()
         return found
 
     def until_closed(self, most_s: float) -> float:
         """How long it took until the hole counts as closed."""
         began_s = self.now_s
-        while self.look() is not Finding.CLOSED:
+        while self.look() is not HoleState.CLOSED:
             assert self.now_s - began_s < most_s
         return self.now_s - began_s
 
@@ -152,7 +152,7 @@ def test_a_hole_that_closes_under_data_is_noticed_within_four_and_a_half_seconds
     line.round_trip_s = round_trip_s
     for _ in range(10):
         line.send(num_bytes)
-        assert line.look() is Finding.OPEN
+        assert line.look() is HoleState.OPEN
     line.send(num_bytes)
     line.close()
     line.carried = QuicCounts(line.carried.sent, line.carried.received + 1)
@@ -163,7 +163,7 @@ def test_a_hole_that_closes_under_data_is_noticed_within_four_and_a_half_seconds
 def test_a_hole_that_closes_while_nothing_is_sent_is_noticed_after_the_next_sign_of_life() -> None:
     line = Line()
     for _ in range(40):
-        assert line.look() is Finding.OPEN
+        assert line.look() is HoleState.OPEN
     line.close()
     assert SILENT_S < line.until_closed(60.0) <= SIGN_EACH_S + 3.5
 
@@ -175,8 +175,8 @@ def test_without_answers_in_the_tunnel_a_hole_is_given_up_after_a_longer_time() 
         line.look()
         line.close()
         line.send(500_000)
-        while (found := line.look()) is not Finding.CLOSED:
-            if found is Finding.DOUBTFUL and fails:
+        while (found := line.look()) is not HoleState.CLOSED:
+            if found is HoleState.DOUBTFUL and fails:
                 line.silence.failed()
         assert UNASKED_SILENT_S <= line.now_s <= UNASKED_SILENT_S + 1.0
         assert line.num_asked == 1 or (fails and line.num_asked >= UNASKED_SILENT_S - 1.0)
@@ -220,7 +220,7 @@ def test_a_full_line_is_never_taken_for_a_closed_hole(
         if num_bytes:
             line.send(num_bytes)
         for _ in range(looks):
-            assert line.look() is not Finding.CLOSED
+            assert line.look() is not HoleState.CLOSED
 
 
 @given(st.floats(0.0, 2.2))
@@ -229,7 +229,7 @@ def test_a_way_of_its_own_may_have_two_seconds_of_queue_that_the_tunnel_does_not
     line.is_tunnel_apart = True
     for _ in range(3):
         line.send(500_000)
-        assert all(line.look() is not Finding.CLOSED for _ in range(60))
+        assert all(line.look() is not HoleState.CLOSED for _ in range(60))
 
 
 def test_longer_round_trips_are_waited_for() -> None:
@@ -245,12 +245,12 @@ def test_longer_round_trips_are_waited_for() -> None:
 def test_what_acknowledges_the_last_packets_of_the_peer_gets_no_answer() -> None:
     silence = Silence()
     for at, counts in enumerate([QuicCounts(100, 100), QuicCounts(140, 100), *[QuicCounts(140, 100)] * 40]):
-        assert silence.look(counts, 0.04, at * LOOK_S) is Finding.OPEN
+        assert silence.look(counts, 0.04, at * LOOK_S) is HoleState.OPEN
 
 
 def test_time_in_which_this_process_stood_still_says_nothing() -> None:
     silence = Silence()
     for now_s, counts in ((0.0, QuicCounts(100, 100)), (0.1, QuicCounts(100, 100)), (0.2, QuicCounts(9_000, 100))):
-        assert silence.look(counts, 0.04, now_s) is Finding.OPEN
-    assert silence.look(QuicCounts(9_000, 100), 0.04, 60.0) is not Finding.CLOSED, "what came meanwhile is not read yet"
-    assert silence.look(QuicCounts(9_000, 900), 0.04, 60.2) is Finding.OPEN
+        assert silence.look(counts, 0.04, now_s) is HoleState.OPEN
+    assert silence.look(QuicCounts(9_000, 100), 0.04, 60.0) is not HoleState.CLOSED, "what came meanwhile is not read yet"
+    assert silence.look(QuicCounts(9_000, 900), 0.04, 60.2) is HoleState.OPEN

@@ -13,9 +13,8 @@ from peerd.errors import BadMessageError, RemoteError, UnbelievedError
 from peerd.policy.step.roster import Roster, RosterEntry, entry_of
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.step.believing import Belief
-from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
-from peerd.wire.messages import Average
 
 RULES = StepRules(num_stages=1, num_microbatches=3, ttl_s=3.0, averaging_s=1.5, certifies=True)
 MINE, MATE, LIAR = (
@@ -36,7 +35,7 @@ def heard(
     state: Any = SimpleNamespace(record=MINE)
     rounds: Any = SimpleNamespace(joined=dict.fromkeys(joined, ()))
     try:
-        Belief(state, membership, rounds, rules).by_header()(Average(of, Lineage(), 8))
+        Belief(state, membership, rounds, rules).by_header()(of, of.average_id)
     except RemoteError as error:
         return type(error)
     return None

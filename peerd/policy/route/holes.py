@@ -43,7 +43,7 @@ class QuicCounts:
     received: int = 0
 
 
-class Finding(Enum):
+class HoleState(Enum):
     OPEN = "open"
     DOUBTFUL = "doubtful"
     """The other end is to be asked in the tunnel: it sends packets through the hole, and then answers."""
@@ -73,7 +73,7 @@ class Silence:
     _num_in_vain: int = 0
     """Questions in a row that were answered in the tunnel alone."""
 
-    def look(self, now: QuicCounts, round_trip_s: float, now_s: float) -> Finding:
+    def look(self, now: QuicCounts, round_trip_s: float, now_s: float) -> HoleState:
         """Return whether the hole is open, by what was carried until now. `round_trip_s`: as the connection last measured it.
 
         After DOUBTFUL `answered` or `failed` must be called once; the next DOUBTFUL comes after that.
@@ -101,16 +101,16 @@ class Silence:
         """The question has brought no answer, which says nothing about the hole."""
         self._received_when_asked = None
 
-    def _finding(self, least_s: float) -> Finding:
+    def _finding(self, least_s: float) -> HoleState:
         if self._out_s is None or self._out_s < DOUBT_S:
-            return Finding.OPEN
+            return HoleState.OPEN
         is_unanswered = self._num_in_vain >= QUESTIONS and self._silent_s >= least_s
         if is_unanswered or self._out_s >= max(UNASKED_SILENT_S, least_s):
-            return Finding.CLOSED
+            return HoleState.CLOSED
         if self._received_when_asked is not None or self._since_asked_s < ASK_EACH_S:
-            return Finding.OPEN
+            return HoleState.OPEN
         self._received_when_asked, self._since_asked_s = self._last.received, 0.0
-        return Finding.DOUBTFUL
+        return HoleState.DOUBTFUL
 
 
 def targets_in(told: Iterable[str], *, loopback: bool, outside: str = "") -> list[str]:
