@@ -113,11 +113,11 @@ class PunchedLine:
         while True:
             await asyncio.sleep(WATCH_S)
             carried = self.connection.carried
-            found = silence.look(carried, self.connection.round_trip_s, time.monotonic())
-            if found is HoleState.DOUBTFUL:
+            state = silence.look(carried, self.connection.round_trip_s, time.monotonic())
+            if state is HoleState.DOUBTFUL:
                 LOG.debug("nothing has come back through the routers for a while", peer=self.peer)
                 self._streams.start(self._ask_about(silence))
-            if found is HoleState.CLOSED:
+            if state is HoleState.CLOSED:
                 LOG.info("nothing comes back through the routers any more", peer=self.peer)
                 self.is_silent = True
                 return

@@ -1,6 +1,6 @@
 """A connection through routers over a line that other traffic fills, and over one through which nothing comes any more.
 
-The package is left out: its packets are made up, and questions about them take the real tunnel. Times are a fifth of the real ones.
+The package is left out: its packets are made up. Questions about them are the daemon's own calls. Times are a fifth of the real ones.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Silence:
             self._num_in_vain += now.received == self._received_when_asked
             self._received_when_asked, self._is_answered = None, False
         self._last, self._looked_s = now, now_s
-        return self._finding(ROUND_TRIPS * round_trip_s)
+        return self._state(ROUND_TRIPS * round_trip_s)
 
     def answered(self) -> None:
         """The other end has answered the question: what it sent before comes by the next look, if the hole is open."""
@@ -101,7 +101,7 @@ class Silence:
         """The question has brought no answer, which says nothing about the hole."""
         self._received_when_asked = None
 
-    def _finding(self, least_s: float) -> HoleState:
+    def _state(self, least_s: float) -> HoleState:
         if self._out_s is None or self._out_s < DOUBT_S:
             return HoleState.OPEN
         is_unanswered = self._num_in_vain >= QUESTIONS and self._silent_s >= least_s
