@@ -103,6 +103,17 @@ def test_a_line_that_got_much_slower_is_believed_at_once_and_one_that_got_faster
     assert seconds == pytest.approx([4e6 / 1e8, 4e6 / 1e6, 4e6 / 5.05e7])
 
 
+def test_a_line_that_was_believed_to_be_far_too_slow_is_so_for_one_round_and_not_for_ever() -> None:
+    """Rounds that are short show no rates, so they would never say that it is faster."""
+    proposing = Proposing(parse_averaged("none"), AVERAGING_S, lambda _peer: (1e9, 1e9), 0.0)
+    compression = Compression(parse_averaged("none"), torch.float32)
+    proposing.exchanged({NAMES[0]: SentRate(10.0)}, 1.0, 1.0)
+    slow = proposing.planned(roster_of(2), compression, LENGTH, 1.0)
+    assert slow.expected_s > 1e5
+    proposing.exchanged({}, 1.4, slow.expected_s)
+    assert proposing.planned(roster_of(2), compression, LENGTH, 1.0).expected_s < 0.01
+
+
 def test_a_round_that_took_much_longer_than_expected_ends_what_was_known_of_lines_at_members_that_judged_nothing_too() -> None:
     proposing = Proposing(parse_averaged("none"), AVERAGING_S, lambda _peer: (1e6, 1e6), 0.0)
     compression = Compression(parse_averaged("none"), torch.float32)

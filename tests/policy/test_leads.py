@@ -102,6 +102,12 @@ def test_a_round_much_longer_than_expected_shows_that_lines_have_changed() -> No
     assert is_as_expected(8.0, 0.1, 9.0)
 
 
+def test_a_round_much_shorter_than_expected_shows_that_a_line_was_believed_to_be_too_slow() -> None:
+    assert is_as_expected(40.0, 60.0, 9.0)
+    assert is_as_expected(0.1, 8.0, 9.0)
+    assert not is_as_expected(0.1, 460_808.0, 9.0)
+
+
 @pytest.mark.parametrize("ups", [[2.5] * 4, [0.625, 2.5, 2.5, 12.5], [2.5, 2.5, 1.0]])
 def test_whatever_is_believed_first_slices_come_to_fit_the_lines(ups: list[float]) -> None:
     """A member with too small a slice is never seen to send as fast as it could, so more is believed of it for waiting."""

@@ -22,7 +22,7 @@ how many times as fast as in a round that was not as planned a member is believe
 OTHER_LINE = 0.5
 """A member that sends at less than this share of its rate so far has another line now: what was seen of it before counts no more."""
 OTHER_LINES = 2.0
-"""Nor does what is known of any member, once a round took so many times as long as expected."""
+"""Nor does what is known of any member, once a round took so many times as long as expected, or so many times less."""
 
 
 class SentRate(NamedTuple):
@@ -113,5 +113,10 @@ def believed_ups(claims: Sequence[float | None], known: Sequence[KnownLine | Non
 
 
 def is_as_expected(took_s: float, expected_s: float, averaging_s: float) -> bool:
-    """Whether a round fits what was believed of its members' lines; one that is short tells nothing of them."""
-    return took_s <= max(OTHER_LINES * expected_s, averaging_s)
+    """Whether a round fits what was believed of its members' lines; one that is short, and was to be, tells nothing of them.
+
+    No round takes less time than its lines need. So where one took far less than expected, some line was believed to be too slow; as rounds
+    that are short show no rates, nothing else would ever correct that.
+    """
+    longer_s, shorter_s = max(took_s, expected_s), min(took_s, expected_s)
+    return longer_s <= max(OTHER_LINES * shorter_s, averaging_s)
