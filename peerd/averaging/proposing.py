@@ -75,7 +75,8 @@ class Proposing:
         names = tuple(str(codecs[codec]) for codec in chosen) if self._allowed.is_auto else ()
         plan = replace(roster, codecs=names, shares=shares, expected_s=expected_s)
         layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen], room)
-        count = num_chunks(layout.slice_bytes, expected_s, self._averaging_s, any(map(self._is_lossy, roster.peers)))
+        lasts_s = min(expected_s, self.within_s(plan, sum(layout.slice_bytes)))  # judges end a longer one: no chunk is cut for it
+        count = num_chunks(layout.slice_bytes, lasts_s, self._averaging_s, any(map(self._is_lossy, roster.peers)))
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
 
     def within_s(self, roster: Roster, num_bytes: int) -> float:

@@ -14,6 +14,7 @@ from peerd.averaging.proposing import AVERAGING_SHARE, Proposing
 from peerd.config.codec import parse_averaged, parse_codec
 from peerd.policy.round.chunks import LEEWAY, MOST_CHUNK_BYTES, ROWS
 from peerd.policy.round.leads import SentRate
+from peerd.policy.round.proposing import SLOWDOWN
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster, RosterEntry, why_never
 from peerd.table.record import PeerId
 from tests.strategies import member
@@ -83,6 +84,15 @@ def test_slower_lines_get_finer_chunks_and_none_is_larger_than_half_a_mebibyte()
     fast, slow = planned([(1e9, 1e9)] * 2, length=10**8), planned([(1e6, 1e6)] * 2, length=10**8)
     assert 4 * 10**8 / 2 / fast.num_chunks <= MOST_CHUNK_BYTES
     assert slow.num_chunks >= ROWS * LEEWAY * slow.expected_s / AVERAGING_S > fast.num_chunks
+
+
+def test_no_chunks_are_cut_for_a_line_that_no_round_waits_for() -> None:
+    """Who says that its line is dead would else make a round of 1,953 chunks of a kilobyte for all."""
+    dead = planned([(1.0, 1.0), (10e6, 10e6), (10e6, 10e6)])
+    assert dead.expected_s == MOST_EXPECTED_S
+    assert dead.num_chunks <= 2 * ROWS * LEEWAY * SLOWDOWN
+    slow = planned([(50e3, 50e3), (2.5e6, 2.5e6), (2.5e6, 2.5e6)])
+    assert slow.num_chunks >= ROWS * LEEWAY * min(slow.expected_s, SLOWDOWN) / AVERAGING_S
 
 
 def test_nothing_is_planned_for_a_member_that_is_alone() -> None:
