@@ -44,7 +44,10 @@ class Belief:
 
         It is called on another thread, and goes by what this peer knows now.
         """
-        mine, joined, refuted = self._state.record, frozenset(self._rounds.joined), frozenset(self._membership.contradictions.refuted)
+        mine = self._state.record
+        if not self._rules.certifies or mine.phase is Phase.JOINING:
+            return lambda _roster, _id: None
+        joined, refuted = frozenset(self._rounds.joined), frozenset(self._membership.contradictions.refuted)
         words = words_on(mine, self._membership.live())
 
         def check(roster: Roster, average_id: AverageId) -> None:
@@ -56,11 +59,11 @@ class Belief:
             if not roster.parts and roster.average_id not in joined:  # of others `takes` says more, once they are here
                 check(roster, average_id)
 
-        return believe if self._rules.certifies and mine.phase is not Phase.JOINING else lambda _roster, _id: None
+        return believe
 
     def told_by(self, mate: PeerId) -> AverageId:
-        """The average of this peer's step that a mate says that it holds; NO_AVERAGE if it holds none, or is at another step."""
-        record = self._membership.live().find(mate)
+        """The average of this peer's step that a mate says that it holds, where the run certifies; NO_AVERAGE if it holds none."""
+        record = self._membership.live().find(mate) if self._rules.certifies else None
         return record.average_id if record is not None and record.step == self._state.record.step else NO_AVERAGE
 
     def takes(self, mate: PeerId, found: HeldAverage) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,6 +98,7 @@ async def test_hole_53_an_average_that_is_not_believed_is_not_refused_and_is_ask
 
     fetching = stepper._fetching
     monkeypatch.setattr(fetching, "_rounds", SimpleNamespace(fetcher=SimpleNamespace(fetch=fetch)))
+    monkeypatch.setattr(fetching._belief, "_rules", replace(RULES, certifies=True))
     refuted = SimpleNamespace(refuted={})
     monkeypatch.setattr(fetching._belief, "_membership", SimpleNamespace(live=lambda: view_of(mine, mate), contradictions=refuted))
     await fetching.average(acts.FetchAverage("a stage mate has the average", mate.peer, mine.step))
