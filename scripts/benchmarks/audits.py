@@ -9,7 +9,7 @@ cpu_s       processor seconds of all daemons for one step; ratio likewise
 cpu_all     the ratio of all counted steps together: audits are rare and large, so a median of pairs does not show all of them
 sent_mb     what all daemons send for one step; bytes, its ratio
 boundary    by how much of the boundary tensors' bytes the side sends more than "off"
-audits      microbatches and parts that were computed again in the counted steps, of all that there were
+audits      microbatches and parts that were computed again in the counted steps, of all that there were, and how many are usual of so many
 
 It ends with 1 where step_s is above 1.05, cpu_all above 1.05, boundary above 0.03, or an honest peer was accused.
 """
@@ -28,7 +28,7 @@ import psutil
 
 from peerd.cli.demo_daemons import here
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
-from peerd.policy.step.auditing import NEWCOMER_STEPS
+from peerd.policy.step.auditing import NEWCOMER_STEPS, Rates
 from scripts.benchmarks._report import SCHEMA, progress, run
 from scripts.benchmarks._turns import Contender, Peers, warmed_up
 from scripts.benchmarks.pipeline import LONG_ENOUGH_S
@@ -158,7 +158,8 @@ def report(rows: list[Row], as_json: bool) -> int:
             wide = [f"{row.step_s:8.2f}", _three(row.step_ratio), f"{row.cpu_s:8.2f}", _three(row.cpu_ratio)]
             tail = [_cell(row.cpu_all, 9), f"{row.sent_mb:9.2f}", _cell(row.bytes_ratio, 7), _cell(row.boundary, 10)]
             counts = row.counts
-            audits = f"  {counts.get('drawn', 0)} of {counts.get('items', 0)}" if row.side == "audits" else ""
+            usual = f"{Rates().usual * counts.get('items', 0):.1f} usual"
+            audits = f"  {counts.get('drawn', 0)} of {counts.get('items', 0)} ({usual})" if row.side == "audits" else ""
             print(f"{row.side:8}" + "".join([*wide, *tail]) + audits)
     missed = [reason for row in rows for reason in missed_by(row)]
     for reason in missed:

@@ -43,4 +43,4 @@ def test_it_ends_with_1_where_a_limit_does_not_hold(row: Row, words: str, capsys
     assert report([row_of(PLAIN, PLAIN), row], as_json=False) == 1
     told = capsys.readouterr()
     assert words in told.err
-    assert "3 of 240" in told.out
+    assert "3 of 240 (6.0 usual)" in told.out
