@@ -7,8 +7,7 @@ hardly count: a deadline of 3 s takes 12 s where each tenth of a second takes tw
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from types import TracebackType
 
 TICK_S = 0.1
 
@@ -18,24 +17,34 @@ def served_s(took_s: float) -> float:
     return took_s * min(1.0, TICK_S / took_s) ** 2 if took_s > 0 else 0.0
 
 
-@contextlib.asynccontextmanager
-async def served_timeout(seconds: float) -> AsyncIterator[None]:
+class ServedTimeout:
+    """An asyncio.timeout in served time. It refers to nothing of what has run in it once that is over: a task may hold megabytes."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._deadline.__aenter__()
+        self._loop = asyncio.get_running_loop()
+        self._looks()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
+        deadline = self._deadline
+        del self._deadline, self._timer
+        await deadline.__aexit__(kind, error, trace)
+
+    def _looks(self) -> None:
+        self._began_s = self._loop.time()
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        took_s, when_s = self._loop.time() - self._began_s, self._deadline.when()
+        if when_s is not None and not self._deadline.expired():
+            self._deadline.reschedule(when_s + took_s - served_s(took_s))
+            self._looks()
+
+
+def served_timeout(seconds: float) -> ServedTimeout:
     """Cancel the block and raise TimeoutError, as asyncio.timeout does, after so many seconds of served time."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    timer: asyncio.TimerHandle
-    async with asyncio.timeout(seconds) as deadline:
-
-        def tick() -> None:
-            nonlocal began_s, timer
-            took_s, began_s = loop.time() - began_s, loop.time()
-            when_s = deadline.when()
-            if when_s is not None and not deadline.expired():
-                deadline.reschedule(when_s + took_s - served_s(took_s))
-                timer = loop.call_later(TICK_S, tick)
-
-        timer = loop.call_later(TICK_S, tick)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    return ServedTimeout(seconds)

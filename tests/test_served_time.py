@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 from hypothesis import given
@@ -51,6 +53,24 @@ async def test_the_deadline_comes_also_in_a_starved_process() -> None:
                 await asyncio.Event().wait()
     finally:
         starving.cancel()
+
+
+async def test_nothing_of_a_task_that_is_over_stays_in_memory() -> None:
+    class Large:
+        pass
+
+    async def make() -> Large:
+        async with served_timeout(10.0):
+            await asyncio.sleep(1.5 * TICK_S)
+        return Large()
+
+    gc.disable()
+    try:
+        held = weakref.ref(await asyncio.create_task(make()))
+        await asyncio.sleep(0)  # the loop has handed it over
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 @given(st.floats(0, 1e4))

@@ -25,6 +25,8 @@ SUBNET, HOMES = "10.99.0", "192.168"
 FIRST_NEW = 128
 """The last number of the first address that a machine gets later."""
 DEVICE = "link0"
+PACKET_BYTES = 1500
+"""Of a full packet."""
 QUEUE_BYTES = 4_000_000
 """Queue of an uplink that the kernel slows down: 1.6 s at 20 Mbit/s, as in a modem with too large a buffer."""
 CONGESTION_CONTROL = "cubic"
@@ -126,6 +128,12 @@ class Network:
             [*self.command(machine), "cat", f"/sys/class/net/{DEVICE}/statistics/tx_bytes"], capture_output=True, check=True
         )
         return int(counted.stdout)
+
+    def resent_bytes(self, machine: int) -> int:
+        """Bytes that a machine's TCP has sent once more, because they were lost or late; `sent_bytes` has them, too."""
+        counted = subprocess.run([*self.command(machine), "cat", "/proc/net/snmp"], capture_output=True, check=True, text=True)
+        names, values = (line.split() for line in counted.stdout.splitlines() if line.startswith("Tcp:"))
+        return PACKET_BYTES * int(values[names.index("RetransSegs")])
 
     def _make(self) -> None:
         self._addresses = [f"{SUBNET}.{machine + 1}" for machine in range(self.num_machines)]
