@@ -121,7 +121,7 @@ class Row:
     sent_mb: float
     """By a peer in a step, the mean of all; each byte once."""
     foretold_mb: float
-    resent: float
+    resent: float = 0.0
     """The share of bytes that TCP sent once more, of all that it sent."""
 
     @property
