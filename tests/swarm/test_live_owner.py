@@ -43,6 +43,7 @@ def test_a_pause_costs_no_work_and_ends_with_resume() -> None:
         for daemon in swarm.daemons:
             daemon.wait_until_serving()
         pauses.wait_until_mid_step(1)
+        until(lambda: stays.request("history", events=True)["events"])  # it has looked at its table for the first time
 
         held, p2pd = pauses.counters["accumulated_microbatches"], pauses.p2pd
         assert pauses.request("pause", silence_s=120.0)["resting"] is True
