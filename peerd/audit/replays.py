@@ -26,7 +26,7 @@ from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.jobs import check_labels, check_tokens
 from peerd.stage.kept_parts import is_as_signed
-from peerd.stage.replaying import ToldPass, deviation_of, replay_part, replay_pass, sent_alike
+from peerd.stage.replaying import ToldPass, deviation_of, largest, replay_part, replay_pass, sent_alike
 from peerd.stage.state import StageState
 from peerd.stage.witnessing import PassWitness
 from peerd.table.record import PeerId
@@ -277,7 +277,7 @@ class Replays:
             return AuditWord(deviation, bound)
         found = await self._executor.run(priority, lambda: self._replay_pass(told, finished), told.step)
         deviations = [await self._deviation(given, own, sent, priority) for given, own, sent in found]
-        return AuditWord(max(deviations, default=0.0), self._tolerance(told.output, told.gradient))
+        return AuditWord(largest(deviations), self._tolerance(told.output, told.gradient))
 
     def _replay_part(self, told: ToldPart, finished: AuditedStep, bound: float) -> float:
         self._check_here(finished)

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.handover import finite, unpacked, unpacked_section
-from peerd.averaging.partial_average import PartialAverage
+from peerd.averaging.partial_average import Believe, PartialAverage, believed
 from peerd.averaging.slices import Signatures
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError
 from peerd.policy.route.admission import MOST_DONORS
-from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.gathering import Gathering
 from peerd.stage.results import HeldAverage
@@ -34,14 +33,9 @@ LOG = structlog.get_logger()
 
 Failed = Callable[[PeerId, RemoteError], object]
 """Is told of each mate that was asked for a part of an average and did not give it, or gave something else."""
-Believe = Callable[[Roster, AverageId], None]
-"""Raises RemoteError for an average that this peer does not believe, by its header. It is called on another thread."""
 
 
 def _unheeded(_peer: PeerId, _error: RemoteError) -> None: ...
-
-
-def _believed(_roster: Roster, _id: AverageId) -> None: ...
 
 
 class AverageFetcher:
@@ -66,7 +60,7 @@ class AverageFetcher:
         self._compression = compression
 
     async def fetch(
-        self, peer: PeerId, step: int, others: Sequence[PeerId] = (), failed: Failed = _unheeded, believe: Believe = _believed
+        self, peer: PeerId, step: int, others: Sequence[PeerId] = (), failed: Failed = _unheeded, believe: Believe = believed
     ) -> HeldAverage:
         """Fetch and check a finished average of this stage, of several mates at once, with the tied sum that they applied.
 

@@ -18,6 +18,12 @@ from peerd.stage.state import StageState
 from peerd.table.record import AverageId
 from peerd.wire.messages import Average
 
+Believe = Callable[[Roster, AverageId], None]
+"""Raises RemoteError for an average that this peer does not believe, by its header. It is called on another thread."""
+
+
+def believed(_roster: Roster, _id: AverageId) -> None: ...
+
 
 class PartialAverage:
     """It takes memory as the chunks come, and lies in one piece."""
@@ -29,9 +35,9 @@ class PartialAverage:
         compression: Compression,
         step: int,
         section: int | None = None,
-        believe: Callable[[Roster, AverageId], None] = lambda _roster, _id: None,
+        believe: Believe = believed,
     ) -> None:
-        """`section`: only that one of the average is wanted. `believe` raises RemoteError for one that this peer does not believe."""
+        """`section`: only that one of the average is wanted."""
         self._state = state
         self._signatures = signatures
         self._compression = compression

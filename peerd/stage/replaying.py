@@ -111,7 +111,7 @@ def _off(told: Tensor, own: Tensor, num_gradients: int, share: float = 0.0) -> f
     own = own.detach().to(_CPU)
     found = [deviation(told[:num_gradients], own[:num_gradients], share)] if num_gradients > 0 else []
     found += [deviation(told[at : at + 1], own[at : at + 1]) for at in range(num_gradients, max(len(own), len(told)))]
-    return max(found, key=lambda each: math.inf if math.isnan(each) else each, default=0.0)
+    return largest(found)
 
 
 def _add_again(
@@ -124,6 +124,11 @@ def _add_again(
         gradients = _gradients(state, output, list(module.parameters())[places], each)
         has_overflowed = state.holdings.passes.is_scaled and not all(_is_usable(gradient) for gradient in gradients)
         total.add(gradients, float(output.detach()) if module.is_last else None, has_overflowed)
+
+
+def largest(deviations: Iterable[float]) -> float:
+    """The largest deviation; what is no number is larger than all. 0 where there is none."""
+    return max(deviations, key=lambda each: math.inf if math.isnan(each) else each, default=0.0)
 
 
 def deviation(told: Tensor, own: Tensor, least: float = 0.0) -> float:

@@ -18,7 +18,7 @@ from peerd.errors import WrongStateError
 from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.stage.microbatches import backward, forward, forward_backward
-from peerd.stage.replaying import ToldPass, deviation, deviation_of, replay_part, replay_pass, sent_alike
+from peerd.stage.replaying import ToldPass, deviation, deviation_of, largest, replay_part, replay_pass, sent_alike
 from peerd.stage.results import HeldMicrobatch, Ticket
 from peerd.stage.state import StageState
 from peerd.table.record import PeerId, PeerRecord
@@ -233,6 +233,12 @@ def test_of_an_honest_part_only_the_gradients_of_its_chunk_are_computed(
 def test_a_part_that_leaves_a_microbatch_out_shows() -> None:
     worker = worker_of(1)
     assert AuditWord(part_off(worker.state, worker.told[1:], worker.part), tolerance(EXACT, EXACT)).accuses
+
+
+def test_what_is_no_number_is_the_largest_deviation_wherever_it_stands() -> None:
+    for found in ([0.1, math.nan], [math.nan, 0.1]):
+        assert math.isnan(largest(found))
+    assert (largest([0.1, math.inf, 0.2]), largest([])) == (math.inf, 0.0)
 
 
 def test_what_has_another_shape_or_is_no_number_is_wrong_without_an_error() -> None:
