@@ -181,6 +181,10 @@ class PeerGoneError(RemoteError):
     """The callee is dead or out of reach."""
 
 
+class UnansweredError(PeerGoneError):
+    """No answer came within the time for it, and the connection did not break either."""
+
+
 class UnheardError(PeerGoneError):
     """The callee was out of reach before it took the call, so no work was lost."""
 

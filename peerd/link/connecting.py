@@ -9,7 +9,7 @@ import grpc
 
 from peerd.errors import PeerGoneError
 from peerd.link.certificate import SERVER_NAME
-from peerd.link.links import CHANNEL_OPTIONS
+from peerd.link.links import ATTEMPT_MS, CHANNEL_OPTIONS
 from peerd.served_time import served_timeout
 
 DIAL_TIMEOUT_S = 5.0
@@ -27,7 +27,7 @@ _DIAL_OPTIONS = (
     ("grpc.ssl_target_name_override", SERVER_NAME),
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", int(DIAL_TIMEOUT_S * 1000)),
+    ("grpc.min_reconnect_backoff_ms", ATTEMPT_MS),
 )
 
 

@@ -28,11 +28,14 @@ minutes, and each call ends by itself where the other end says nothing any more.
 MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 MAX_REQUEST_BYTES = 2 * CHUNK_BYTES
 """The largest message to a server: a header with the first chunk, or 64 records."""
+ATTEMPT_MS = 600_000
+"""gRPC's own limit for an attempt to connect. It counts seconds of the clock, so it would end and repeat, for ever, what only a busy machine
+or a full line delays: whoever dials ends an attempt in served time."""
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 3000),  # also gRPC's least time for an attempt; a circuit takes half a dozen round trips
+    ("grpc.min_reconnect_backoff_ms", ATTEMPT_MS),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.http2.lookahead_bytes", 4 * CHUNK_BYTES),
     ("grpc.use_local_subchannel_pool", 1),

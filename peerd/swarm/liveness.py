@@ -2,7 +2,7 @@
 
 A re-dial and its answer may wait behind tensors on a busy line. So a peer from which any bytes came since the question was asked lives,
 and is asked again. That is proven by what arrives, and ends when nothing does. The question goes over the connection that there is. If
-nothing at all comes back over that one, it is given up, and the next call dials the peer where its record says it is. Before a peer is
+nothing at all comes back over that one in its time, it is given up, and the next call dials the peer where its record says it is. Before a peer is
 suspected, others are asked whether they reach it: maybe only the link to it is dead.
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
 slower (policy/swarm/suspicion.py).
@@ -19,7 +19,7 @@ from typing import Protocol
 import structlog
 
 from peerd.background import start
-from peerd.errors import PeerGoneError, RemoteError, UnwelcomeError
+from peerd.errors import PeerGoneError, RemoteError, UnansweredError, UnwelcomeError
 from peerd.policy.swarm.reaching import has_moved, hosts_among, is_in_round_with, is_out_of_reach, is_reached, witnesses
 from peerd.policy.swarm.suspicion import UNANSWERED, DeadLines
 from peerd.swarm.clock import clock_s
@@ -111,14 +111,14 @@ class Liveness:
     async def _probe(self, peer: PeerId, pair: tuple[int, int]) -> None:
         unanswered, record = 0, self._unchanged(peer, pair)
         while record is not None:
-            asked_s = time.monotonic()
-            if await self.answers(record):
+            asked_s, silence = time.monotonic(), await self._silence_of(record)
+            if silence is None:
                 self._membership.reached(peer)
                 self._dead_lines.answers(peer)
                 return
             unanswered += 1
             is_heard = self._heard_s.get(peer, 0.0) > asked_s
-            self._give_up_if_dead(peer, asked_s, unanswered, is_heard)
+            self._give_up_if_dead(peer, asked_s, unanswered, silence, is_heard)
             if self._membership.find(peer) is None:
                 return  # its row had to make room meanwhile
             lives = self._membership.not_reached(peer, may_be_slow=is_heard)
@@ -132,10 +132,15 @@ class Liveness:
                         self._suspect(record)
                 return
 
-    def _give_up_if_dead(self, peer: PeerId, asked_s: float, unanswered: int, is_heard: bool) -> None:
-        line_is_heard = self._lines.answered_s.get(peer, 0.0) > asked_s
-        now_s = clock_s()
-        if self._dead_lines.is_to_be_given_up(peer, now_s, unanswered=unanswered, is_heard=is_heard, line_is_heard=line_is_heard):
+    def _give_up_if_dead(self, peer: PeerId, asked_s: float, unanswered: int, silence: PeerGoneError, is_heard: bool) -> None:
+        if self._dead_lines.is_to_be_given_up(
+            peer,
+            clock_s(),
+            unanswered=unanswered,
+            was_waited_for=isinstance(silence, UnansweredError),
+            is_heard=is_heard,
+            line_is_heard=self._lines.answered_s.get(peer, 0.0) > asked_s,
+        ):
             LOG.info("no answer: the connection is given up", to=peer)
             start(self._lines.hang_up(peer))
 
@@ -146,18 +151,22 @@ class Liveness:
 
     async def answers(self, record: PeerRecord) -> bool:
         """Tell a peer of this one, and find out whether it answers. If it refuses this peer's calls, it is asked why."""
+        return await self._silence_of(record) is None
+
+    async def _silence_of(self, record: PeerRecord) -> PeerGoneError | None:
+        """As `answers`, with the error of a peer that gives no answer."""
         own = self._membership.raws.get(self._membership.me)
         try:
             told = await self._client.gossip(record.peer, [own.raw] if own else [], self._patience_s(record))
             self._membership.absorb(told, record.peer)
-        except PeerGoneError:
-            return False
+        except PeerGoneError as error:
+            return error
         except UnwelcomeError:
             with contextlib.suppress(RemoteError):
                 await self._client.learn_list(record.peer, self._patience_s(record))
         except RemoteError:
             pass  # whatever its answer is, it lives
-        return True
+        return None
 
     def _patience_s(self, record: PeerRecord) -> float:
         """How long a peer has to answer a re-dial."""

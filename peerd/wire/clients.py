@@ -11,7 +11,7 @@ from functools import partial, wraps
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from peerd.background import start
-from peerd.errors import BadMessageError, PeerGoneError, UnheardError
+from peerd.errors import BadMessageError, PeerGoneError, UnansweredError, UnheardError
 from peerd.generated import (
     averaging_pb2,
     averaging_pb2_grpc,
@@ -64,7 +64,7 @@ class Client:
             async with served_timeout(timeout_s):
                 return await answer_of(call)
         except TimeoutError:
-            raise PeerGoneError(f"no answer within {timeout_s:.1f} s") from None
+            raise UnansweredError(f"no answer within {timeout_s:.1f} s") from None
 
 
 def _while_no_other_way(

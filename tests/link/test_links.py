@@ -10,6 +10,8 @@ import pytest
 from peerd.errors import PeerGoneError, RemoteError
 from peerd.link import links
 from peerd.link.links import remote_errors
+from peerd.link.streams import Stream
+from peerd.table.record import PeerId
 from tests.few_files import no_file_left
 from tests.link.direct_peers import WITHIN_S, caller_through, endpoint
 from tests.wire.callee import new_identity
@@ -65,6 +67,23 @@ async def test_a_connection_for_tensors_that_nothing_uses_is_closed_until_the_ne
         closed, _ = await asyncio.wait(connections, timeout=WITHIN_S, return_when=asyncio.FIRST_COMPLETED)
         assert len(closed) == 1
         assert await caller_through(for_tensors) == caller.peer
+
+
+async def test_a_dial_over_a_full_line_is_waited_for_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with endpoint() as there:
+        caller = new_identity()
+        ways, _ = there.paths_of(caller)
+        dial, dials = ways._tunnel._dial, 0
+
+        async def slow_dial(peer: PeerId) -> Stream:
+            nonlocal dials
+            dials += 1
+            await asyncio.sleep(4)  # a second and a half of queue each way, and some round trips
+            return await dial(peer)
+
+        monkeypatch.setattr(ways._tunnel, "_dial", slow_dial)
+        assert await caller_through(await ways.channel(there.peer)) == caller.peer
+        assert dials == 1
 
 
 async def test_where_no_socket_can_be_opened_a_peer_is_out_of_reach_for_a_while_and_nothing_ends() -> None:

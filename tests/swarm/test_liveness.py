@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peerd.errors import PeerGoneError
+from peerd.errors import PeerGoneError, UnansweredError
 from peerd.swarm import liveness as liveness_module
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import REDIAL_TIMEOUT_S, Liveness
@@ -92,6 +92,7 @@ class Behind:
     """Answers do not come in time, while bytes of the same peer come for as long as `left` questions."""
 
     left: int
+    error: PeerGoneError = field(default_factory=lambda: UnansweredError("no answer"))
     heard_s: dict[PeerId, float] = field(default_factory=dict)
     asked: int = 0
 
@@ -100,7 +101,7 @@ class Behind:
         await asyncio.sleep(0.01)
         if self.asked <= self.left:
             self.heard_s[peer] = time.monotonic()
-        raise PeerGoneError("no answer")
+        raise self.error
 
 
 @pytest.mark.parametrize("left", [0, 1, 3])
@@ -286,6 +287,19 @@ async def test_a_line_over_which_nothing_comes_back_is_given_up_though_the_peer_
         await asyncio.sleep(0)
     assert lines.given_up == ([] if is_slow else [MATE.peer])
     assert liveness.faults_seen == 0
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_a_line_is_given_up_where_no_answer_comes_in_time_and_not_where_the_call_ended_by_itself(has_ended: bool) -> None:
+    """It ended because the peer gave the connection up: to give up the next one as well would go on for ever at both ends."""
+    error = PeerGoneError("Socket closed") if has_ended else UnansweredError("no answer within 1.0 s")
+    membership, lines = Membership(ME, RUN, ttl_s=60.0), Lines()
+    membership.absorb([sign_record(PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), MATE, RUN).raw])
+    liveness = Liveness(membership, cast(SwarmClient, Behind(0, error=error)), {}, lines)
+    liveness.report_failure(MATE.peer)
+    await asyncio.gather(*liveness._probes.values())
+    await asyncio.sleep(0)
+    assert lines.given_up == ([] if has_ended else [MATE.peer])
 
 
 async def test_connections_to_the_old_address_of_a_peer_end_as_soon_as_its_record_names_another(monkeypatch: pytest.MonkeyPatch) -> None:

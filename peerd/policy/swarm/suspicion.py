@@ -45,17 +45,20 @@ class DeadLines:
     """When this peer gives up its connection to another one and dials it anew. Nothing says that a connection is dead: a router may have
     forgotten it, or the other peer may have another address.
 
-    Giving up a connection ends the calls on it. So it is done where nothing at all comes back over it, and ever more rarely where it did
-    not help.
+    Giving up a connection ends the calls on it, at both ends. So it is done where nothing at all comes back over it in the time that an
+    answer has, and ever more rarely where it did not help. A question that failed at once went over no connection: the next one dials anew.
     """
 
     _next_s: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
     """The earliest time at which to give up the next connection to a peer, and the pause after that."""
 
-    def is_to_be_given_up(self, peer: PeerId, now_s: float, *, unanswered: int, is_heard: bool, line_is_heard: bool) -> bool:
-        """Whether to do it now, after so many questions in a row; `is_heard`: bytes came since the last one, over whichever connection."""
+    def is_to_be_given_up(
+        self, peer: PeerId, now_s: float, *, unanswered: int, was_waited_for: bool, is_heard: bool, line_is_heard: bool
+    ) -> bool:
+        """Whether to do it now, after so many questions in a row. `was_waited_for`: the last one had its whole time; `is_heard`: bytes
+        came since then, over whichever connection."""
         due_s, pause_s = self._next_s.get(peer, (now_s, FIRST_PAUSE_S))
-        if line_is_heard or now_s < due_s or (is_heard and unanswered < UNANSWERED):
+        if not was_waited_for or line_is_heard or now_s < due_s or (is_heard and unanswered < UNANSWERED):
             return False
         self._next_s[peer] = (now_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S))
         return True
