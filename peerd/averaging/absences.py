@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import structlog
 
 from peerd.averaging.open_round import OpenRound
-from peerd.policy.step.certifying import ahead_alone
+from peerd.policy.step.certifying import ahead_alone, telling_early
 from peerd.policy.step.judging import void_of
 from peerd.policy.step.roster import ROUNDS_BEFORE_VOID, Roster, whom_to_void
 from peerd.policy.step.sidelining import Sidelining
@@ -62,10 +62,11 @@ class Absences:
         """
         mine, live, now_s = now.mine, now.live, now.now_s
         before = self.sidelining.peers
-        doubted = (m for m in live.suspected if m.stage == mine.stage)  # one that is banned for a lie, among others
+        doubted = [m for m in live.suspected if m.stage == mine.stage]  # one that is banned for a lie, among others
         mates = [m.peer for m in (*live.serving(mine.stage), *doubted)] if banned else ()
         self.sidelining.look(mine, live.members(mine.stage, mine.step), self._averaging_s, now_s, now.rules.group_size)
         self.sidelining.look_ahead(ahead_alone(now), self._averaging_s, now_s)
+        self.sidelining.look_at_liars(mine, (*live.of_stage(mine.stage), *doubted), telling_early(now), now_s)
         self.sidelining.banned({peer: banned[peer] for peer in mates if peer in banned}, now_s)
         for peer in set(self.sidelining.peers).difference(before):
             reason = "it is banned here" if peer in banned else "it is in a round, at a step or at parameters where others are not"

@@ -125,6 +125,7 @@ class Belief:
             LOG.warning("a mate gives an average that is made up; it is banned", mate=mate, reason=reason)
             self._membership.bans.add(mate, CONDEMNED_LIVES * self._membership.view.ttl_s)
             self._membership.doubt(mate)
+            self._rounds.absences.sidelining.lied(mate)
 
     def look(self, now: Situation) -> None:
         """Count mates that hold an average alone, whatever they give to those who ask."""

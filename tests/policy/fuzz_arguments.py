@@ -19,6 +19,7 @@ from peerd.policy.step.contributions import Report, StageTally, Tally
 from peerd.policy.step.copying import DueCopies
 from peerd.policy.step.following import Followers
 from peerd.policy.step.groups import Levels
+from peerd.policy.step.probation import Probation
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import entry_of
 from peerd.policy.step.sidelining import Sidelining
@@ -186,7 +187,15 @@ def _sidelining(world: World) -> Sidelining:
     sidelining = Sidelining(world.live.me)
     for _ in range(world.random.randrange(9)):
         sidelining.closed(roster(world), world.some_peer(), world.some_peer(), world.real(1e9), world.now_s)
+        sidelining.lied(world.some_peer())
     return sidelining
+
+
+def _probation(world: World) -> Probation:
+    probation = Probation()
+    for _ in range(world.random.randrange(99)):
+        probation.begin(world.some_peer())
+    return probation
 
 
 def _peers(world: World) -> frozenset[Any]:
@@ -214,6 +223,7 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Takeover: _takeover,
     Diverging: lambda _w: Diverging(),
     DirectoryReading: lambda w: DirectoryReading(w.random.choice((w.live, LiveView(me=w.live.me, records=()))), w.random.randint(1, 12)),
+    Probation: _probation,
     Sidelining: _sidelining,
     Levels: lambda w: Levels(_some(w), w.random.choice((0, 1, 4, 32))),
     **fuzz_rounds.MAKERS,
@@ -287,6 +297,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "lineage": World.lineage,
     "tied": World.lineage,
     **dict.fromkeys(("average_id", "round_id", "group"), lambda w: w.raw(16)),
+    ("early", "Collection[PeerId]"): lambda w: [w.some_peer()] * w.random.randrange(3),
     ("group", "Collection[PeerId]"): lambda w: [w.some_peer()] * w.random.randrange(3),
     ("judges", "Collection[PeerId]"): lambda w: [w.some_peer()] * w.random.randrange(3),
     "told": lambda w: {w.some_peer(): AverageId(w.raw(16)) for _ in range(w.random.randrange(300))},

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
 ANSWER_S, CALL_FAILS_S = 1.0, 0.3
+REFUSED = "refused"
+"""What a peer answers that it has banned."""
 UNNAMED = "not all of the members are known here by their marks"
 
 
@@ -332,7 +334,7 @@ class Rounds:
         totals = sorted(current.totals.values(), key=len, reverse=True)  # what is made up is longer
         if len({total for total in totals if not is_made_up(total)}) > 1:
             peer.world.violations.append(f"I1 at {peer.name}: the slices of one average were summed over different parts")
-        peer.world.counts["averages"] += 1
+        peer.world.counts.update(("averages", f"averages of {peer.name}"))
         if peer.local.is_on:
             peer.local.came_together(current.roster.average_id)
         self._remember_edges(current)
@@ -376,7 +378,10 @@ class Rounds:
             def reply(answer: object) -> None:
                 peer.world.send(peer, asker.name, lambda _asker: settle(answer) if _asker is asker else None, reply=True)
 
-            handle(peer, reply)
+            if asker.name in peer.trust.bans:
+                reply(REFUSED)
+            else:
+                handle(peer, reply)
 
         asker.world.send(asker, mate, arrive, lambda: settle(None))
         asker.after(ANSWER_S, lambda: settle(None))

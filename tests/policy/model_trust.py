@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
 from peerd.policy.step.certificates import SignedSlice, average_id_of, is_upheld, told_twice, why_distrust, why_distrust_section, words_on
-from peerd.policy.step.certifying import ahead_alone, holding_alone
+from peerd.policy.step.certifying import ahead_alone, holding_alone, telling_early
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, Phase
 from tests.policy.model_audits import Audits
@@ -165,6 +165,9 @@ class Trust:
         if rules.certifies and "sideline" not in peer.world.scenario.off:
             now = peer.situation()
             peer.rounds.sidelining.look_ahead(ahead_alone(now), rules.averaging_s, peer.now)
+            if "probation" not in peer.world.scenario.off:
+                mates = (*now.live.of_stage(now.mine.stage), *(m for m in now.live.suspected if m.stage == now.mine.stage))
+                peer.rounds.sidelining.look_at_liars(now.mine, mates, telling_early(now), peer.now)
             for mate in holding_alone(now):
                 self.disbelieve(mate)
 
@@ -190,6 +193,7 @@ class Trust:
         peer.world.blames(mate, "bans")
         self._banned_until_s[mate] = peer.now + BAN_S
         peer.view.doubt(mate, peer.now)
+        peer.rounds.sidelining.lied(mate)
 
     @property
     def bans(self) -> dict[PeerId, float]:

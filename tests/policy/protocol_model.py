@@ -147,7 +147,7 @@ class World:
                 if self._finished():
                     break
         stalled = "" if self.violations or self._finished() else f"stalled at {self.now:.0f} s: {self.describe()}"
-        stays = any(peer.record.lineage.inexact for peer in self.peers.values() if peer.alive)
+        stays = any(peer.record.lineage.inexact for peer in self.peers.values() if peer.alive and not peer.lies.are_of_numbers)
         if self.scenario.survivor is Survivor.UP_TO_DATE and stays and not self.violations:
             self.violations.append("I4: a step was given up as inexact although an up-to-date peer survived")
         return Outcome(tuple(self.violations), stalled, self.counts, self.now)

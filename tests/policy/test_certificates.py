@@ -24,7 +24,7 @@ from peerd.policy.step.certificates import (
     why_unproven,
     words_on,
 )
-from peerd.policy.step.certifying import ahead_alone, holding_alone
+from peerd.policy.step.certifying import ahead_alone, holding_alone, telling_early
 from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
@@ -175,6 +175,18 @@ def test_hole_53_who_holds_an_average_alone_is_counted_while_nobody_is_in_a_roun
     assert holding_alone(situation(replace(mine, phase=Phase.AVERAGING), mate, holder)) == []
     assert holding_alone(situation(mine, peer("b", ONE), holder)) == []
     assert holding_alone(situation(mine, mate, holder, rules=replace(RULES, certifies=False))) == []
+
+
+def test_hole_55_who_tells_an_average_that_nobody_else_tells_is_early_and_who_tells_that_of_a_member_is_not() -> None:
+    mine, mate, liar = peer("a"), peer("b"), peer("c", ONE)
+    assert telling_early(situation(mine, mate, liar)) == {liar.peer}
+    assert telling_early(situation(mine, peer("b", OTHER), liar)) == {mate.peer, liar.peer}
+    for told in ((mine, peer("b", ONE)), (peer("a", ONE), mate)):
+        assert telling_early(situation(*told, liar)) == set()
+    left_out = [replace(each, sidelined=(PeerId("c"), PeerId("d"))) for each in (mine, mate, peer("e"))]
+    assert telling_early(situation(*left_out, liar, peer("d", ONE))) == {PeerId("c"), PeerId("d")}, "one liar backs no other one"
+    now = situation(mine, mate)
+    assert telling_early(replace(now, live=replace(now.live, suspected=(liar,)))) == {liar.peer}
 
 
 def test_without_certificates_all_is_as_before() -> None:

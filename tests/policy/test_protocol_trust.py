@@ -88,6 +88,27 @@ def test_hole_53_one_that_gives_it_to_nobody_is_left_out_all_the_same() -> None:
     assert outcome.counts["sidelined"] >= 2
 
 
+def sat_on(lasts_s: float, off: frozenset[str] = frozenset()) -> Outcome:
+    """A run that goes on after the ban of a peer that sits on averages which it makes up for so long."""
+    faults = (Fault(1.0, Kind.SIT, name=LIAR, lasts_s=lasts_s),)
+    return World(Scenario(seed=0, num_stages=1, peers_per_stage=3, last_step=48, faults=faults, off=off, certifies=True)).run()
+
+
+def test_hole_55_a_liar_whose_ban_has_ended_costs_nothing_while_it_lies_on() -> None:
+    outcome = sat_on(1e3)
+    assert outcome.problems == ()
+    assert outcome.counts["made up"] > 9, "it is there again, and lies in each step"
+    assert outcome.counts["bans"] == outcome.counts["sidelined"] == 2
+    assert sat_on(1e3, frozenset({"probation"})).counts["bans"] == 4
+
+
+def test_hole_55_one_that_lies_no_more_comes_back() -> None:
+    outcome = sat_on(2.0)
+    assert outcome.problems == ()
+    assert outcome.counts["bans"] == 2
+    assert outcome.counts[f"averages of {LIAR}"] > 9
+
+
 @pytest.mark.parametrize("certifies", [False, True])
 def test_hole_48_a_peer_that_tells_parameters_of_its_own_stops_no_run(certifies: bool) -> None:
     outcome = lied_to(Kind.STRAY, 0, 2, 3, certifies=certifies)

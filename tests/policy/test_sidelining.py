@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from peerd.policy.step.probation import STEPS_TO_SHOW
 from peerd.policy.step.roster import Roster, RosterEntry, turns
 from peerd.policy.step.sidelining import PATIENCE, TIMES_ITS_COST, Sidelining
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
@@ -111,6 +112,50 @@ def test_hole_36_a_member_that_is_still_banned_after_a_fence_is_left_out_again()
     seen.banned({C: 5.0}, 5.0)
     assert seen.peers == (C,)
     assert at_next_step(seen, 10.1) == ()
+
+
+def test_hole_55_one_that_has_lied_stays_out_after_its_ban_until_it_has_gone_along_for_some_steps() -> None:
+    seen, step = Sidelining(ME), 0
+    seen.lied(C)
+    seen.banned({C: 10.0}, 0.0)
+    seen.banned({}, 10.0)
+
+    def goes_on(early: tuple[PeerId, ...] = ()) -> tuple[PeerId, ...]:
+        nonlocal step
+        step += 1
+        mine, liar = (replace(member(name), step=step) for name in (ME, C))
+        seen.look_at_liars(mine, [liar], early, 10.0 + step)
+        return at_next_step(seen, 10.0 + step)
+
+    assert {goes_on(early=(C,)) for _ in range(9)} == {(C,)}
+    assert [goes_on() for _ in range(STEPS_TO_SHOW + 1)] == [*[(C,)] * STEPS_TO_SHOW, ()]
+
+
+def test_hole_55_its_bans_are_remembered_until_it_has_been_in_for_as_long_as_it_was_out() -> None:
+    seen, rounds = Sidelining(ME), roster_of(A, B, C)
+
+    def lies_again(now_s: float, out_s: float) -> None:
+        seen.lied(C)
+        seen.banned({C: 10.0}, now_s)
+        seen.banned({}, now_s + 10.0)
+        seen.forget()  # a fence changes nothing
+        assert at_next_step(seen, now_s + out_s - 0.1) == (C,)
+        assert at_next_step(seen, now_s + out_s) == ()
+        seen.came_together(rounds)
+
+    lies_again(0.0, 10.0)
+    lies_again(15.0, 20.0)
+    lies_again(54.0, 40.0)
+    assert at_next_step(seen, 134.0) == ()
+    lies_again(134.0, 10.0)
+
+
+def test_hole_55_one_whose_average_nobody_takes_is_on_probation_once_it_is_left_out() -> None:
+    seen, patience_s = Sidelining(ME), PATIENCE * AVERAGING_S
+    for number in range(3):
+        seen.disbelieved(C, AVERAGING_S, number * patience_s)
+    seen.look_at_liars(member(ME), [member(C)], (), 1e6)
+    assert at_next_step(seen, 1e6) == (C,)
 
 
 def test_a_mate_whose_average_nobody_takes_counts_once_it_has_held_it_for_long_and_is_out_the_second_time() -> None:

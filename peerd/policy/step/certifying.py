@@ -98,6 +98,15 @@ def holding_alone(now: Situation) -> list[PeerId]:
     return [m.peer for m in members if m.phase is Phase.AVERAGED and not now.counts(m.average_id)]
 
 
+def telling_early(now: Situation) -> frozenset[PeerId]:
+    """Peers of the stage that tell an average of this step which neither this peer nor another member tells: T6 (sideline)."""
+    mine, live = now.mine, now.live
+    told = {m.peer: m.average_id for m in (*live.members(mine.stage, mine.step), mine) if m.phase is Phase.AVERAGED}
+    doubted = (m for m in live.suspected if m.stage == mine.stage)
+    holders = [m for m in (*now.mates, *doubted) if m.step == mine.step and m.phase is Phase.AVERAGED]
+    return frozenset(m.peer for m in holders if all(each != m.average_id for peer, each in told.items() if peer != m.peer))
+
+
 def mates_to_follow(now: Situation) -> list[PeerRecord]:
     """The mates by whose steps a joiner goes."""
     apart = apart_from_most(now.mates) if now.rules.certifies else ()

@@ -7,12 +7,13 @@ leader that has asked all but one makes that one look absent. So rounds of two l
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from peerd.policy.step.certificates import FEWEST
 from peerd.policy.step.groups import alone_in_rounds, forms_groups
 from peerd.policy.step.judging import NUM_JUDGES
+from peerd.policy.step.probation import Probation
 from peerd.policy.step.roster import Roster
 from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase
 
@@ -46,6 +47,9 @@ class _Absent:
     cost_s: float = 0.0
     num_bans: int = 0
     until_s: float = float("-inf")
+    out_s: float = 0.0
+    """How long it was left out for its last ban. A mate that has lied has to be in for as long until its bans are forgotten."""
+    has_lied: bool = False
 
 
 class Sidelining:
@@ -60,6 +64,9 @@ class Sidelining:
         """Members that are in a round without this peer, and since when."""
         self._disbelieved_since_s: dict[PeerId, float] = {}
         self._step = -1
+        self._probation = Probation()
+        self._on_probation: frozenset[PeerId] = frozenset()
+        """Those of this peer's present mates that are."""
         self._led: list[PeerId] = []
         self._waited_for: list[PeerId] = []
         self.peers: tuple[PeerId, ...] = ()
@@ -104,10 +111,28 @@ class Sidelining:
         """
         for peer in left_s.keys() - self._banned:
             known = self._absent.setdefault(peer, _Absent())
-            self._leave_out(peer, now_s + left_s[peer] * 2 ** min(known.num_bans, MOST_DOUBLED))
+            known.out_s = left_s[peer] * 2 ** min(known.num_bans, MOST_DOUBLED)
+            self._leave_out(peer, now_s + known.out_s)
             known.num_bans += 1
         self._banned = frozenset(left_s)
         self._forget_the_first()
+
+    def lied(self, peer: PeerId) -> None:
+        """Note that a mate has lied about an average: it stays out until it has gone along with the stage for some steps (probation.py)."""
+        self._absent.setdefault(peer, _Absent()).has_lied = True
+        self._probation.begin(peer)
+        self._forget_the_first()
+
+    def look_at_liars(self, mine: PeerRecord, mates: Sequence[PeerRecord], early: Collection[PeerId], now_s: float) -> None:
+        """Note how mates that have lied go along. `early`: mates that tell an average of this step which nobody else tells."""
+        stays, ends = self._probation.look(mine, mates, early)
+        self._on_probation = frozenset(stays)
+        for peer in stays:
+            self._absent.setdefault(peer, _Absent(has_lied=True))
+            self._leave_out(peer, now_s)
+        for peer in ends:
+            if known := self._absent.get(peer):
+                known.until_s = max(known.until_s, now_s)
 
     def disbelieved(self, peer: PeerId, averaging_s: float, now_s: float) -> bool:
         """Note that a mate holds an average of this step that this peer does not take, though nothing proves it wrong: rule 18 (certify).
@@ -119,6 +144,8 @@ class Sidelining:
             return False
         self._disbelieved_since_s[peer] = now_s
         self._count(peer, self._me, patience_s, now_s)
+        if peer in self.peers:
+            self.lied(peer)
         return True
 
     def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float, group_size: int = 0) -> None:
@@ -155,19 +182,25 @@ class Sidelining:
                 self._count(peer, self._me, patience_s, now_s)
 
     def came_together(self, roster: Roster) -> None:
-        """Note an average: what was held against its members is over."""
+        """Note an average: what was held against its members is over, but for the bans of those that have lied."""
         for peer in roster.peers:
-            self._absent.pop(peer, None)
+            known = self._absent.pop(peer, None)
+            if known is not None and known.has_lied:
+                self._absent[peer] = _Absent(num_bans=known.num_bans, until_s=known.until_s, out_s=known.out_s, has_lied=True)
 
     def begin_step(self, now_s: float) -> None:
         """Between two steps members come back whose time is over. Until then their ledgers are done anew by others."""
         self._disbelieved_since_s = {}
         self._step = -1
-        self.peers = tuple(sorted(peer for peer, known in self._absent.items() if now_s < known.until_s))[:MAX_SIDELINED]
+        stay = {peer for peer, known in self._absent.items() if now_s < known.until_s}
+        self.peers = tuple(sorted(stay | self._on_probation))[:MAX_SIDELINED]
+        over = [p for p, known in self._absent.items() if known.has_lied and now_s >= known.until_s + known.out_s]
+        for peer in set(over).difference(self.peers):
+            del self._absent[peer]
 
     def forget(self) -> None:
-        """Rule T3 (fence): rounds that failed while this peer slept say nothing of others."""
-        self._absent.clear()
+        """Rule T3 (fence): rounds that failed while this peer slept say nothing of others. A lie stays one."""
+        self._absent = {peer: known for peer, known in self._absent.items() if known.has_lied}
         self._since_s = {}
         self._disbelieved_since_s = {}
         self._step, self.peers = -1, ()
