@@ -160,6 +160,10 @@ class UnbelievedError(WrongStateError):
     """What the callee gives proves nothing against it, and this peer takes it only once more mates hold it."""
 
 
+class HopelessError(UnbelievedError):
+    """More mates never come to hold what the callee gives."""
+
+
 class NotFiniteError(RemoteError):
     """A microbatch gives values that are not finite, or it came with such values. The peer that says so is not at fault."""
 

@@ -7,8 +7,17 @@ from collections.abc import Callable
 import structlog
 
 from peerd.averaging.rounds import Rounds
-from peerd.errors import BadMessageError, UnbelievedError
-from peerd.policy.step.certificates import Distrust, is_upheld, told_twice, why_distrust, why_distrust_section, words_on
+from peerd.errors import BadMessageError, HopelessError, UnbelievedError
+from peerd.policy.step.certificates import (
+    Distrust,
+    can_count,
+    is_upheld,
+    told_twice,
+    voters,
+    why_distrust,
+    why_distrust_section,
+    words_on,
+)
 from peerd.policy.step.certifying import holding_alone
 from peerd.policy.step.confirming import RoundProof
 from peerd.policy.step.roster import Roster
@@ -39,8 +48,8 @@ class Belief:
         held = self._state.average if self._rules.certifies else None
         return held.roster if held is not None and held.roster.average_id in self._membership.contradictions.refuted else None
 
-    def by_header(self) -> Callable[[Roster, AverageId], None]:
-        """What raises for the header of an average of this step that this peer does not take: BadMessageError if it is a lie.
+    def by_header(self, mate: PeerId) -> Callable[[Roster, AverageId], None]:
+        """What raises for the header of an average that a mate gives and this peer does not take: BadMessageError if it is a lie.
 
         It is called on another thread, and goes by what this peer knows now.
         """
@@ -48,12 +57,16 @@ class Belief:
         if not self._rules.certifies or mine.phase is Phase.JOINING:
             return lambda _roster, _id: None
         joined, refuted = frozenset(self._rounds.joined), frozenset(self._membership.contradictions.refuted)
-        words = words_on(mine, self._membership.live())
+        live = self._membership.live()
+        words, voting = words_on(mine, live), voters(mine, live)
 
         def check(roster: Roster, average_id: AverageId) -> None:
             distrust = why_distrust(roster, True, mine, words.certify(average_id), joined, refuted)
-            if distrust is not None:
-                raise (BadMessageError if distrust.is_lie else UnbelievedError)(distrust.reason)
+            if distrust is None:
+                return
+            if distrust.is_lie:
+                raise BadMessageError(distrust.reason)
+            raise (UnbelievedError if can_count(average_id, roster, mate, mine, voting) else HopelessError)(distrust.reason)
 
         def believe(roster: Roster, average_id: AverageId) -> None:
             if not roster.parts and roster.average_id not in joined:  # of others `takes` says more, once they are here
@@ -131,6 +144,16 @@ class Belief:
         """Count mates that hold an average alone, whatever they give to those who ask."""
         for mate in holding_alone(now):
             self.disbelieves(mate)
+
+    def kept_back(self, mate: PeerId) -> None:
+        """A mate was asked for the average that it tells, and has shown none that could come to count."""
+        mine = self._state.record
+        if not self._rules.certifies or mine.phase is Phase.JOINING:
+            return
+        now = Situation(OwnState(record=mine, refuted=self.refuted), self._membership.live(), clock_s(), self._rules)
+        if mate in holding_alone(now) and self._rounds.absences.sidelining.kept_back(mate, clock_s()):
+            LOG.warning("member left out of the next steps: it shows nobody the average that it tells", member=mate, step=mine.step)
+            self._membership.wake()
 
     def disbelieves(self, mate: PeerId) -> None:
         """A mate holds an average that is of no use here. That does not go on for long where it is honest."""

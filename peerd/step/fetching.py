@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -11,8 +12,18 @@ import structlog
 
 from peerd.averaging.rounds import Rounds
 from peerd.background import Tasks, start
-from peerd.errors import BadMessageError, BusyError, OtherLineageError, RemoteError, StageError, UnbelievedError, WrongStateError
+from peerd.errors import (
+    BadMessageError,
+    BusyError,
+    HopelessError,
+    OtherLineageError,
+    RemoteError,
+    StageError,
+    UnbelievedError,
+    WrongStateError,
+)
 from peerd.policy.step.acts import CopyTied, FetchAverage, FetchPrevious, FetchSection, FetchTied, Reload
+from peerd.policy.step.roster import Roster
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.snapshots import Downloaded
@@ -30,6 +41,18 @@ LOOK_S, PAUSE_S = 0.5, 0.5
 BUSY_S = 0.25
 """A donor of sections that is busy refuses at once. Another one is asked after this time."""
 LOG = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Whether a mate has shown the header of an average. It may break off later, as lines do."""
+
+    by_header: Callable[[Roster, AverageId], None]
+    is_shown: bool = False
+
+    def believe(self, roster: Roster, average_id: AverageId) -> None:
+        self.is_shown = True
+        self.by_header(roster, average_id)
 
 
 class Fetching:
@@ -89,9 +112,14 @@ class Fetching:
 
     async def average(self, act: FetchAverage) -> None:
         """Fetch a mate's average of this peer's step; it is ignored if this peer has moved on meanwhile."""
-        asked, began_s, failed, believe = self._state.record, clock_s(), partial(self._note, act.step), self._belief.by_header()
+        asked, began_s, failed, shown = (
+            self._state.record,
+            clock_s(),
+            partial(self._note, act.step),
+            _Shown(self._belief.by_header(act.peer)),
+        )
         try:
-            found = await self._rounds.fetcher.fetch(act.peer, act.step, act.others, failed, believe)
+            found = await self._rounds.fetcher.fetch(act.peer, act.step, act.others, failed, shown.believe)
             now = self._state.record
             if (now.incarnation, now.ledger_no, now.step) != (asked.incarnation, asked.ledger_no, asked.step):
                 return
@@ -110,6 +138,10 @@ class Fetching:
             self._note(act.step, act.peer, error)
             if isinstance(error, OtherLineageError | UnbelievedError):
                 self._belief.disbelieves(act.peer)
+            if isinstance(error, HopelessError) or not (
+                shown.is_shown or isinstance(error, BadMessageError | BusyError | OtherLineageError)
+            ):
+                self._belief.kept_back(act.peer)
 
     def _note(self, step: int, peer: PeerId, error: RemoteError) -> None:
         """Remember that a peer did not give what it was asked for."""

@@ -27,6 +27,8 @@ class Fetching:
             peer.fetching = False
             if told is not None:
                 peer.unbelieved[told] = peer.now
+            if told is not None and not isinstance(found, Held):
+                peer.trust.kept_back(mate)
             if found is None:
                 peer.unanswered[mate, step] = peer.now
                 return

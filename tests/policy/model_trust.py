@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.certificates import SignedSlice, average_id_of, is_upheld, told_twice, why_distrust, why_distrust_section, words_on
+from peerd.policy.step.certificates import (
+    SignedSlice,
+    average_id_of,
+    can_count,
+    is_upheld,
+    told_twice,
+    voters,
+    why_distrust,
+    why_distrust_section,
+    words_on,
+)
 from peerd.policy.step.certifying import ahead_alone, holding_alone, telling_early
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, Phase
@@ -157,7 +167,18 @@ class Trust:
             self._ban(mate, distrust.reason)
         elif distrust is not None:
             self.disbelieve(mate)
+            if not can_count(found.average_id, claim.roster, mate, mine, voters(mine, live)):
+                self.kept_back(mate)
         return distrust is None
+
+    def kept_back(self, mate: PeerId) -> None:
+        """It was asked for the average that it tells, and has shown none that could come to count."""
+        peer, off = self._peer, self._peer.world.scenario.off
+        if not peer.world.rules.certifies or peer.record.phase is Phase.JOINING or not off.isdisjoint({"sideline", "kept back"}):
+            return
+        if mate in holding_alone(peer.situation()) and peer.rounds.sidelining.kept_back(mate, peer.now):
+            peer.world.note(f"{peer.name} leaves {mate} out: it shows nothing of what it holds")
+            peer.poke()
 
     def look(self) -> None:
         """Count the mates that are ahead alone, and those that hold an average alone: T6 (sideline), rule 18 (certify)."""

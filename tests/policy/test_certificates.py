@@ -14,6 +14,7 @@ from peerd.policy.step.certificates import (
     SignedSlice,
     apart_from_most,
     average_id_of,
+    can_count,
     is_confirmed,
     is_upheld,
     needs_confirming,
@@ -175,6 +176,21 @@ def test_hole_53_who_holds_an_average_alone_is_counted_while_nobody_is_in_a_roun
     assert holding_alone(situation(replace(mine, phase=Phase.AVERAGING), mate, holder)) == []
     assert holding_alone(situation(mine, peer("b", ONE), holder)) == []
     assert holding_alone(situation(mine, mate, holder, rules=replace(RULES, certifies=False))) == []
+
+
+def test_hole_56_an_average_may_come_to_count_if_most_voters_hold_it_or_were_in_its_round_and_do_not_leave_its_holder_out() -> None:
+    mine, mate, other, holder = peer("a"), peer("b"), peer("c"), peer("d", ONE)
+
+    def may(in_round: tuple[str, ...], *voting: PeerRecord) -> bool:
+        return can_count(ONE, roster(*in_round), holder.peer, mine, voting)
+
+    assert not may(("d",), mine, mate, holder)
+    assert may(("b", "d"), mine, mate, holder)
+    assert not may(("a", "d"), mine, mate, holder), "this peer was in no such round"
+    assert not may(("b", "d"), mine, mate, other, holder), "half of four are too few"
+    assert may(("b", "c", "d"), mine, mate, other, holder)
+    assert not may(("b", "c", "d"), mine, mate, replace(other, sidelined=(holder.peer,)), holder)
+    assert may(("d",), mine, peer("b", ONE), holder)
 
 
 def test_hole_55_who_tells_an_average_that_nobody_else_tells_is_early_and_who_tells_that_of_a_member_is_not() -> None:

@@ -109,6 +109,15 @@ def test_hole_55_one_that_lies_no_more_comes_back() -> None:
     assert outcome.counts[f"averages of {LIAR}"] > 9
 
 
+def test_hole_56_one_that_shows_nobody_the_average_that_it_tells_is_left_out_soon() -> None:
+    """It holds each for as long as it can. Without the rule its mates wait for ten averaging times."""
+    outcome, before = (lied_to(Kind.HOARD, 0, 1, 3, off=off) for off in (frozenset[str](), frozenset({"kept back"})))
+    assert outcome.problems == ()
+    assert outcome.counts["bans"] == 0
+    assert outcome.counts["sidelined"] == 2
+    assert outcome.ended_at_s < before.ended_at_s - 5.0
+
+
 @pytest.mark.parametrize("certifies", [False, True])
 def test_hole_48_a_peer_that_tells_parameters_of_its_own_stops_no_run(certifies: bool) -> None:
     outcome = lied_to(Kind.STRAY, 0, 2, 3, certifies=certifies)

@@ -158,6 +158,24 @@ def test_hole_55_one_whose_average_nobody_takes_is_on_probation_once_it_is_left_
     assert at_next_step(seen, 1e6) == (C,)
 
 
+def test_hole_56_one_that_shows_nothing_of_what_it_holds_when_asked_twice_is_left_out() -> None:
+    seen = Sidelining(ME)
+    assert not seen.disbelieved(C, AVERAGING_S, 0.0)
+    assert not seen.kept_back(C, 3.0)
+    assert seen.kept_back(C, 8.0)
+    assert at_next_step(seen, 8.0 + TIMES_ITS_COST * 8.0 - 0.1) == (C,)
+    assert at_next_step(seen, 8.0 + TIMES_ITS_COST * 8.0) == ()
+    seen.look_at_liars(member(ME), [member(C)], (), 1e6)
+    assert at_next_step(seen, 1e6) == (C,), "it is on probation"
+
+
+def test_hole_56_an_average_with_it_ends_what_it_did_not_show_before() -> None:
+    seen = Sidelining(ME)
+    for now_s in range(3):
+        assert not seen.kept_back(C, float(now_s))
+        seen.came_together(roster_of(A, B, C))
+
+
 def test_a_mate_whose_average_nobody_takes_counts_once_it_has_held_it_for_long_and_is_out_the_second_time() -> None:
     """It keeps its stage from averaging: what a mate says that it has is not averaged again."""
     seen, patience_s = Sidelining(ME), PATIENCE * AVERAGING_S

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peerd.averaging.absences import Absences
-from peerd.errors import BadMessageError, RemoteError, UnbelievedError
+from peerd.errors import BadMessageError, HopelessError, RemoteError, UnbelievedError
 from peerd.policy.step.roster import Roster, RosterEntry, entry_of
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.step.believing import Belief
@@ -22,6 +22,7 @@ MINE, MATE, LIAR = (
     for number, name in enumerate(("me", "mate", "the liar"))
 )
 ALL = Roster(0, 0, 7, LIAR.peer, tuple(sorted(map(entry_of, (MINE, MATE, LIAR)))))
+WITH_MATE = Roster(0, 0, 7, LIAR.peer, tuple(sorted(map(entry_of, (MATE, LIAR)))))
 ITSELF = Roster(0, 0, 7, LIAR.peer, (RosterEntry(LIAR.peer, 0, 1, 0b111),))
 
 
@@ -35,7 +36,7 @@ def heard(
     state: Any = SimpleNamespace(record=MINE)
     rounds: Any = SimpleNamespace(joined=dict.fromkeys(joined, ()))
     try:
-        Belief(state, membership, rounds, rules).by_header()(of, of.average_id)
+        Belief(state, membership, rounds, rules).by_header(LIAR.peer)(of, of.average_id)
     except RemoteError as error:
         return type(error)
     return None
@@ -43,10 +44,24 @@ def heard(
 
 def test_hole_53_a_lie_shows_in_the_header_of_an_average() -> None:
     assert heard(ALL) is BadMessageError
-    assert heard(ITSELF) is UnbelievedError
+    assert heard(ITSELF) is HopelessError
+    assert heard(WITH_MATE) is UnbelievedError
     assert heard(ALL, joined=(ALL.average_id,)) is None
     assert heard(ITSELF, holds=ITSELF.average_id) is None
     assert heard(ALL, rules=replace(RULES, certifies=False)) is None
+
+
+@pytest.mark.parametrize(("mate", "is_counted"), [(MATE, True), (replace(MATE, phase=Phase.AVERAGING), False)])
+def test_hole_56_a_mate_that_keeps_its_average_back_counts_while_nobody_is_in_a_round(mate: PeerRecord, is_counted: bool) -> None:
+    liar = replace(LIAR, phase=Phase.AVERAGED, average_id=ITSELF.average_id)
+    live, absences = LiveView(me=MINE.peer, records=(MINE, mate, liar)), Absences(MINE.peer, averaging_s=1.5)
+    membership: Any = SimpleNamespace(contradictions=SimpleNamespace(refuted={}), live=lambda: live, wake=lambda: None)
+    state: Any = SimpleNamespace(record=MINE, average=None)
+    rounds: Any = SimpleNamespace(joined={}, absences=absences)
+    belief = Belief(state, membership, rounds, RULES)
+    for _ in range(2):
+        belief.kept_back(LIAR.peer)
+    assert absences.sidelining.peers == ((LIAR.peer,) if is_counted else ())
 
 
 @pytest.mark.parametrize("is_doubted", [False, True])

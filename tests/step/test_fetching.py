@@ -9,11 +9,22 @@ from typing import Any
 
 import pytest
 
-from peerd.errors import RemoteError, StageError, UnbelievedError, WrongStateError
+from peerd.errors import (
+    BadMessageError,
+    BusyError,
+    HopelessError,
+    PeerGoneError,
+    RemoteError,
+    StageError,
+    UnbelievedError,
+    WrongStateError,
+)
 from peerd.policy.step import acts
+from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import Situation
 from peerd.policy.step.stepping import decide
 from peerd.stage.executor import Executor
+from peerd.step.fetching import Fetching
 from peerd.step.stepper import Stepper
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from tests.step.test_commit import RULES, averaged
@@ -104,3 +115,44 @@ async def test_hole_53_an_average_that_is_not_believed_is_not_refused_and_is_ask
     await fetching.average(acts.FetchAverage("a stage mate has the average", mate.peer, mine.step))
     assert fetching.unbelieved() == {(mate.peer, told)}
     assert fetching.refused() == (frozenset() if isinstance(error, UnbelievedError) else {(mate.peer, mine.step)})
+
+
+async def fails_with(error: RemoteError, header: Roster | None) -> list[str]:
+    """What the belief hears of a mate that is asked for the average which it tells, and fails after this header, if it shows one."""
+    heard = list[str]()
+
+    async def fetch(peer: PeerId, _step: int, _others: object, _failed: object, believe: Callable[[Roster, AverageId], None]) -> None:
+        if header is not None:
+            believe(header, header.average_id)
+        raise error
+
+    belief: Any = SimpleNamespace(
+        by_header=lambda _mate: lambda _roster, _id: None,
+        told_by=lambda _mate: AverageId(b"told"),
+        caught=lambda *_: heard.append("caught"),
+        disbelieves=lambda _mate: heard.append("disbelieved"),
+        kept_back=lambda _mate: heard.append("kept back"),
+    )
+    state: Any = SimpleNamespace(record=PeerRecord(peer=PeerId("me"), phase=Phase.ACCUMULATING))
+    rounds: Any = SimpleNamespace(fetcher=SimpleNamespace(fetch=fetch))
+    nothing: Any = None
+    await Fetching(state, nothing, rounds, nothing, nothing, nothing, belief).average(acts.FetchAverage("told", CLAIM.peer, 0))
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("error", "header", "heard"),
+    [
+        (PeerGoneError("no header"), None, ["kept back"]),
+        (WrongStateError("it holds none"), None, ["kept back"]),
+        (PeerGoneError("the line broke"), Roster(0, 0, 0, CLAIM.peer, ()), []),
+        (BusyError("it gives to others"), None, []),
+        (BadMessageError("a lie"), None, ["caught"]),
+        (UnbelievedError("it may count later"), Roster(0, 0, 0, CLAIM.peer, ()), ["disbelieved"]),
+        (HopelessError("it never counts"), Roster(0, 0, 0, CLAIM.peer, ()), ["disbelieved", "kept back"]),
+    ],
+)
+async def test_hole_56_who_shows_no_header_or_a_hopeless_one_keeps_its_average_back(
+    error: RemoteError, header: Roster | None, heard: list[str]
+) -> None:
+    assert await fails_with(error, header) == heard

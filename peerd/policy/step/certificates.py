@@ -218,6 +218,16 @@ def is_upheld(average_id: AverageId, roster: Roster, mine: PeerRecord, live: Liv
     return 2 * backers > len(names)
 
 
+def can_count(average_id: AverageId, roster: Roster, holder: PeerId, mine: PeerRecord, voting: Sequence[PeerRecord]) -> bool:
+    """Whether an average that `holder` gives may come to be held by more than half of the voters.
+
+    Those may hold it that do already, or were in its round and do not leave its holder out of the stage for lies. `mine` was not in it.
+    """
+    members = {entry.peer for entry in roster.entries if entry.peer != mine.peer}
+    in_round = {voter.peer for voter in voting if voter.peer in members and holder not in voter.sidelined}
+    return 2 * len(in_round | {voter.peer for voter in voting if is_backed_by(voter, average_id, mine)}) > len(voting)
+
+
 def why_unproven(live: LiveView, stage: int, step: int, is_late: bool = False) -> str:
     """Why the average of another stage does not count yet, though some peer there says that it has one; empty if it does.
 

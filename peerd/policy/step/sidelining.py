@@ -148,6 +148,18 @@ class Sidelining:
             self.lied(peer)
         return True
 
+    def kept_back(self, peer: PeerId, now_s: float) -> bool:
+        """Note that a mate, asked for an average that it holds alone, has shown none that could come to count: hole 56.
+
+        The second time without an average with it in between, it is left out. Returns whether it is.
+        """
+        since_s = self._disbelieved_since_s.get(peer, now_s)
+        self._disbelieved_since_s[peer] = now_s
+        self._count(peer, self._me, now_s - since_s, now_s)
+        if peer in self.peers:
+            self.lied(peer)
+        return peer in self.peers
+
     def look(self, mine: PeerRecord, members: Sequence[PeerRecord], averaging_s: float, now_s: float, group_size: int = 0) -> None:
         """Note members that no round is possible with, once that lasts longer than a round may stand still.
 
