@@ -22,11 +22,15 @@ sends on is false, too.
 --liar loads a liar of your own in place of the scenario's: a file that ends with .py, or the dotted name of a module, with a coroutine
 lie(peer, arguments) (peerd/daemon/liars.py). The daemons sleep in place of computing, so that eight of them share a few cores. The liar's
 processes yield to the others': what it costs itself is no cost of theirs, as it has a machine of its own.
+
+--liars N: so many of the last daemons of that stage lie. With --trust audits they collude: none accuses another one, and as a judge each
+signs that the others' work is right. --with names the lies of all but the first, in turn. --others N: so many peers of the other stage.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import time
@@ -73,6 +77,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "overstates": ("overstates", {"slower_s": 0.3}),
     "forks": ("forks", {}),
     "fabricates": ("fabricates", {}),
+    "hoards": ("fabricates", {"hoards": True}),
     "forges": ("forges", {}),
     "falsifies": ("falsifies", {"factor": -1.0}),
     "falsifies-100": ("falsifies", {"factor": 100.0}),
@@ -89,6 +94,7 @@ SIGNED, OUT_WITHIN_STEPS = ("two-records", "forks"), 2
 FOUND_LATER = tuple(name for name, (module, _) in SCENARIOS.items() if module in ("falsifies", "own_part", "denounces"))
 """The lies that audits find steps later: what was falsified by then stays in the parameters, and `distance` tells how much that is."""
 BANNED = ("it is banned", "it counts for nothing")
+COLLUDES = f"{HERE}.colludes"
 ACCUSED = (*BANNED, "member left out", "it does not count for a while", "an average that nobody else has")
 """What the log says of a peer that is shut out, or left out."""
 
@@ -103,6 +109,8 @@ class Row:
     honest_bans: int = 0
     accusations: int = 0
     out_after_steps: int | None = None
+    """Of several liars the last one."""
+    each_out_after_steps: dict[str, int | None] = field(default_factory=dict)
     distance: float | None = None
     missed: list[str] = field(default_factory=list)
     """The limits that do not hold."""
@@ -115,32 +123,53 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiarsPlan(DemoPlan):
+    """Peers take the stages in turn, until one of them has all of its own."""
+
+    stage: int
+    """Of the liars."""
+    mates: int
+    """The number of its peers; those of the other stage are the rest."""
+
+    def stage_of(self, peer: int) -> int:
+        in_turn = NUM_STAGES * min(self.mates, self.num_peers - self.mates)
+        return peer % NUM_STAGES if peer < in_turn else (self.stage if in_turn < NUM_STAGES * self.mates else 1 - self.stage)
+
+    def last_of_stage(self, number: int) -> tuple[int, ...]:
+        return tuple(peer for peer in range(self.num_peers) if self.stage_of(peer) == self.stage)[-number:]
+
+
 @dataclass(slots=True)
 class Watched:
-    """A swarm with a liar, and what was seen of it."""
+    """A swarm with liars, and what was seen of it."""
 
     swarm: DemoSwarm
-    liar: int
+    liars: tuple[int, ...]
     ttl_s: float
     hidden_since_s: dict[tuple[int, int], float] = field(default_factory=dict)
     """By honest observer and honest peer: since when it does not count there."""
     hidden_s: float = 0.0
     """The longest that one has not counted at another."""
-    _counts_liar: bool = True
     lied_at_step: int | None = None
-    out_after_steps: int | None = None
+    out_after_steps: dict[int, int] = field(default_factory=dict)
+    """By liar: the steps until it counted nowhere."""
 
     @property
     def honest(self) -> list[DemoDaemon]:
-        return [daemon for daemon in self.swarm.daemons if daemon.peer != self.liar]
+        return [daemon for daemon in self.swarm.daemons if daemon.peer not in self.liars]
+
+    @property
+    def are_out(self) -> bool:
+        return len(self.out_after_steps) == len(self.liars)
 
     def counted(self, name: str) -> list[int]:
         return [int(dict(daemon.status["counters"])[name]) for daemon in self.honest if daemon.status is not None]  # type: ignore[call-overload]
 
     @property
-    def errors_of_liar(self) -> int:
-        status = self.swarm.daemons[self.liar].status
-        return int(status["counters"]["internal_errors"]) if status is not None else 0
+    def errors_of_liars(self) -> int:
+        told = (self.swarm.daemons[liar].status for liar in self.liars)
+        return sum(int(status["counters"]["internal_errors"]) for status in told if status is not None)
 
     def until_all_serve(self) -> None:
         deadline_s = time.monotonic() + READY_S
@@ -163,20 +192,21 @@ class Watched:
         return (ended_s - began_s) / max(1, len(ends))
 
     def until_out(self, most_s: float) -> None:
-        """Look on until the liar counts nowhere."""
+        """Look on until no liar counts anywhere."""
         deadline_s = time.monotonic() + most_s
-        while self.out_after_steps is None and time.monotonic() < deadline_s:
+        while not self.are_out and time.monotonic() < deadline_s:
             self.watch(LOOK_S)
 
     def _look_for_hidden(self) -> None:
         now_s, names = time.monotonic(), {daemon.ready.peer: daemon.peer for daemon in self.honest if daemon.ready is not None}
         tables = list(self.swarm.pool.map(lambda daemon: (daemon.peer, self.swarm.table([daemon])), self.honest))
-        self._counts_liar = not all(table for _, table in tables)
+        counted = set() if all(table for _, table in tables) else set(self.liars)
+        ids = {daemon.ready.peer: daemon.peer for daemon in self.swarm.daemons if daemon.peer in self.liars and daemon.ready is not None}
         for observer, table in tables:
             if table is None:
                 continue
             rows = [row for stage in table["stages"] for row in stage["peers"]]
-            self._counts_liar |= any(row["id"] == self.liar_id and not row["suspect"] and row["phase"] != "sidelined" for row in rows)
+            counted |= {ids[row["id"]] for row in rows if row["id"] in ids and not row["suspect"] and row["phase"] != "sidelined"}
             seen = {names[row["id"]] for row in rows if row["id"] in names and not row["suspect"]}
             for peer in names.values():
                 if peer in seen:
@@ -185,13 +215,9 @@ class Watched:
                     since_s = self.hidden_since_s.setdefault((observer, peer), now_s)
                     self.hidden_s = max(self.hidden_s, now_s - since_s)
 
-        if self.lied_at_step is not None and self.out_after_steps is None and not self._counts_liar:
-            self.out_after_steps = self.swarm.num_steps_told - self.lied_at_step
-
-    @property
-    def liar_id(self) -> str:
-        ready = self.swarm.daemons[self.liar].ready
-        return ready.peer if ready is not None else ""
+        if self.lied_at_step is not None:
+            for liar in set(self.liars).difference(counted, self.out_after_steps):
+                self.out_after_steps[liar] = self.swarm.num_steps_told - self.lied_at_step
 
     def noted_of_honest(self, texts: Sequence[str]) -> int:
         """Lines of honest daemons' logs with one of these texts that name an honest peer."""
@@ -210,26 +236,33 @@ class Watched:
         return found
 
 
-def try_scenario(name: str, module: str, arguments: dict[str, Any], given: argparse.Namespace) -> Row:
-    mates, seconds = int(given.mates), float(given.seconds)
-    row, num_peers, manifest = Row(scenario=name), mates * NUM_STAGES, run_of(TINY, microbatches_per_step=3 * mates)
+Lie = tuple[str, str, dict[str, Any]]
+"""A scenario's name, its module and its arguments."""
+
+
+def try_scenario(lies: Sequence[Lie], given: argparse.Namespace) -> Row:
+    """`lies`: of the first liar, of the second one, and so on."""
+    mates, seconds, stage = int(given.mates), float(given.seconds), int(given.stage)
+    manifest = run_of(TINY, microbatches_per_step=given.microbatches or 3 * mates)
     manifest = replace(manifest, swarm=replace(manifest.swarm, trust=given.trust, group_size=0))
-    liar = num_peers - NUM_STAGES + int(given.stage)
-    plan = DemoPlan(manifest=manifest, num_peers=num_peers, slow={}, kills=(), chaos=None, stand_in_ms=STAND_IN_MS, observed=False)
-    with DemoSwarm(plan, lambda _text: None, place=partial(_place, liar)) as swarm:
+    size: dict[str, Any] = {"num_peers": mates + int(given.others or mates), "mates": mates, "stage": stage}
+    alone: dict[str, Any] = {"slow": {}, "kills": (), "chaos": None, "observed": False}
+    plan = LiarsPlan(manifest=manifest, stand_in_ms=given.stand_in_ms, **size, **alone)
+    liars = plan.last_of_stage(len(lies))
+    row = Row(scenario="+".join(name for name, _, _ in lies))
+    with DemoSwarm(plan, lambda _text: None, place=partial(_place, liars)) as swarm:
         swarm.start()
-        watched = Watched(swarm, liar, TTL_PERIODS * manifest.swarm.announce_period_s)
+        watched = Watched(swarm, liars, TTL_PERIODS * manifest.swarm.announce_period_s)
         watched.until_all_serve()
-        for process in _with_children(swarm.daemons[liar]):
+        for process in (each for liar in liars for each in _with_children(swarm.daemons[liar])):
             process.nice(LOWEST_PRIORITY)
         before_mb = watched.memory_mb()
         honest_s = watched.watch(seconds)
         watched.hidden_s, at_first_mb = 0.0, watched.memory_mb()
         reloads, refused = watched.counted("reloads"), sum(watched.counted("messages_refused"))
-        watched.lied_at_step = swarm.num_steps_told
-        swarm.daemons[liar].client.request("lie", module=module, **arguments, silence_s=ANSWER_S)
+        _order(lies, watched, colludes=given.trust == "audits")
         watched.watch(SETTLE_S)
-        if name in FOUND_LATER:
+        if lies[0][0] in FOUND_LATER:
             watched.until_out(given.until_out)
         row.step_ratio = round(watched.watch(seconds) / honest_s, 3)
         usual_mb = max((at_first_mb[peer] - mb for peer, mb in before_mb.items() if peer in at_first_mb), default=0.0)
@@ -238,13 +271,28 @@ def try_scenario(name: str, module: str, arguments: dict[str, Any], given: argpa
         row.reloads = max((now - then for now, then in zip(watched.counted("reloads"), reloads, strict=False)), default=0)
         row.refused = sum(watched.counted("messages_refused")) - refused
         row.honest_bans, row.accusations = watched.noted_of_honest(BANNED), watched.noted_of_honest(ACCUSED)
-        row.out_after_steps = watched.out_after_steps
-        row.missed = _missed(row, watched, MOST_RATIO * mates / (mates - 1))
-        if watched.errors_of_liar:
-            row.missed.append("the liar had an error of its own, so it may have told nothing: its log says more")
-        swarm.daemons[liar].kill()
-        _compare(row, watched)
+        outs = watched.out_after_steps
+        row.out_after_steps = max(outs.values()) if watched.are_out else None
+        row.each_out_after_steps = {f"{liar}: {name}": outs.get(liar) for liar, (name, _, _) in zip(liars, lies, strict=True)}
+        row.missed = _missed(row, watched, MOST_RATIO * mates / (mates - len(liars)), lies[0][0])
+        if watched.errors_of_liars:
+            row.missed.append("a liar had an error of its own, so it may have told nothing: its log says more")
+        for liar in liars:
+            swarm.daemons[liar].kill()
+        _compare(row, watched, lies[0][0])
     return row
+
+
+def _order(lies: Sequence[Lie], watched: Watched, colludes: bool) -> None:
+    """Order each liar to lie. If they collude, each knows the others."""
+    watched.lied_at_step = watched.swarm.num_steps_told
+    daemons = [watched.swarm.daemons[liar] for liar in watched.liars]
+    fellows = [daemon.ready.peer for daemon in daemons if daemon.ready is not None]
+    for daemon, (_, module, arguments) in zip(daemons, lies, strict=True):
+        told: dict[str, Any] = {"module": module, **arguments}
+        if colludes and len(lies) > 1:
+            told = {**arguments, "module": COLLUDES, "tells": module, "fellows": fellows}
+        daemon.client.request("lie", silence_s=ANSWER_S, **told)
 
 
 def _with_children(daemon: DemoDaemon) -> list[psutil.Process]:
@@ -252,11 +300,11 @@ def _with_children(daemon: DemoDaemon) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def _place(liar: int, peer: int) -> Placement:
-    return Placement(settings={"allow_faults": True} if peer == liar else {})
+def _place(liars: Sequence[int], peer: int) -> Placement:
+    return Placement(settings={"allow_faults": True} if peer in liars else {})
 
 
-def _missed(row: Row, watched: Watched, most_ratio: float) -> list[str]:
+def _missed(row: Row, watched: Watched, most_ratio: float, scenario: str) -> list[str]:
     missed = [f"peer {daemon.peer} has ended:\n{daemon.log_tail()[-2000:]}" for daemon in watched.honest if not daemon.alive]
     if row.step_ratio is not None and row.step_ratio > most_ratio:
         missed.append(f"a step takes {row.step_ratio:.2f} times as long, not {most_ratio:.3g}")
@@ -268,21 +316,21 @@ def _missed(row: Row, watched: Watched, most_ratio: float) -> list[str]:
         missed.append(f"an honest peer was hidden from another for {watched.hidden_s:.1f} s; a record lives {watched.ttl_s:g} s")
     if row.honest_bans:
         missed.append(f"an honest peer was shut out {row.honest_bans} times")
-    if row.scenario in FOUND_LATER and row.out_after_steps is None:
-        missed.append("the liar still counts")
-    if row.scenario in SIGNED and (row.out_after_steps is None or row.out_after_steps > OUT_WITHIN_STEPS):
+    if scenario in FOUND_LATER and row.out_after_steps is None:
+        missed.append("a liar still counts")
+    if scenario in SIGNED and (row.out_after_steps is None or row.out_after_steps > OUT_WITHIN_STEPS):
         missed.append(f"the liar was out after {row.out_after_steps} steps, not {OUT_WITHIN_STEPS}")
     errors = sum(watched.counted("internal_errors"))
     return missed + ([f"{errors} internal errors"] if errors else [])
 
 
-def _compare(row: Row, watched: Watched) -> None:
+def _compare(row: Row, watched: Watched, scenario: str) -> None:
     try:
         unlike, row.distance = far_from_reference(watched.swarm, largest_difference)
     except PeerdError as error:
         row.missed.append(f"the run cannot be exported: {error}")
         return
-    if row.scenario in FOUND_LATER:
+    if scenario in FOUND_LATER:
         return
     if unlike:
         row.missed.append(unlike)
@@ -299,6 +347,8 @@ def report(rows: Sequence[Row], as_json: bool) -> int:
         for row in rows:
             cells = (f"{_cell(getattr(row, name)):>{len(name)}}" for name in COLUMNS)
             print("  ".join([f"{row.scenario:<{width}}", *cells]))
+            if len(row.each_out_after_steps) > 1:
+                print("out after steps: " + ", ".join(f"{name} {_cell(steps)}" for name, steps in row.each_out_after_steps.items()))
     for row in rows:
         for reason in row.missed:
             print(f"{row.scenario}: {reason}", file=sys.stderr)
@@ -318,10 +368,17 @@ def main() -> int:
     parser.add_argument("--until-out", type=float, default=300.0, metavar="S", help="longest wait for what audits find (default 300)")
     parser.add_argument("--stage", type=int, choices=range(NUM_STAGES), default=NUM_STAGES - 1, help="the liar's stage (default the last)")
     parser.add_argument("--mates", type=int, default=MATES, metavar="N", help=f"peers of each stage, the liar included (default {MATES})")
+    parser.add_argument("--liars", type=int, default=1, metavar="N", help="liars of the stage; with audits they collude (default 1)")
+    parser.add_argument("--with", dest="lies", nargs="*", default=[], metavar="LIE", choices=[*SCENARIOS], help="lies of the other liars")
+    parser.add_argument("--others", type=int, metavar="N", help="peers of the other stage (default: as many)")
+    parser.add_argument("--microbatches", type=int, metavar="N", help="of a step (default: 3 for each mate)")
+    parser.add_argument("--stand-in-ms", type=float, default=STAND_IN_MS, metavar="MS", help=f"of a microbatch (default {STAND_IN_MS:g})")
     parser.add_argument("--trust", choices=["off", "on", "audits"], default="on", help="swarm.trust of the run (default on)")
     given = parser.parse_args()
-    if given.mates < 2 or given.seconds <= 0:
-        parser.error("there are two peers of a stage at least, and steps take time")
+    if given.mates < 2 or given.seconds <= 0 or not 0 < given.liars < given.mates:
+        parser.error("there are two peers of a stage at least, one of them honest, and steps take time")
+    if given.others is not None and given.others < 1:
+        parser.error("each stage has a peer")
     scenarios = {given.scenario: SCENARIOS[given.scenario]} if given.scenario != "all" else SCENARIOS
     if given.scenario == "all" and given.trust != "audits":
         scenarios = {name: each for name, each in scenarios.items() if name not in FOUND_LATER}
@@ -332,7 +389,9 @@ def main() -> int:
         chosen = {path.stem: (str(path.resolve()) if path.suffix == ".py" else given.liar, arguments)}
     rows = []
     for name, (module, arguments) in chosen.items():
-        rows.append(try_scenario(name, module, arguments, given))
+        more = [(lie, f"{HERE}.{SCENARIOS[lie][0]}", SCENARIOS[lie][1]) for lie in given.lies] or [(name, module, arguments)]
+        lies = [(name, module, arguments), *itertools.islice(itertools.cycle(more), given.liars - 1)]
+        rows.append(try_scenario(lies, given))
         progress(f"{name}: {'does not hold' if rows[-1].missed else 'holds'}")
     return report(rows, given.json)
 
