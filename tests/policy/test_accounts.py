@@ -24,6 +24,7 @@ from peerd.policy.step.accounts import (
     shortened,
     signers_of,
     thinned,
+    told_by_most,
     why_not_certified,
 )
 from peerd.table.record import PeerId
@@ -146,3 +147,16 @@ def test_no_more_signatures_are_told_than_count() -> None:
     assert follows(signed, before)
     assert len(signed.vouches) == 32
     assert len(shortened(signed, None).vouches) == 16
+
+
+def test_the_newest_account_that_most_of_those_asked_tell_counts() -> None:
+    works = rows(3)
+    honest = [signed_by(some_account(step, works), works) for step in (EVERY, 2 * EVERY)]
+    made_up = signed_by(some_account(3 * EVERY, rows(1)), rows(1))
+    assert told_by_most([honest, honest, [made_up]], 3)[0] == honest[1]
+    assert told_by_most([honest, honest[:1], [made_up]], 3)[0] == honest[0], "one is not as far"
+    assert told_by_most([[made_up], [], []], 3) == told_by_most([[made_up]], 2) == []
+    assert told_by_most([[made_up, made_up], [made_up]], 4) == [], "an account told twice by one peer counts once"
+    assert told_by_most([honest], 1)[0] == honest[1], "its stage has one peer"
+    few = signed_by(honest[1].account, names(1))
+    assert told_by_most([[few], [few], [few]], 3) == [], "too few have signed it"

@@ -33,12 +33,19 @@ def test_this_week_is_what_came_after_the_account_of_a_week_ago() -> None:
     assert of_week(account(2 * EVERY, now), account(EVERY, now)).week == {}
 
 
+SIGNED = of_week(account(EVERY, {A: WorkDone(9, 40, 320), B: WorkDone(9, 90, 720), C: WorkDone(1, 1, 8)}), None)
+
+
 def test_what_is_signed_takes_the_place_of_smaller_counts() -> None:
-    found = with_signed(
-        stage({A: 50, B: 7}), of_week(account(EVERY, {A: WorkDone(9, 40, 320), B: WorkDone(9, 90, 720), C: WorkDone(1, 1, 8)}), None)
-    )
+    found = with_signed(stage({A: 50, B: 7}), SIGNED, EVERY + 2, 8)
     assert [(row.peer, row.microbatches, row.reporter) for row in found.rows] == [(B, 90, A), (A, 50, A), (C, 1, A)]
     assert (found.first_step, found.last_step, found.steps) == (0, EVERY - 1, EVERY)
+
+
+def test_a_count_is_no_larger_than_what_is_signed_and_the_steps_since() -> None:
+    """Else a reporter could claim anything of the time before the others came."""
+    found = with_signed(stage({A: 57, B: 106, PeerId("made up"): 17}), SIGNED, EVERY + 2, 8)
+    assert {row.peer: row.microbatches for row in found.rows} == {A: 40, B: 106, C: 1}
 
 
 @given(NUMBERS, st.sets(st.sampled_from([A, B, C])))

@@ -23,7 +23,7 @@ from peerd.errors import RemoteError, WrongStateError
 from peerd.observe.account_store import AccountStore
 from peerd.observe.accounts import AccountKeeper, Needs
 from peerd.observe.archive import Archive
-from peerd.policy.step.accounts import SignedAccount, Works, are_rows_of, why_not_certified
+from peerd.policy.step.accounts import SignedAccount, Works, are_rows_of, told_by_most, why_not_certified
 from peerd.policy.step.leaderboard import WEEK_S, SignedStage, of_week
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.work_receipts import AuditTold, StageReceipt, WorkReceipt, fitted
@@ -182,16 +182,25 @@ class Accounting:
         return tuple(found)
 
     async def rows(self, stage: int, tellers: Sequence[PeerId], before_s: int = 0) -> tuple[SignedAccount, Works] | None:
-        """The rows of the newest account of a stage signed before a time (0: now), by this daemon or the first teller that has it."""
-        wanted = AccountsWanted(stage, rows=True, before_s=before_s)
+        """The rows of the newest account of a stage signed before a time (0: now): this daemon's own, or what most tellers have."""
         found = await self._on(lambda store: store.with_rows(stage, None, before_s))
         if found is not None:
             return found
-        for teller in tellers:
-            told = await self.told_by(teller, wanted)
-            if told is not None and told.accounts and await asyncio.to_thread(_is_sound, told, self._peer.place.manifest):
+        answers = await self._told_by_each(tellers, AccountsWanted(stage, rows=bool(before_s), before_s=before_s))
+        copies = told_by_most([told.accounts for told in answers.values()], len(tellers))
+        ids = {copy.account.id for copy in copies}
+        for teller in (peer for peer, told in answers.items() if ids.intersection(signed.account.id for signed in told.accounts)):
+            told = await self.told_by(teller, AccountsWanted(stage, copies[0].account.step, rows=True))
+            if told is None or not told.accounts or told.accounts[0].account.id not in ids:
+                continue
+            if await asyncio.to_thread(_is_sound, told, self._peer.place.manifest):
                 return told.accounts[0], told.rows
         return None
+
+    async def _told_by_each(self, tellers: Sequence[PeerId], wanted: AccountsWanted) -> dict[PeerId, AccountsTold]:
+        """The answer of each teller that gives one."""
+        told = await asyncio.gather(*(self.told_by(teller, wanted) for teller in tellers))
+        return {teller: each for teller, each in zip(tellers, told, strict=True) if each is not None}
 
     async def signed_stage(self, stage: int, tellers: Sequence[PeerId]) -> SignedStage | None:
         """What is signed of a stage, by what this daemon keeps or a teller tells; asked at most once in a while."""

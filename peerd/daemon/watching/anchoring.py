@@ -19,7 +19,7 @@ import structlog
 from peerd.config.organiser import KEY_FILE, load_key, public_bytes
 from peerd.daemon.admission import organisers_folder
 from peerd.errors import PeerdError
-from peerd.policy.step.accounts import SignedAccount, Vouch, is_anchored, why_not_certified
+from peerd.policy.step.accounts import SignedAccount, Vouch, is_anchored, told_by_most, why_not_certified
 from peerd.swarm.signed import has_signed
 from peerd.table.record import PeerId
 from peerd.wire.accounts import AccountsTold, AccountsWanted
@@ -66,11 +66,12 @@ class Anchoring:
 
     async def _sign_stage(self, key: Ed25519PrivateKey, stage: int) -> None:
         there = {record.peer for record in self._peer.membership.live().serving(stage)}
-        found = newest_sound(await self._known(stage, there))
-        if found is None or is_anchored(found, self._organiser):
-            return
-        if why := await asyncio.to_thread(why_not_certified, found, has_signed):
+        copies = told_by_most(*await self._known(stage, there))
+        whys = [await asyncio.to_thread(why_not_certified, copy, has_signed) for copy in copies]
+        found = next((copy for copy, why in zip(copies, whys, strict=True) if not why), None)
+        for why in filter(None, whys):
             LOG.warning("an account is not signed for the organiser", stage=stage, reason=why)
+        if found is None or is_anchored(found, self._organiser):
             return
         signers = there.intersection(found.account.signers)
         if 2 * len(signers) <= len(found.account.signers):
@@ -83,16 +84,10 @@ class Anchoring:
         await asyncio.gather(*(self._books.told_by(peer, wanted) for peer in signers - {self._peer.membership.me}))
         LOG.debug("an account is signed for the organiser", stage=stage, step=found.account.step, told=len(signers))
 
-    async def _known(self, stage: int, there: Collection[PeerId]) -> Sequence[SignedAccount]:
-        """The last accounts of a stage, by this daemon or peers that serve it."""
+    async def _known(self, stage: int, there: Collection[PeerId]) -> tuple[list[Sequence[SignedAccount]], int]:
+        """The last accounts of a stage, by this daemon or by each of the peers that serve it and were asked; and how many were asked."""
         if self._peer.membership.me in there:
-            return await self._books.own(stage)
+            return [await self._books.own(stage)], 1
         asked = random.sample(sorted(there), min(ASKED, len(there)))
         told = await asyncio.gather(*(self._books.told_by(peer, AccountsWanted(stage)) for peer in asked))
-        return [signed for each in told if each is not None for signed in each.accounts]
-
-
-def newest_sound(accounts: Sequence[SignedAccount]) -> SignedAccount | None:
-    """The newest of these accounts that enough have signed; of several of one step the one with most signatures."""
-    counting = [signed for signed in accounts if signed.is_certified]
-    return max(counting, key=lambda signed: (signed.account.step, len(signed.vouches)), default=None)
+        return [each.accounts for each in told if each is not None], len(asked)

@@ -15,6 +15,7 @@ from peerd.errors import RemoteError, UsageError
 from peerd.observe.archive import Archive
 from peerd.observe.entries import Event
 from peerd.peer_names import known_as
+from peerd.policy.hashing import digest
 from peerd.policy.step.accounts import WorkDone
 from peerd.policy.step.contributions import Contribution, Report, StageContributions, StageTally, merge, why_impossible
 from peerd.policy.step.leaderboard import SignedStage, nameless, with_signed, without_names
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS_TOLD = 20_000
 MAX_EVENTS_TOLD = 5_000
-ASKED_PER_STAGE = 3
+ASKED_PER_STAGE = 5
 MAX_ASKED = 48
 ASK_TIMEOUT_S = 3.0
 TOLD_AGAIN_WITHIN_S = 2.0
@@ -111,7 +112,8 @@ class Past:
             if why_impossible(tally, num_stages, reached, per_step, manifest.tokens_per_microbatch_at) is None
         ]
         unlisted = await self._unlisted(live)
-        stages = [await self._stage(found, asked, unlisted) for found in merge(reports)]
+        merged = merge(reports, reached + 1, per_step, self._peer.membership.me)
+        stages = [await self._stage(found, asked, unlisted, reached + 1) for found in merged]
         named = [r for r in live.records if r.peer not in unlisted]
         names, teams = ({r.peer: told for r in named if (told := getattr(r, name))} for name in ("nickname", "team"))
         reply = {"schema": SCHEMA, "me": self._peer.membership.me, "run": manifest.name, "num_stages": num_stages, "stages": stages}
@@ -123,11 +125,12 @@ class Past:
         there = {record.peer: record.unlisted for record in live.records}
         return {peer for peer in known | there.keys() if there.get(peer, peer in known)} - {self._peer.membership.me}
 
-    async def _stage(self, told: StageContributions, asked: Sequence[PeerId], unlisted: set[PeerId]) -> StageContributionsInfo:
-        """The rows of a stage, with what its members have signed of them."""
+    async def _stage(self, told: StageContributions, asked: Sequence[PeerId], unlisted: set[PeerId], span: int) -> StageContributionsInfo:
+        """The rows of a stage, with what its members have signed of them. The run has had `span` steps."""
         serving = {record.peer for record in self._peer.membership.live().serving(told.stage)}
         signed = await self._peer.accounting.signed_stage(told.stage, [peer for peer in asked if peer in serving])
-        found = without_names(with_signed(told, signed) if signed is not None else told, unlisted)
+        per_step = self._peer.place.manifest.train.microbatches_per_step
+        found = without_names(with_signed(told, signed, span, per_step) if signed is not None else told, unlisted)
         tokens = self._peer.place.manifest.tokens_per_microbatch_at(found.last_step)
         info: StageContributionsInfo = {
             "stage": found.stage,
@@ -180,11 +183,11 @@ def _row(row: Contribution, tokens: int) -> ContributionInfo:
 
 
 def _whom_to_ask(live: LiveView, num_stages: int) -> list[PeerId]:
-    """The peers of each stage that computed the most tokens: these have probably been there for longest."""
+    """A few peers of each stage, drawn by this peer's id. What peers say of themselves does not draw them: liars would be asked alone."""
     chosen: list[PeerId] = []
     for stage in range(num_stages):
-        others = [record for record in live.serving(stage) if record.peer != live.me]
-        chosen += [record.peer for record in sorted(others, key=lambda record: (-record.tokens, record.peer))[:ASKED_PER_STAGE]]
+        others = [record.peer for record in live.serving(stage) if record.peer != live.me]
+        chosen += sorted(others, key=lambda peer: digest("asks", live.me, peer, size=8))[:ASKED_PER_STAGE]
     return chosen[:MAX_ASKED]
 
 

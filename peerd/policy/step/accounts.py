@@ -235,6 +235,21 @@ def why_not_certified(signed: SignedAccount, is_of: SignatureCheck) -> str:
     return ""
 
 
+def told_by_most(answers: Sequence[Sequence[SignedAccount]], num_asked: int) -> list[SignedAccount]:
+    """The copies of the newest account that more than half of `num_asked` peers tell, those with most signatures first; empty: none is.
+
+    An account names its own signers, so one peer can make one up that it alone has signed. `answers`: what each of these peers tells. The
+    signatures are checked elsewhere.
+    """
+    copies: dict[bytes, list[SignedAccount]] = {}
+    for answer in answers:
+        for account_id, signed in {signed.account.id: signed for signed in answer if signed.is_certified}.items():
+            copies.setdefault(account_id, []).append(signed)
+    told = [each for each in copies.values() if 2 * len(each) > num_asked]
+    newest = max(told, key=lambda each: (each[0].account.step, each[0].account.id), default=[])
+    return sorted(newest, key=lambda signed: len(signed.vouches), reverse=True)
+
+
 def follows(signed: SignedAccount, before: Account) -> bool:
     """Whether enough signers of an earlier account have signed this one. Their signatures are checked elsewhere."""
     account = signed.account

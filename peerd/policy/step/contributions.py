@@ -1,18 +1,17 @@
 """Contributions: tallies of what each peer computed, taken from the rosters of applied averages, and the merge of several reports.
 
 All members agree on a roster before anything is averaged, so a tally holds what others recorded, not what a peer
-claims for itself. If another reporter counted about as many steps, its row for a peer replaces the peer's own.
+claims for itself. A reporter may lie about everybody, so the reports are held against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
 
-ABOUT_AS_LONG = 0.75
 UNAVERAGED_STEPS = 5
 """A peer whose gradients have been in no average of so many steps works for nothing, and everybody is told."""
 
@@ -103,22 +102,65 @@ def why_impossible(
     return None
 
 
-def merge(reports: Sequence[Report]) -> list[StageContributions]:
-    """Merge reports by stage. A row comes from the reporter that counted most steps; not from the peer itself if another comes close."""
+def merge(reports: Sequence[Report], span: int, microbatches_per_step: int, mine: str = "") -> list[StageContributions]:
+    """Merge reports by stage; the run has had `span` steps. No single report decides a row.
+
+    A report that has counted fewer steps than the run had leaves room: its peers may have done all of the other steps. Of the counts of a
+    peer that fit into the room of more than half of the others' reports, and of this peer's own report (`mine`), the largest is the row.
+    Where none fits the smallest is: no row where a report has none. A peer's own count is taken like any other, but has no vote on it.
+    """
     merged = []
     for stage in sorted({report.tally.stage for report in reports}):
         told = sorted((r for r in reports if r.tally.stage == stage), key=lambda r: (-r.tally.steps, r.reporter))
-        rows: dict[str, Contribution] = {}
-        counted: dict[str, int] = {}
-        for report in told:
-            for tally in report.tally.tallies:
-                known = rows.get(tally.peer)
-                if known is None or (known.reporter == tally.peer and report.tally.steps >= ABOUT_AS_LONG * counted[tally.peer]):
-                    counted.setdefault(tally.peer, report.tally.steps)
-                    rows[tally.peer] = Contribution(**asdict(tally), stage=stage, reporter=report.reporter)
-        widest = told[0].tally
-        ordered = tuple(sorted(rows.values(), key=lambda row: (-row.microbatches, row.peer)))
+        known = [
+            _Known(r.reporter, {row.peer: row for row in r.tally.tallies}, (span - r.tally.steps) * microbatches_per_step) for r in told
+        ]
+        peers = sorted({peer for each in known for peer in each.rows})
+        rows = [row for row in (_row_of(peer, stage, known, mine) for peer in peers) if row is not None]
+        widest = told[1 if len(told) > 2 else 0].tally  # of three or more the second one: nobody else confirms the first
         merged.append(
-            StageContributions(stage=stage, first_step=widest.first_step, last_step=widest.last_step, steps=widest.steps, rows=ordered)
+            StageContributions(
+                stage=stage,
+                first_step=widest.first_step,
+                last_step=widest.last_step,
+                steps=widest.steps,
+                rows=tuple(sorted(rows, key=lambda row: (-row.microbatches, row.peer))),
+            )
         )
     return merged
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What one reporter has counted in a stage."""
+
+    reporter: str
+    rows: Mapping[str, Tally]
+    room: int
+    """The microbatches of the steps that it has not counted."""
+
+    @classmethod
+    def of(cls, report: Report, span: int, microbatches_per_step: int) -> _Known:
+        tally = report.tally
+        return cls(report.reporter, {row.peer: row for row in tally.tallies}, (span - tally.steps) * microbatches_per_step)
+
+    def count(self, peer: str) -> int:
+        return self.rows[peer].microbatches if peer in self.rows else 0
+
+    def has_room_for(self, peer: str, count: int) -> bool:
+        return self.count(peer) <= count <= self.count(peer) + self.room
+
+
+def _row_of(peer: str, stage: int, known: Sequence[_Known], mine: str) -> Contribution | None:
+    voters = [each for each in known if each.reporter != peer or each.reporter == mine] or known
+
+    def fits(count: int) -> bool:
+        are_for = [each.reporter for each in voters if each.has_room_for(peer, count)]
+        return 2 * len(are_for) > len(voters) and (mine in are_for or all(each.reporter != mine for each in voters))
+
+    counts = [each.count(peer) for each in known]
+    if fitting := [each for each in known if fits(each.count(peer))]:
+        chosen = max(fitting, key=lambda each: (each.count(peer), counts.count(each.count(peer)), each.reporter != peer))
+    else:
+        chosen = min(known, key=lambda each: (each.reporter != mine, each.count(peer), each.reporter == peer))
+    return Contribution(**asdict(chosen.rows[peer]), stage=stage, reporter=chosen.reporter) if peer in chosen.rows else None

@@ -38,24 +38,28 @@ def of_week(newest: tuple[SignedAccount, Works], before: tuple[SignedAccount, Wo
     return SignedStage(signed, rows, week, before[0].time_s)
 
 
-def with_signed(stage: StageContributions, signed: SignedStage) -> StageContributions:
-    """A stage's rows, with those of the account in place of smaller ones: what is signed covers the time before any reporter came."""
-    rows = {row.peer: row for row in stage.rows}
+def with_signed(stage: StageContributions, signed: SignedStage, span: int, microbatches_per_step: int) -> StageContributions:
+    """A stage's rows, with those of the account in place of smaller ones: what is signed covers the time before any reporter came.
+
+    The account also bounds them: a peer has computed no more than what is signed, and all of the run's `span` steps that it does not cover.
+    A larger row is not told by an honest reporter, and the signed one takes its place.
+    """
+    account, rows = signed.signed.account, {row.peer: row for row in stage.rows}
+    room = (account.first_step + max(0, span - account.step)) * microbatches_per_step
     teller = signed.signed.vouches[0].signer if signed.signed.vouches else NAMELESS
-    for peer, work in signed.rows.items():
-        known = rows.get(peer)
-        if known is None or known.microbatches < work.microbatches:
-            reporter = known.reporter if known is not None and known.reporter != peer else teller
-            rows[peer] = Contribution(
-                peer=peer, steps=work.steps, microbatches=work.microbatches, tokens=work.tokens, stage=stage.stage, reporter=reporter
-            )
-    account = signed.signed.account
+    for peer in {PeerId(name) for name in rows} | signed.rows.keys():
+        known, work = rows.get(peer), signed.rows.get(peer, WorkDone())
+        if known is not None and work.microbatches <= known.microbatches <= work.microbatches + room:
+            continue
+        reporter = known.reporter if known is not None and known.reporter != peer and known.microbatches < work.microbatches else teller
+        counts = {"steps": work.steps, "microbatches": work.microbatches, "tokens": work.tokens}
+        rows[peer] = Contribution(peer=peer, **counts, stage=stage.stage, reporter=reporter)
     return replace(
         stage,
         first_step=min(stage.first_step, account.first_step),
         last_step=max(stage.last_step, account.step - 1),
         steps=max(stage.steps, account.counted.steps),
-        rows=tuple(sorted(rows.values(), key=lambda row: (-row.microbatches, row.peer))),
+        rows=tuple(sorted((row for row in rows.values() if row.microbatches), key=lambda row: (-row.microbatches, row.peer))),
     )
 
 

@@ -14,7 +14,7 @@ from peerd.config.organiser import KEY_FILE, create_key
 from peerd.config.settings import Settings
 from peerd.daemon.peer import Peer
 from peerd.daemon.watching.anchoring import Anchoring
-from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch, WorkDone, account_of, is_anchored, why_not_certified
+from peerd.policy.step.accounts import EVERY, SignedAccount, Vouch, WorkDone, Works, account_of, is_anchored, why_not_certified
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import has_signed, sign_manifest
 from peerd.table.record import PeerId
@@ -28,6 +28,8 @@ class Books:
 
     def __init__(self, told: list[SignedAccount]) -> None:
         self.told, self.taken, self.heard = told, list[SignedAccount](), dict[PeerId, SignedAccount]()
+        self.lies: dict[PeerId, list[SignedAccount]] = {}
+        """What a peer tells in place of these."""
 
     async def own(self, stage: int) -> list[SignedAccount]:
         assert stage == 0
@@ -40,7 +42,7 @@ class Books:
     async def told_by(self, peer: PeerId, wanted: AccountsWanted) -> AccountsTold | None:
         if wanted.told is not None:
             self.heard[peer] = wanted.told
-        return AccountsTold(tuple(self.told))
+        return AccountsTold(tuple(self.lies.get(peer, self.told)))
 
 
 class Office:
@@ -55,6 +57,9 @@ class Office:
 
     def account(self, step: int, num_signed: int = 2) -> SignedAccount:
         works = {each.peer: WorkDone(step, step, step) for each in self.mates}
+        return self.account_of(works, step, num_signed)
+
+    def account_of(self, works: Works, step: int, num_signed: int) -> SignedAccount:
         account = account_of(self.signed.run, 1, (0, step), step, works, works)
         vouches = [Vouch(each.peer, 5, each.sign(account.text(5))) for each in self.mates[:num_signed]]
         return SignedAccount(account, tuple(sorted(vouches)))
@@ -98,6 +103,16 @@ async def test_an_account_that_too_few_have_signed_or_whose_signatures_are_wrong
     sound = office.account(EVERY)
     office.books.told = [SignedAccount(sound.account, tuple(Vouch(each.signer, 6, each.signature) for each in sound.vouches))]
     assert not await office.sign()
+
+
+async def test_an_account_that_one_peer_has_made_up_is_not_signed(office: Office) -> None:
+    """It is its only signer and serves the stage, so the account alone looks right. Before, the newest one was signed."""
+    liar = office.mates[0].peer
+    office.books.lies[liar] = [office.account_of({liar: WorkDone(3 * EVERY, 9_999, 9_999)}, 3 * EVERY, num_signed=1)]
+    heard = await office.sign()
+    assert {each.account.step for each in heard.values()} == {2 * EVERY}
+    office.books.told = []
+    assert not await office.sign(), "the others tell nothing, so nobody confirms it"
 
 
 async def test_only_the_organisers_daemon_signs(office: Office, tmp_path: Path) -> None:
