@@ -73,6 +73,7 @@ class Row(OwnRow):
             tokens=counters.tokens,
             last_loss=believable_loss(history[-1].loss) if history else None,
             evaluation=seat.training.evaluation,
+            evaluated=seat.training.evaluated,
             software=__version__,
             device=describe(peer.governor.device),
             memory_bytes=seat.room.device,

@@ -10,8 +10,8 @@ from peerd.config.schedule import learning_rate_at
 from peerd.config.train_config import TrainConfig
 from peerd.control.protocol import SCHEMA, AccessInfo, EvaluationInfo, LineInfo, PathInfo, PeerInfo, RunInfo, StageInfo, UpdateInfo
 from peerd.link.traffic import Traffic
-from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.step.ledger import missing, stage_step, work_step
+from peerd.policy.step.losses import newest_loss
 from peerd.policy.swarm.coordinates import seconds_of
 from peerd.policy.swarm.health import unaveraged_for
 from peerd.stage.state import StageState
@@ -21,6 +21,7 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import SignedManifest
 from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+from peerd.train.evaluator import evaluation_of
 
 ROW = [name for name in PeerInfo.__annotations__ if name not in PathInfo.__annotations__ and name != "round_trip_s"]
 """The fields told of a peer: those of its record with these names, and values derived from the record and the view."""
@@ -117,13 +118,12 @@ class TableReport:
     def peers(self, tokens_per_second: float) -> Mapping[str, Any]:
         live, suspects, train = self._membership.live(), self._suspects(), self._signed.manifest.train
         step = work_step(live, train.num_stages)
-        losses = [(record.step, record.last_loss) for record in live.records if record.last_loss is not None]
         return {
             "schema": SCHEMA,
             "run": self.run(),
             "work_step": step,
-            "last_loss": max(losses)[1] if losses else None,
-            "evaluation": evaluation_info(newest_evaluation(live, train.num_stages, None)),
+            "last_loss": newest_loss(live, train.num_stages),
+            "evaluation": evaluation_info(evaluation_of(live, self._signed.manifest, None)),
             "tokens_per_second": tokens_per_second,
             "stages": [self._stage(stage, step, live, suspects) for stage in range(train.num_stages)],
             "access": access_info(self._membership.access),

@@ -12,12 +12,11 @@ from peerd.background import keep
 from peerd.config.manifest import Manifest
 from peerd.daemon.run_data import SWARM
 from peerd.errors import PeerdError
-from peerd.policy.route.evaluating import newest_evaluation
 from peerd.policy.route.launching import first_step_owned
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation
 from peerd.train.corpus import Corpus
-from peerd.train.evaluator import Evaluator
+from peerd.train.evaluator import Evaluator, evaluation_of
 from peerd.train.samples import Microbatches
 from peerd.train.sharing import DataFetcher, DataGiver
 from peerd.train.trainer import Trainer
@@ -108,8 +107,12 @@ class Training:
 
     @property
     def evaluation(self) -> Evaluation | None:
-        """The newest evaluation that this peer has made or heard of."""
+        """The newest evaluation that this peer has made or believes."""
         if not self._manifest.train.evaluate_every_steps:
             return None
-        mine = self._evaluator.newest if self._evaluator else None
-        return newest_evaluation(self._membership.live(), self._manifest.train.num_stages, mine)
+        return evaluation_of(self._membership.live(), self._manifest, self.evaluated)
+
+    @property
+    def evaluated(self) -> Evaluation | None:
+        """The newest evaluation that this peer has made."""
+        return self._evaluator.newest if self._evaluator else None

@@ -232,7 +232,9 @@ class Vitals:
     last_loss: Annotated[float | None, 22, optional(real(MAX_LOSS))] = None
     """Mean loss of the step before `step`."""
     evaluation: Annotated[Evaluation | None, 23, optional(EVALUATION)] = None
-    """The newest evaluation that this peer has made or heard of."""
+    """The newest evaluation that this peer has made or believes."""
+    evaluated: Annotated[Evaluation | None, 50, optional(EVALUATION)] = None
+    """The newest evaluation that this peer has made itself."""
     software: Annotated[str, 24, text(64)] = ""
     device: Annotated[str, 25, text(64)] = ""
     memory_bytes: Annotated[int, 26, count()] = 0

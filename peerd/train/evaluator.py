@@ -2,25 +2,40 @@
 
 Each stage keeps the parameters of an evaluated step until the next evaluation. So training never waits, and a failed microbatch
 is retried for as long as it takes. If no peer of a stage holds the parameters any more (they have left, or the next evaluation is
-due), or the loss is not finite, the evaluation is given up: there may be no value, but never a wrong one.
+due), or the loss is not finite, the evaluation is given up: there may be no value, but never a wrong one. Where peers may lie, it is also
+given up if no two ways that a microbatch takes through different peers have the same loss.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from peerd.config.manifest import Manifest
 from peerd.errors import NotFiniteError, RemoteError, WrongStateError
-from peerd.policy.route.evaluating import Takeover, due_step, newest_evaluation
+from peerd.policy.route.evaluating import (
+    LOSSES_APART,
+    ROUNDED_LOSSES_APART,
+    Takeover,
+    agreed_evaluation,
+    agreeing,
+    due_step,
+    is_my_turn_in_jury,
+    jury_of,
+    needed_of,
+    newest_evaluation,
+    settled_evaluation,
+    ways,
+)
 from peerd.policy.step.ledger import work_step
 from peerd.policy.swarm.pace import way_s
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
-from peerd.table.record import Evaluation, believable_loss
+from peerd.table.record import Evaluation, PeerId, believable_loss
+from peerd.table.view import LiveView
 from peerd.train.samples import Microbatches, encoded
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
@@ -32,6 +47,24 @@ MAX_REFUSALS = 4
 LOG = structlog.get_logger()
 
 
+def losses_apart(manifest: Manifest) -> float | None:
+    """How far two honest losses of one evaluation may be apart, as a share. None where peers do not check each other's evaluations: their
+    averages are not certified, or they hold parameters of their own.
+    """
+    if not manifest.swarm.certifies or manifest.train.local_batch:
+        return None
+    is_exact = manifest.train.precision == "float32" and manifest.wire.activations == "none"
+    return LOSSES_APART if is_exact else ROUNDED_LOSSES_APART
+
+
+def evaluation_of(live: LiveView, manifest: Manifest, mine: Evaluation | None) -> Evaluation | None:
+    """The newest evaluation that this peer believes; `mine`: the newest one that it has made."""
+    share = losses_apart(manifest)
+    if share is None:
+        return newest_evaluation(live, manifest.train.num_stages, mine)
+    return agreed_evaluation(live, manifest.train.num_stages, mine, share)
+
+
 class Evaluator:
     """Runs beside the trainer on a peer that has the run's data."""
 
@@ -39,6 +72,7 @@ class Evaluator:
         self, manifest: Manifest, corpus: Microbatches, membership: Membership, dispatcher: Dispatcher, announce: Callable[[], None]
     ) -> None:
         self._manifest = manifest
+        self._apart = losses_apart(manifest)
         self._corpus = corpus
         self._membership = membership
         self._dispatcher = dispatcher
@@ -77,30 +111,58 @@ class Evaluator:
             return None
         is_known = self._is_known(step)
         self._takeover.look(reached, step, is_known, now_s)
-        is_mine = self._takeover.is_mine(live, now_s, way_s(live, train.num_stages, train.microbatch_size))
-        return step if not is_known and step > self._given_up and is_mine else None
+        return step if not is_known and step > self._given_up and self._is_mine(live, step, now_s) else None
+
+    def _is_mine(self, live: LiveView, step: int, now_s: float) -> bool:
+        train = self._manifest.train
+        microbatch_s = way_s(live, train.num_stages, train.microbatch_size)
+        if self._apart is None:
+            return self._takeover.is_mine(live, now_s, microbatch_s)
+        jury = jury_of(live, step)
+        is_late = live.me in jury and self._takeover.is_mine(live, now_s, microbatch_s, at_once=needed_of(len(jury)))
+        return is_late or is_my_turn_in_jury(live, step)
 
     def _is_known(self, step: int) -> bool:
-        known = newest_evaluation(self._membership.live(), self._manifest.train.num_stages, self.newest)
-        return known is not None and known.step >= step
+        """Whether this peer need not make the evaluation of `step`, or has made it."""
+        live = self._membership.live()
+        if self._apart is None:
+            known = newest_evaluation(live, self._manifest.train.num_stages, self.newest)
+            return known is not None and known.step >= step
+        has_made = self.newest is not None and self.newest.step >= step
+        return has_made or settled_evaluation(live, step, self._apart) is not None
 
     async def _loss_of(self, step: int, index: int) -> float | None:
         """The loss of one microbatch; None if it cannot be computed any more, or another peer has announced the whole evaluation."""
-        refusals = 0
         async with self._gate:
-            while refusals < MAX_REFUSALS and not self._is_known(step):
-                try:
-                    call = await asyncio.to_thread(self._call_for, step, index)
-                    return (await self._dispatcher.send(call, lambda _stage, _peer: None)).loss
-                except (WrongStateError, NotFiniteError) as error:
-                    refusals, self._refusal = refusals + 1, error.message
-                    LOG.debug("evaluation microbatch refused", step=step, index=index, reason=error.message)
-                except RemoteError as error:
-                    LOG.debug("evaluation microbatch failed", step=step, index=index, error=str(error))
-                await asyncio.sleep(FAILURE_PAUSE_S)
+            if self._apart is None:
+                return await self._loss_by(step, index, {})
+            tried = list[tuple[dict[int, PeerId], float]]()
+            for way in ways(self._membership.live(), self._manifest.train.num_stages, step, index):
+                taken = dict(way)
+                if (loss := await self._loss_by(step, index, taken)) is None:
+                    return None
+                tried.append((taken, loss))
+                if (agreed := agreeing(tried, self._membership.live(), self._apart)) is not None:
+                    return agreed
+        self._refusal = f"no two of {len(tried)} ways through different peers have the same loss"
         return None
 
-    def _call_for(self, step: int, index: int) -> Call:
+    async def _loss_by(self, step: int, index: int, way: dict[int, PeerId]) -> float | None:
+        """The loss of one microbatch that went `way`, by stage; the peers that it really went to, if they are others, take their places."""
+        refusals = 0
+        while refusals < MAX_REFUSALS and not self._is_known(step):
+            try:
+                call = await asyncio.to_thread(self._call_for, step, index, way)
+                return (await self._dispatcher.send(call, way.__setitem__)).loss
+            except (WrongStateError, NotFiniteError) as error:
+                refusals, self._refusal = refusals + 1, error.message
+                LOG.debug("evaluation microbatch refused", step=step, index=index, reason=error.message)
+            except RemoteError as error:
+                LOG.debug("evaluation microbatch failed", step=step, index=index, error=str(error))
+            await asyncio.sleep(FAILURE_PAUSE_S)
+        return None
+
+    def _call_for(self, step: int, index: int, way: Mapping[int, PeerId]) -> Call:
         inputs, labels = encoded(*self._corpus.evaluation_microbatch(index))
         return Call(
             stage=0,
@@ -110,4 +172,5 @@ class Evaluator:
             evaluation=True,
             inputs=inputs,
             labels=labels,
+            path=dict(way),
         )

@@ -89,6 +89,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("newest", "tuple[SignedAccount, Works]"): lambda w: (_signed(w), _works(w)),
     ("signed", "SignedAccount"): _signed,
     "accounts": _accounts,
+    ("answers", "Sequence[Sequence[SignedAccount]]"): lambda w: [_accounts(w) for _ in range(w.random.randrange(4))],
+    "num_asked": lambda w: w.random.randint(1, 5),
     "at": lambda _w: 11,
     ("first", "int"): lambda w: w.random.randrange(12),
     "account_id": lambda w: w.raw(32),

@@ -35,7 +35,7 @@ from peerd.policy.swarm.rates import SampleDemand
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
 from peerd.policy.swarm.spreading import DirectoryReading, News
-from peerd.table.record import MAX_STAGES, NO_RECORD, AverageId, PeerRecord, Phase, RawRecord, RunId
+from peerd.table.record import MAX_LOSS, MAX_STAGES, NO_RECORD, AverageId, PeerId, PeerRecord, Phase, RawRecord, RunId
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
 from tests.policy import fuzz_accounts, fuzz_audits, fuzz_rounds
@@ -196,6 +196,10 @@ def _probation(world: World) -> Probation:
     for _ in range(world.random.randrange(99)):
         probation.begin(world.some_peer())
     return probation
+
+
+def _way(world: World) -> dict[int, PeerId]:
+    return {stage: world.some_peer() for stage in range(world.num_stages)}
 
 
 def _peers(world: World) -> frozenset[Any]:
@@ -376,6 +380,14 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     **fuzz_audits.ARGUMENTS,
     **fuzz_accounts.ARGUMENTS,
     "limits": lambda _w: Limits(),
+    "share": lambda w: w.random.choice((1e-4, 0.05)),
+    "at_once": lambda w: w.random.randint(1, 5),
+    "num_jurors": lambda w: w.random.randint(0, 5),
+    ("tried", "Sequence[tuple[Mapping[int, PeerId], float]]"): lambda w: [(_way(w), w.real(MAX_LOSS)) for _ in range(9)],
+    **dict.fromkeys((("one", "Mapping[int, PeerId]"), ("other", "Mapping[int, PeerId]")), _way),
+    "span": World.count,
+    ("mine", "str"): World.peer,
+    "num_serving": lambda w: w.random.randrange(9),
     **dict.fromkeys(("again", "early", "overlaps", "is_known", "holds_previous"), lambda w: w.random.random() < 0.5),
     **dict.fromkeys(("in_group", "in_groups"), lambda w: w.random.random() < 0.5),
 }

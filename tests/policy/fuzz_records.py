@@ -232,7 +232,7 @@ DRAWS: dict[str, Callable[[World], Any]] = {
     "throughput": lambda w: w.real(MAX_THROUGHPUT),
     "tokens": lambda w: w.count(),
     "last_loss": lambda w: w.maybe(lambda: w.real(MAX_LOSS)),
-    "evaluation": lambda w: w.maybe(lambda: Evaluation(w.told_step(), w.real(MAX_LOSS))),
+    **dict.fromkeys(("evaluation", "evaluated"), lambda w: w.maybe(lambda: Evaluation(w.told_step(), w.real(MAX_LOSS)))),
     "software": lambda w: w.random.choice(("", "0", "\u00e9" * 64)),
     "device": lambda w: w.random.choice(("", "cpu", "\u00e9" * 64)),
     "drift": lambda w: w.real(MAX_DRIFT),

@@ -7,9 +7,23 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.evaluating import Takeover, due_step, is_my_turn, newest_evaluation
+from peerd.policy.route.evaluating import (
+    LOSSES_APART,
+    MOST_WAYS,
+    Takeover,
+    agreed_evaluation,
+    agreeing,
+    due_step,
+    is_my_turn,
+    is_my_turn_in_jury,
+    jury_of,
+    needed_of,
+    newest_evaluation,
+    settled_evaluation,
+    ways,
+)
 from peerd.policy.step.ledger import work_step
-from peerd.table.record import Evaluation
+from peerd.table.record import Evaluation, PeerId
 from peerd.table.view import LiveView
 from tests.strategies import live_views, member, view_of
 
@@ -97,3 +111,97 @@ def test_one_peer_that_tells_another_loss_of_the_newest_evaluation_changes_nothi
     for lie in (0.0, 1e30):
         liar = member("liar", step=4, evaluation=Evaluation(4, lie))
         assert newest_evaluation(view_of(*told, liar), 2, None) == Evaluation(4, 1.5)
+
+
+HONEST, STEP, NUM_STAGES = 1.5, 4, 2
+
+
+class Liars:
+    """A run of two stages. Some peers lie: in their records, and about each microbatch of an evaluation that passes through them."""
+
+    def __init__(self, mates: int, liars: frozenset[str], told: float) -> None:
+        self.liars = frozenset(PeerId(name) for name in liars)
+        members = [member(f"p{stage}{n}", stage=stage, step=STEP, trains=True) for stage in range(NUM_STAGES) for n in range(mates)]
+        lie = Evaluation(STEP, told)
+        self.records = [replace(r, evaluated=lie, evaluation=lie) if r.peer in self.liars else r for r in members]
+        self.given_up = set[PeerId]()
+
+    def live(self, me: PeerId) -> LiveView:
+        return replace(view_of(*self.records), me=me)
+
+    def loss_by(self, way: dict[int, PeerId]) -> float:
+        """What an honest peer gets that sends a microbatch this way: each liar falsifies it in a way of its own."""
+        return HONEST * (1.0 + sum(2.0 + int(peer[1:]) for peer in way.values() if peer in self.liars))
+
+    def make(self, me: PeerId, num_microbatches: int = 4) -> Evaluation | None:
+        losses = []
+        for index in range(num_microbatches):
+            tried, agreed = list[tuple[dict[int, PeerId], float]](), None
+            for way in ways(self.live(me), NUM_STAGES, STEP, index):
+                tried.append((way, self.loss_by(way)))
+                if (agreed := agreeing(tried, self.live(me), LOSSES_APART)) is not None:
+                    break
+            if agreed is None:
+                return None
+            losses.append(agreed)
+        return Evaluation(STEP, sum(losses) / len(losses))
+
+    def turn(self, me: PeerId) -> Evaluation | None:
+        """One honest peer makes what it has to, and tells what it believes, which is returned."""
+        live = self.live(me)
+        own = live.find(me)
+        assert own is not None
+        made = own.evaluated
+        if (
+            made is None
+            and me not in self.given_up
+            and settled_evaluation(live, STEP, LOSSES_APART) is None
+            and is_my_turn_in_jury(live, STEP)
+        ):
+            made = self.make(me)
+            self.given_up |= {me} if made is None else set()
+        believed = agreed_evaluation(live, NUM_STAGES, made, LOSSES_APART)
+        self.records = [replace(r, evaluated=made, evaluation=believed) if r.peer == me else r for r in self.records]
+        return believed
+
+    def settle(self) -> set[Evaluation | None]:
+        """All that honest peers ever believed, and at last what each of them does."""
+        honest = [record.peer for record in self.records if record.peer not in self.liars]
+        seen = {self.turn(me) for _ in range(8) for me in honest} - {None}
+        return seen | {self.turn(me) for me in honest}
+
+
+@given(st.integers(3, 6), st.integers(0, 5), st.integers(0, 5), st.sampled_from([0.0, HONEST * 1.01, 100.0, 1e30]))
+def test_a_liar_in_each_stage_changes_no_evaluation_that_honest_peers_show(mates: int, first: int, second: int, told: float) -> None:
+    """Both tell the same false loss, and falsify what passes through them. Before, the first one that told a loss was believed."""
+    liars = frozenset({f"p0{first % mates}", f"p1{second % mates}"})
+    assert Liars(mates, liars, told).settle() == {Evaluation(STEP, HONEST)}
+
+
+def test_of_two_peers_of_a_stage_nobody_can_say_which_one_lies_so_there_is_no_evaluation() -> None:
+    assert Liars(2, frozenset({"p10"}), 0.5).settle() == {None}
+    assert Liars(2, frozenset(), 0.0).settle() == Liars(1, frozenset(), 0.0).settle() == {Evaluation(STEP, HONEST)}
+
+
+def test_a_jury_of_which_all_are_honest_makes_no_more_evaluations_than_have_to_agree() -> None:
+    swarm = Liars(4, frozenset(), 0.0)
+    swarm.settle()
+    jury = jury_of(swarm.live(PeerId("p00")), STEP)
+    assert [record.peer for record in swarm.records if record.evaluated is not None] == sorted(jury[: needed_of(len(jury))])
+
+
+def test_who_comes_after_the_jury_has_left_believes_what_most_tell() -> None:
+    told = [member(f"p{n}", stage=n % 2, step=STEP, trains=True, evaluation=Evaluation(STEP, HONEST)) for n in range(6)]
+    liars = [member(name, step=STEP, trains=True, evaluation=Evaluation(STEP, 9.0), evaluated=Evaluation(STEP, 9.0)) for name in ("x", "y")]
+    assert agreed_evaluation(view_of(*told, *liars), NUM_STAGES, None, LOSSES_APART) == Evaluation(STEP, HONEST)
+    assert agreed_evaluation(view_of(*told[:1], *liars[:1]), NUM_STAGES, None, LOSSES_APART) is None
+
+
+@given(live_views(), st.integers(0, 9), st.integers(0, 9))
+def test_ways_pass_through_one_peer_of_each_stage_and_through_all_of_each_in_turn(live: LiveView, step: int, index: int) -> None:
+    found = list(ways(live, NUM_STAGES, step, index))
+    assert len(found) in (0, MOST_WAYS)
+    for stage in range(NUM_STAGES):
+        able = {way[stage] for way in found}
+        assert able <= {record.peer for record in live.serving(stage)}
+        assert len({way[stage] for way in found[: len(able)]}) == len(able)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import cast
 import pytest
 import torch
 
+from peerd.config.manifest import Manifest
 from peerd.errors import PeerGoneError, RemoteError, WrongStateError
 from peerd.models.blocks import describe_entry
 from peerd.models.stages import input_of, labels_shape
@@ -58,9 +60,9 @@ class Swarm:
         return CallResult(gradient=None, downstream_s=0.0, records=(), loss=float(call.index))
 
 
-async def evaluated(swarm: Swarm, cache: Path, until: Callable[[Evaluator], bool]) -> Evaluator:
+async def evaluated(swarm: Swarm, cache: Path, until: Callable[[Evaluator], bool], manifest: Manifest = MANIFEST) -> Evaluator:
     """An evaluator that has run until a condition holds."""
-    made = Evaluator(MANIFEST, corpus_of(MANIFEST, cache), cast(Membership, swarm), cast(Dispatcher, swarm), swarm.announce)
+    made = Evaluator(manifest, corpus_of(manifest, cache), cast(Membership, swarm), cast(Dispatcher, swarm), swarm.announce)
     running = asyncio.ensure_future(made.run())
     async with asyncio.timeout(20):
         while not until(made):  # noqa: ASYNC110 - the conditions are many, and none has an event of its own
@@ -121,10 +123,42 @@ async def test_the_end_of_the_run_is_evaluated(tmp_path: Path) -> None:
     assert made.newest.step == 10
 
 
+class Falsifying(Swarm):
+    """The last stage has three peers, and one of them falsifies the loss of what passes through it."""
+
+    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
+        result = await super().send(call, on_forwarded)
+        for stage, peer in call.path.items():
+            on_forwarded(stage, peer)
+        assert result.loss is not None
+        return dataclasses.replace(result, loss=1.0 + result.loss * (100.0 if call.path.get(1) == "c" else 1.0))
+
+
+CERTIFIED = dataclasses.replace(MANIFEST, swarm=dataclasses.replace(MANIFEST.swarm, trust="on"))
+
+
+async def test_a_loss_that_one_way_alone_gives_is_not_believed_where_peers_may_lie(tmp_path: Path) -> None:
+    trainers = [member("me", trains=True, step=5), member("a", step=5), *(member(name, stage=1, step=5) for name in "bcd")]
+    swarm = Falsifying(records=trainers)
+    made = await evaluated(swarm, tmp_path, lambda each: each.newest is not None, CERTIFIED)
+    assert made.newest == Evaluation(4, 2.0)
+    asked = Counter(call.index for call in swarm.calls)
+    assert min(asked.values()) >= 2, "each microbatch goes two ways"
+    for index in asked:
+        assert len({tuple(sorted(call.path.items())) for call in swarm.calls if call.index == index}) == asked[index]
+
+
+async def test_an_evaluation_is_given_up_if_no_two_ways_agree(tmp_path: Path) -> None:
+    swarm = Falsifying(records=[member("me", trains=True, step=5), *(member(name, stage=1, step=5) for name in "bc")])
+    made = await evaluated(swarm, tmp_path, lambda each: each._given_up == 4, CERTIFIED)
+    assert made.newest is None
+    assert "ways" in made._refusal
+
+
 def test_samples_of_a_list_of_blocks_go_out_as_what_its_first_stage_takes() -> None:
     manifest = dataclasses.replace(tiny_manifest(2, evaluate_every_steps=4, evaluation_fraction=0.1), model=describe_entry("resnet"))
     swarm = Swarm()
-    call = Evaluator(manifest, Samples(manifest), cast(Membership, swarm), cast(Dispatcher, swarm), swarm.announce)._call_for(4, 1)
+    call = Evaluator(manifest, Samples(manifest), cast(Membership, swarm), cast(Dispatcher, swarm), swarm.announce)._call_for(4, 1, {})
     call.inputs.check(*input_of(manifest, 0, manifest.train.sequence_length))
     call.labels.check("int32", labels_shape(manifest, manifest.train.sequence_length))
     expected = Samples(manifest).evaluation_microbatch(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import takewhile
-from statistics import median_low
 
 import structlog
 
@@ -21,16 +20,19 @@ from peerd.observe.changes import PeerState, SwarmState, changes
 from peerd.observe.entries import Event, FinishedStep, Sample
 from peerd.observe.sinks import Sinks
 from peerd.policy.step.ledger import work_step
+from peerd.policy.step.losses import loss_of, told_losses
 from peerd.policy.step.roster import Roster
 from peerd.policy.swarm.health import unaveraged_for
 from peerd.swarm.clock import clock_s
-from peerd.table.record import PeerId, PeerRecord, Phase
+from peerd.table.record import Evaluation, PeerId, PeerRecord, Phase
 
 LOOK_PERIOD_S = 1.0
 LOOKS_PER_SAMPLE = 2
 LOOKS_PER_WRITE = 10
 """At least; whatever is more than a sample goes to disk with the next sample."""
 MAX_LOSSES = 64
+MOST_UNCONFIRMED = 8
+"""Steps whose loss too few of the last stage have told so far; the newest ones."""
 LOG = structlog.get_logger()
 
 
@@ -47,8 +49,10 @@ class Observer:
         self._losses: dict[int, float] = {}
         self._known_history = -1
         """The newest step that was taken from the stage's own history."""
-        self._evaluated = -1
-        """The newest step whose evaluation was noted."""
+        self._told_losses: dict[int, dict[PeerId, float]] = {}
+        """By step, the losses that some of the last stage have told, of steps that are not in `_losses` yet."""
+        self._evaluated: Evaluation | None = None
+        """The evaluation that was noted last. One that is put right is noted again."""
         self._unlisted: dict[PeerId, bool] = {}
         """Of each peer that is there, whether it wants not to be named."""
         self._counters: dict[str, int] = {}
@@ -141,20 +145,23 @@ class Observer:
             self._note_losses()
 
     def _note_losses(self) -> None:
-        """What the last stage tells."""
-        last_stage = self._peer.place.manifest.train.num_stages - 1
+        """What most of the last stage tell."""
+        num_stages = self._peer.place.manifest.train.num_stages
         live = self._peer.membership.live()
-        reached = max(work_step(live, last_stage + 1) or 0, self._peer.seat.state.record.step) + 1
-        told: dict[int, list[float]] = {}
-        for record in live.serving(last_stage):
-            if record.last_loss is not None and record.step <= reached and record.step - 1 not in self._losses:
-                told.setdefault(record.step - 1, []).append(record.last_loss)
-        for step, losses in sorted(told.items()):
-            self._note_loss(step, median_low(losses))
+        reached = max(work_step(live, num_stages) or 0, self._peer.seat.state.record.step) + 1
+        for step, told in told_losses(live, num_stages).items():
+            if step < reached and step not in self._losses:
+                self._told_losses.setdefault(step, {}).update(told)
+        serving = len(live.serving(num_stages - 1))
+        for step in sorted(self._told_losses):
+            if (loss := loss_of(self._told_losses[step], serving)) is not None:
+                self._note_loss(step, loss)
+        waiting = sorted(self._told_losses.keys() - self._losses.keys())[-MOST_UNCONFIRMED:]
+        self._told_losses = {step: self._told_losses[step] for step in waiting}
 
         evaluation = self._peer.seat.training.evaluation
-        if evaluation is not None and evaluation.step > self._evaluated:
-            self._evaluated = evaluation.step
+        if evaluation is not None and evaluation != self._evaluated:
+            self._evaluated = evaluation
             self.archive.note_evaluation(evaluation)
 
     def _note_loss(self, step: int, loss: float) -> None:

@@ -1,22 +1,37 @@
-"""Which trainer evaluates which step, when another takes over, and which evaluation is the newest.
+"""Which trainers evaluate which step, when another takes over, and which evaluation is the newest.
 
 One trainer makes a whole evaluation, so that its mean needs no agreement. A second one, made by a trainer that thought the first
 one stuck, costs time and gives the same value.
+
+Where averages are certified, a trainer or a peer of a stage may lie. There the first few trainers in order are a jury: each of them makes
+the evaluation, and it counts once more than half of them tell the same loss. A member of the jury sends each microbatch two ways that have
+no peer in common, and again until two such ways give the same loss.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 
 from peerd.policy.hashing import digest
 from peerd.policy.route.launching import those_who_train
 from peerd.policy.step.ledger import work_step
-from peerd.table.record import Evaluation
+from peerd.table.record import Evaluation, PeerId
 from peerd.table.view import LiveView
 
 LEAST_TAKEOVER_S, FIRST_TAKEOVER_S = 60.0, 600.0
 """An owner that is alive but has announced no result counts as stuck after this time at the earliest; the second one while it is not known
 here how long steps take."""
+JURY = 5
+"""The most trainers whose word on an evaluation counts. Two of them may lie."""
+MOST_LOOKED = 3
+"""Steps at most, of those that enough peers tell of, whose evaluations are looked at; the newest ones."""
+MOST_WAYS = 12
+"""So many times a microbatch is sent at most, each time another way."""
+LOSSES_APART, ROUNDED_LOSSES_APART = 1e-4, 5e-2
+"""How far two honest losses may be apart, as a share: in float32, and where values on the way are rounded more."""
 TAKEOVER_TIMES = 3.0
 """How often the time that the last evaluation took, or that so many microbatches of a step take."""
 
@@ -35,6 +50,96 @@ def newest_evaluation(live: LiveView, num_stages: int, mine: Evaluation | None) 
     known = [each for each in told if reached is not None and each.step <= reached] + ([mine] if mine is not None else [])
     newest = max((each.step for each in known), default=None)
     return None if newest is None else Evaluation(newest, median_low([each.loss for each in known if each.step == newest]))
+
+
+def jury_of(live: LiveView, step: int) -> list[PeerId]:
+    """The trainers whose word on the evaluation of `step` counts, in order."""
+    return _ranked(live, step)[:JURY]
+
+
+def needed_of(num_jurors: int) -> int:
+    """How many of a jury have to tell the same: more than half, and one of one."""
+    return num_jurors // 2 + 1
+
+
+def are_alike(one: float, other: float, share: float) -> bool:
+    """Whether two losses may be the same one, computed by two honest ways."""
+    return abs(one - other) <= share * max(abs(one), abs(other))
+
+
+def settled_evaluation(live: LiveView, step: int, share: float) -> Evaluation | None:
+    """The evaluation of `step` on which most of its jury agree. `share`: how far losses that are the same may be apart."""
+    made, jury = _told_of(live, step, "evaluated"), jury_of(live, step)
+    loss = _most([made[peer] for peer in jury if peer in made], needed_of(len(jury)), share)
+    return None if loss is None else Evaluation(step, loss)
+
+
+def agreed_evaluation(live: LiveView, num_stages: int, mine: Evaluation | None, share: float) -> Evaluation | None:
+    """The evaluation of the newest step that this peer believes, where peers may lie.
+
+    What it has made itself counts at once; else what most of the jury have made; else what more than half of all that tell of this step
+    believe, as many as a jury's majority at least: some jurors may have left, or be known only to others.
+    """
+    reached, needed = work_step(live, num_stages), needed_of(min(JURY, len(_able_to_evaluate(live))))
+    counts = Counter(step for record in live.records for step in {e.step for e in (record.evaluated, record.evaluation) if e is not None})
+    told = {step for step, count in counts.items() if reached is not None and step <= reached and count >= needed}
+    for step in sorted(told | ({mine.step} if mine is not None else set()), reverse=True)[:MOST_LOOKED]:
+        found = mine if mine is not None and mine.step == step else settled_evaluation(live, step, share)
+        if found is None:
+            heard = _told_of(live, step, "evaluation").values()
+            loss = _most(list(heard), max(2, needed, needed_of(len(heard))), share)
+            found = None if loss is None else Evaluation(step, loss)
+        if found is not None:
+            return found
+    return mine
+
+
+def _told_of(live: LiveView, step: int, field: str) -> dict[PeerId, float]:
+    told = ((record.peer, getattr(record, field)) for record in live.records)
+    return {peer: each.loss for peer, each in told if each is not None and each.step == step}
+
+
+def _most(losses: Sequence[float], least: int, share: float) -> float | None:
+    """The first loss that as many tell alike."""
+    ordered = sorted(losses)
+
+    def tellers(one: float) -> int:
+        return bisect_right(ordered, one / (1.0 - share)) - bisect_left(ordered, one * (1.0 - share))
+
+    return next((one for one in losses if tellers(one) >= max(1, least)), None)
+
+
+def ways(live: LiveView, num_stages: int, step: int, index: int) -> Iterator[dict[int, PeerId]]:
+    """By stage, the peers that a microbatch of an evaluation is sent to, each time others: first through each peer of a stage once.
+
+    Nothing comes where a stage has no peer that may hold the parameters of `step`.
+    """
+    able = [_able(live, stage, step) for stage in range(num_stages)]
+    orders = [sorted(peers, key=lambda peer: digest("evaluates", peer, step, index, size=8)) for peers in able]
+    if all(orders):
+        for number in range(MOST_WAYS):
+            yield {stage: order[(number + stage * (number // len(order))) % len(order)] for stage, order in enumerate(orders)}
+
+
+def _able(live: LiveView, stage: int, step: int) -> list[PeerId]:
+    serving = [record for record in live.serving(stage) if record.step >= step and not record.leaving]
+    return [record.peer for record in serving if record.step == step] or [record.peer for record in serving]
+
+
+def are_apart(one: Mapping[int, PeerId], other: Mapping[int, PeerId], live: LiveView) -> bool:
+    """Whether two ways have no peer in common, but for those that are alone in their stage."""
+    shared = {peer for peer in one.values() if peer in other.values()}
+    return all(len(live.serving(stage)) < 2 for stage, peer in one.items() if peer in shared)
+
+
+def agreeing(tried: Sequence[tuple[Mapping[int, PeerId], float]], live: LiveView, share: float) -> float | None:
+    """The loss that the last way has, if one before it that is apart from it has the same; None: more ways have to be tried.
+
+    Where each stage has one peer there is only one way.
+    """
+    *before, (way, loss) = tried
+    is_only = all(len(live.serving(stage)) < 2 for stage in way)
+    return loss if is_only or any(are_alike(loss, other, share) and are_apart(way, each, live) for each, other in before) else None
 
 
 class Takeover:
@@ -64,15 +169,37 @@ class Takeover:
         elif self._due is None or self._due[0] != due:
             self._due = due, now_s
 
-    def is_mine(self, live: LiveView, now_s: float, microbatch_s: float) -> bool:
-        """True if this peer shall make the evaluation that has no result. A microbatch takes `microbatch_s` in all stages; 0: unknown."""
+    def is_mine(self, live: LiveView, now_s: float, microbatch_s: float, at_once: int = 1) -> bool:
+        """True if this peer shall make the evaluation that has no result. A microbatch takes `microbatch_s` in all stages; 0: unknown.
+
+        `at_once`: how many trainers begin without waiting for one another.
+        """
         first_s = max(FIRST_TAKEOVER_S, self._num_microbatches * microbatch_s)
         after_s = first_s if self._expected_s is None else max(LEAST_TAKEOVER_S, TAKEOVER_TIMES * self._expected_s)
-        return self._due is not None and is_my_turn(live, self._due[0], now_s - self._due[1], after_s)
+        return self._due is not None and is_my_turn(live, self._due[0], now_s - self._due[1], after_s, at_once)
 
 
-def is_my_turn(live: LiveView, step: int, waited_s: float, takeover_s: float) -> bool:
-    """True if this peer shall evaluate `step`, due for `waited_s`: the trainer of rank k begins after `takeover_s` times k."""
-    able = (record.peer for record in those_who_train(live) if not record.leaving)
-    ranked = sorted(able, key=lambda peer: digest("evaluates", peer, step, size=8))
-    return live.me in ranked and waited_s >= takeover_s * ranked.index(live.me)
+def is_my_turn(live: LiveView, step: int, waited_s: float, takeover_s: float, at_once: int = 1) -> bool:
+    """True if this peer shall evaluate `step`, due for `waited_s`: the first `at_once` trainers at once, the next ones each after another
+    `takeover_s`.
+    """
+    ranked = _ranked(live, step)
+    return live.me in ranked and waited_s >= takeover_s * max(0, ranked.index(live.me) + 1 - at_once)
+
+
+def is_my_turn_in_jury(live: LiveView, step: int) -> bool:
+    """True if this peer is of the jury, and either one of as many as have to agree, or all before it have told, and do not agree."""
+    jury = jury_of(live, step)
+    if live.me not in jury:
+        return False
+    place, told = jury.index(live.me), _told_of(live, step, "evaluated")
+    return place < needed_of(len(jury)) or all(peer in told for peer in jury[:place])
+
+
+def _ranked(live: LiveView, step: int) -> list[PeerId]:
+    """The trainers in the order in which they evaluate a step."""
+    return sorted(_able_to_evaluate(live), key=lambda peer: digest("evaluates", peer, step, size=8))
+
+
+def _able_to_evaluate(live: LiveView) -> list[PeerId]:
+    return [record.peer for record in those_who_train(live) if not record.leaving]
