@@ -29,8 +29,8 @@ MAX_MESSAGE_BYTES = 4 * CHUNK_BYTES
 MAX_REQUEST_BYTES = 2 * CHUNK_BYTES
 """The largest message to a server: a header with the first chunk, or 64 records."""
 ATTEMPT_MS = 600_000
-"""gRPC's own limit for an attempt to connect. It counts seconds of the clock, so it would end and repeat, for ever, what only a busy machine
-or a full line delays: whoever dials ends an attempt in served time."""
+"""gRPC's own limit for an attempt to connect. It counts seconds of the clock, so a short one would end and repeat, for ever, what only a
+busy machine or a full line delays. Whoever dials ends an attempt, in served time."""
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

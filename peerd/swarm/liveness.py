@@ -2,8 +2,8 @@
 
 A re-dial and its answer may wait behind tensors on a busy line. So a peer from which any bytes came since the question was asked lives,
 and is asked again. That is proven by what arrives, and ends when nothing does. The question goes over the connection that there is. If
-nothing at all comes back over that one in its time, it is given up, and the next call dials the peer where its record says it is. Before a peer is
-suspected, others are asked whether they reach it: maybe only the link to it is dead.
+nothing at all comes back over that one in its time, it is given up, and the next call dials the peer where its record says it is. Before a
+peer is suspected, others are asked whether they reach it: maybe only the link to it is dead.
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
 slower (policy/swarm/suspicion.py).
 """
