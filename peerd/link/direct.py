@@ -256,7 +256,8 @@ class DirectPaths:
     async def _widen(self, peer: PeerId, path: _Path, offer: direct_pb2.ShowReply) -> None:
         """Let the path have several connections while that pays, until cancelled."""
         if self._folder is not None and path.is_by_tcp:
-            self._counting = self._counting or start(count_losses(self.segments, self._open_widenings))
+            if self._counting is None:
+                self._counting = start(count_losses(self.segments, self._open_widenings, self._links.traffic.line))
             path.widening.hosts = hosts_in(self._addresses_of(peer))
             await path.widening.run(self._folder / f"by-{peer[-16:]}", partial(self._open, peer, offer), self._num_wide)
 

@@ -1,14 +1,18 @@
-"""How many TCP segments this process's connections have sent, and how many of them again, as the kernel counts them by connection."""
+"""How many TCP segments this process's connections have sent, and how many of them again, as the kernel counts them by connection.
+
+While it looks, it also bounds what may be under way to this peer over each connection (`policy/route/receive_window.py`).
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import stat
 import struct
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +22,8 @@ OPEN_FILES = Path("/dev/fd")
 
 Ends = tuple[int, str, int]
 """The port here, and the address and port there, which tell a connection from all others."""
+Window = Callable[[float], int]
+"""How many bytes may be under way to this peer over a connection, by its least round trip in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,13 @@ class KernelInfo(NamedTuple):
     """Where it stands for how long the connection was busy, 8 bytes of microseconds."""
     least_at: int | None = None
     """Where its least round trip of the last minutes stands, as the smoothed one."""
+    window_option: int | None = None
+    """Of `setsockopt`, which bounds the window that a connection announces."""
+
+    def bound(self, connection: socket.socket, window: Window, least_s: float) -> None:
+        """Bound the window of a connection. The kernel forgets that where it enlarges its buffer, so this is done again at each look."""
+        if self.window_option is not None and least_s > 0:
+            connection.setsockopt(socket.IPPROTO_TCP, self.window_option, window(least_s))
 
     def read(self, connection: socket.socket) -> Segments | None:
         """None where the kernel gives less, as an older one does. Raises OSError if this is no connection any more."""
@@ -82,11 +95,12 @@ def _number(answer: bytes, place: int | None, num_bytes: int) -> int:
 
 
 KERNELS: Mapping[str, KernelInfo] = {
-    "linux": KernelInfo(11, 192, 156, 100, struct.Struct("=I"), round_trip_at=68, unit_s=1e-6, busy_at=168, least_at=148),
+    "linux": KernelInfo(11, 192, 156, 100, struct.Struct("=I"), round_trip_at=68, unit_s=1e-6, busy_at=168, least_at=148, window_option=10),
     "darwin": KernelInfo(0x106, 112, sent_at=56, again_at=104, form=struct.Struct("=Q"), round_trip_at=44, unit_s=1e-3),
 }
-"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans`, `tcpi_rtt`, `tcpi_busy_time` and `tcpi_min_rtt` of `struct tcp_info`
-(linux/tcp.h), `tcpi_txpackets`, `tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
+"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans`, `tcpi_rtt`, `tcpi_busy_time` and `tcpi_min_rtt` of `struct tcp_info` and
+TCP_WINDOW_CLAMP (linux/tcp.h), `tcpi_txpackets`, `tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h
+of macOS)."""
 
 
 class SegmentCounts:
@@ -97,10 +111,13 @@ class SegmentCounts:
         self.total = Segments()
         """Since the first look."""
 
-    def look(self) -> dict[str, Segments]:
-        """What was sent to each address since the last look. Empty where the kernel does not tell: on neither Linux nor macOS."""
+    def look(self, window: Window | None = None) -> dict[str, Segments]:
+        """What was sent to each address since the last look. Empty where the kernel does not tell: on neither Linux nor macOS.
+
+        `window`: bound what may be under way to this peer over each connection that leaves this machine (Linux); None: leave it as it is.
+        """
         kernel = KERNELS.get(sys.platform)
-        now = {} if kernel is None else dict(filter(None, (_told_of(number, kernel) for number in _open_files())))
+        now = {} if kernel is None else dict(filter(None, (_told_of(number, kernel, window) for number in _open_files())))
         found = defaultdict[str, Segments](Segments)
         for ends, so_far in now.items():
             host = ends[1].removeprefix("::ffff:")
@@ -116,7 +133,12 @@ def _open_files() -> list[int]:
         return []
 
 
-def _told_of(number: int, kernel: KernelInfo) -> tuple[Ends, Segments] | None:
+def _is_here(host: str) -> bool:
+    """Whether an address is of this machine: what goes there crosses no line."""
+    return ipaddress.ip_address(host.removeprefix("::ffff:").partition("%")[0]).is_loopback
+
+
+def _told_of(number: int, kernel: KernelInfo, window: Window | None) -> tuple[Ends, Segments] | None:
     """A connection's ends and what it has sent; None if the open file is no TCP connection."""
     try:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -126,6 +148,8 @@ def _told_of(number: int, kernel: KernelInfo) -> tuple[Ends, Segments] | None:
                 return None
             host, port = connection.getpeername()[:2]
             segments = kernel.read(connection)
+            if window is not None and segments is not None and not _is_here(str(host)):
+                kernel.bound(connection, window, segments.least_s)
             return ((connection.getsockname()[1], str(host), port), segments) if segments is not None else None
     except OSError:  # it was closed meanwhile, or listens
         return None

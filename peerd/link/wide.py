@@ -18,9 +18,11 @@ from peerd.background import Tasks
 from peerd.errors import RemoteError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import ID_BYTES, Bundle
+from peerd.link.line import OwnLine
 from peerd.link.links import CHANNEL_OPTIONS, LONGEST_CALL_S, ending, remote_errors
-from peerd.link.segments import SegmentCounts, Segments
+from peerd.link.segments import SegmentCounts, Segments, Window
 from peerd.policy.route.parallel import Parallel, own_queue_s
+from peerd.policy.route.receive_window import receive_window
 
 LOOK_S = 1.0
 """Period at which the number of connections is looked at."""
@@ -207,11 +209,20 @@ class Widening:
             await self._changed.wait()
 
 
-async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]]) -> None:
-    """Count what is lost on the way over each path, until cancelled."""
+def _window(line: OwnLine) -> Window | None:
+    """What may be under way to this peer over a connection; None while nothing is known of its line.
+
+    A line is hardly ever slower downwards, and what arrives shows what others send.
+    """
+    up, down = line.measured
+    return partial(receive_window, max(up or 0.0, down)) if down is not None else None
+
+
+async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]], line: OwnLine) -> None:
+    """Count what is lost on the way over each path, and bound what is under way over each to this peer's `line`, until cancelled."""
     while True:
         await asyncio.sleep(LOOK_S)
-        found = counts.look()
+        found = counts.look(_window(line))
         queue_s = own_queue_s((each.round_trip_s, each.least_s) for each in found.values())
         for path in paths():
             path.counted(found, queue_s)

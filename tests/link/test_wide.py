@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import struct
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,11 +16,12 @@ import pytest
 
 from peerd.errors import BadMessageError, BusyError
 from peerd.generated import direct_pb2
-from peerd.link import wide
+from peerd.link import segments, wide
 from peerd.link.bundle import ID_BYTES, MOST_OF_ONE, Bundles
 from peerd.link.direct import DirectPaths
+from peerd.link.line import OwnLine
 from peerd.link.links import Links
-from peerd.link.segments import KERNELS, SegmentCounts, Segments
+from peerd.link.segments import KERNELS, SegmentCounts, Segments, Window
 from peerd.link.streams import Stream
 from peerd.policy.route.parallel import LOOKS_LOSSY
 from peerd.table.record import PeerId
@@ -27,6 +29,7 @@ from tests.link.direct_peers import WITHIN_S, Endpoint, caller_through, endpoint
 from tests.wire.callee import new_identity
 
 NUMBER = 5
+MANY = 1000
 LOST = Segments(200, 4, busy_s=8.0)
 
 
@@ -155,6 +158,68 @@ def test_segments_are_counted_by_the_address_they_go_to() -> None:
             assert 0 < found.least_s <= found.round_trip_s < 1
             again = counts.look()["127.0.0.1"]
             assert (again.sent, again.again, again.round_trip_s) == (0, 0, 0.0)
+
+
+def sent_window(connection: socket.socket) -> int:
+    """What the other end lets a connection have under way: `tcpi_snd_wnd`, which Linux tells since 5.4."""
+    told = connection.getsockopt(socket.IPPROTO_TCP, KERNELS["linux"].option, 232)
+    if len(told) < 232:
+        pytest.skip("this kernel does not tell the window")
+    return int(struct.unpack_from("=I", told, 228)[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds windows on Linux alone")
+def test_a_look_bounds_what_others_may_have_under_way_to_this_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def window(round_trip_s: float) -> int:
+        asked.append(round_trip_s)
+        return 40_000
+
+    def pass_to_and_fro(one: socket.socket, other: socket.socket) -> None:
+        for sender, receiver in ((one, other), (other, one)) * 2:
+            sender.sendall(bytes(30_000))
+            assert len(receiver.recv(30_000, socket.MSG_WAITALL)) == 30_000
+
+    counts = SegmentCounts()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            pass_to_and_fro(one, other)
+            counts.look(window)
+            pass_to_and_fro(one, other)
+            assert not asked  # what stays on this machine crosses no line
+            assert sent_window(one) > 40_000
+            monkeypatch.setattr(segments, "_is_here", lambda _host: False)
+            for _ in range(MANY):  # what was allowed before may still be sent
+                counts.look(window)
+                pass_to_and_fro(one, other)
+                if max(sent_window(one), sent_window(other)) <= 40_960:
+                    break
+            else:
+                pytest.fail(f"windows of {sent_window(one)} and {sent_window(other)} bytes")
+            assert all(0 < each < 1 for each in asked)
+
+
+async def test_windows_follow_the_line_and_are_left_alone_while_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, windows = OwnLine(), asyncio.Queue[Window | None]()
+
+    class Counts(SegmentCounts):
+        def look(self, window: Window | None = None) -> dict[str, Segments]:
+            windows.put_nowait(window)
+            return {}
+
+    monkeypatch.setattr(wide, "LOOK_S", 0.0)
+    counting = asyncio.ensure_future(wide.count_losses(Counts(), list, line))
+    try:
+        assert await asyncio.wait_for(windows.get(), WITHIN_S) is None
+        line.received_from(PeerId("other"), 4_000_000, 5.0)
+        async with asyncio.timeout(WITHIN_S):
+            while (window := await windows.get()) is None:
+                pass
+        assert window(0.3) == pytest.approx(800_000 * 0.5, rel=0.01)
+    finally:
+        counting.cancel()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""What may be under way over a connection fills the line, shows a faster one, and leaves the buffers before lines short."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerd.policy.route.receive_window import BEYOND, LEAST_BYTES, MOST_BYTES, receive_window
+
+BUFFER_S = 1.0
+"""Of a modem, as scripts/benchmarks/_switch.py has it."""
+rates, round_trips_s = st.floats(1e5, 1e9), st.floats(1e-4, 2.0)
+
+
+@given(rates, round_trips_s)
+def test_a_connection_may_carry_more_than_the_line_is_known_to_carry(rate: float, round_trip_s: float) -> None:
+    window = receive_window(rate, round_trip_s)
+    assert window + 1 >= BEYOND * rate * round_trip_s or window == MOST_BYTES
+
+
+@pytest.mark.parametrize(("mbit", "round_trip_s"), [(20 / 3, 0.3), (20, 0.06), (20, 0.1), (20, 0.6), (100, 0.03), (100, 0.3)])
+def test_two_connections_fit_into_the_buffer_before_their_line(mbit: float, round_trip_s: float) -> None:
+    rate = mbit * 125e3
+    assert 2 * receive_window(rate, round_trip_s) <= rate * (round_trip_s + BUFFER_S)
+
+
+def test_windows_are_never_of_a_few_segments_nor_larger_than_the_kernel_takes() -> None:
+    assert receive_window(0.0, 0.3) == receive_window(5e-324, 5e-324) == LEAST_BYTES
+    assert receive_window(math.inf, 0.3) == receive_window(1e300, 1e9) == MOST_BYTES
