@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,13 +47,13 @@ class Replicas:
         num_microbatches = self._manifest.train.microbatches_per_step
         for stage in self._stages:
             stage.begin()
-        paths = list(zip(*(stage.order(step, num_microbatches) for stage in self._stages), strict=True))
+        paths = list(zip(*(stage.order(step) for stage in self._stages), strict=True))
         loss = 0.0
         for index, path in enumerate(paths):
             loss += backpropagate([stage.modules[number] for stage, number in zip(self._stages, path, strict=True)], index)
             for stage, number in zip(self._stages, path, strict=True):
                 stage.take(step, number)
-        return loss / num_microbatches, [stage.mean_change(step, num_microbatches) for stage in self._stages]
+        return loss / num_microbatches, [stage.mean_change(step) for stage in self._stages]
 
 
 class _Replicated:
@@ -64,11 +64,7 @@ class _Replicated:
         self._stage = stage
         self.modules = [copy.deepcopy(stage) for _ in range(num_replicas)]
         self._steps = [LocalSteps(manifest, dict(module.named_parameters())) for module in self.modules]
-        self._shapes = {name: parameter.shape for name, parameter in stage.named_parameters()}
-        dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
-        allowed = parse_averaged(manifest.wire.weight_gradients)
-        shapes = [*self._shapes.values()]
-        self._compressions = [Compression(allowed, dtype, shapes, num_exact=0) for _ in self.modules]
+        self._averages = Averages(manifest, [value.shape for value in stage.parameters()], num_replicas)
 
     def begin_from(self, optimizer: Optimizer) -> None:
         for steps in self._steps:
@@ -79,13 +75,8 @@ class _Replicated:
         for steps in self._steps:
             steps.begin(parameters)
 
-    def order(self, step: int, num_microbatches: int) -> list[int]:
-        """The copy that each microbatch passes."""
-        drawn = random.Random(f"{self._manifest.seed}/{step}/{self._stage.stage}")
-        copies = range(len(self.modules))
-        return [number for _ in range(-(-num_microbatches // len(copies))) for number in drawn.sample(copies, len(copies))][
-            :num_microbatches
-        ]
+    def order(self, step: int) -> list[int]:
+        return copies_passed(self._manifest, self._stage.stage, step, len(self.modules))
 
     def take(self, step: int, number: int) -> None:
         """Add the gradients of a microbatch to this copy's open batch, and seal it if it is full."""
@@ -95,13 +86,36 @@ class _Replicated:
         if steps.is_full:
             steps.seal(step)
 
-    def mean_change(self, step: int, num_microbatches: int) -> dict[str, Tensor]:
+    def mean_change(self, step: int) -> dict[str, Tensor]:
         """Seal what is open, and average."""
         own = []
         for steps in self._steps:
             steps.seal(step)
             own.append(torch.cat([value.flatten() for value in steps.contribution().values()]))
-        return views_of(self._sum_of(AverageId(step.to_bytes(8, "little")), own) / num_microbatches, self._shapes)
+        return self._averages.mean_of(step, own, dict(self._stage.named_parameters()))
+
+
+def copies_passed(manifest: Manifest, stage: int, step: int, num_copies: int) -> list[int]:
+    """The copy of a stage that each microbatch of the step passes."""
+    drawn, copies = random.Random(f"{manifest.seed}/{step}/{stage}"), range(num_copies)
+    number = manifest.train.microbatches_per_step
+    return [each for _ in range(-(-number // num_copies)) for each in drawn.sample(copies, num_copies)][:number]
+
+
+class Averages:
+    """What the copies of a stage average, with the codec's errors of the steps before."""
+
+    def __init__(self, manifest: Manifest, shapes: Sequence[torch.Size], num_copies: int) -> None:
+        """`shapes`: of the stage's parameters."""
+        dtype = torch.float64 if manifest.train.accumulate == "float64" else torch.float32
+        allowed = parse_averaged(manifest.wire.weight_gradients)
+        self._number = manifest.train.microbatches_per_step
+        self._compressions = [Compression(allowed, dtype, shapes, num_exact=0) for _ in range(num_copies)]
+
+    def mean_of(self, step: int, own: Sequence[Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The change of each parameter per microbatch. `own`: what each copy gives, all parameters in one vector."""
+        total = self._sum_of(AverageId(step.to_bytes(8, "little")), own)
+        return views_of(total / self._number, {name: value.shape for name, value in parameters.items()})
 
     def _sum_of(self, average_id: AverageId, own: Sequence[Tensor]) -> Tensor:
         """The sum of what each copy gives, as all of them receive it."""

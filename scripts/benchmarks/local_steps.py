@@ -1,15 +1,18 @@
 """What local steps cost in loss at equal tokens: inner rate, outer rate and momentum, updates between averages, synchronous beginning.
 
-Everything is computed in one process, by what peers and the reference compute with: --replicas copies of each of two stages, of which each
-microbatch passes one, by chance. A synchronous run makes an update of as many microbatches as all copies of a stage have in one update of
-their own. So after the same tokens both have made as many updates. The loss is that of the averaged model on evaluation text.
+Everything is computed in one process: --replicas copies of each of two stages, of which each microbatch passes one, by chance. They compute
+together (_together.py), which a test compares with the reference; a run with a synchronous beginning is the reference's own.
+
+A synchronous run makes an update of as many microbatches as all copies of a stage have in one update of their own. So after the same tokens
+both have made as many updates. The loss is that of the averaged model on evaluation text.
 
 The table also has the time to a loss at 20 Mbit/s and 60 ms: that of the best synchronous rate after a share of its tokens (--target). How
 long a step takes there is simulated by peerd's own policies for a run of home size, as in `scripts/bench race`: 8 stages of some 130
 million parameters, two peers each. Boundaries are in int8 there, and so are averages of synchronous steps, which costs their loss nothing
-here.
+here, unless --synchronous names another codec, with which they are trained.
 
-Each result is appended to --results as it is there, and what is there is not computed again: a table may be made in pieces.
+Each result is appended to --results as it is there, and what is there is not computed again: a table may be made in pieces. A training that
+was stopped goes on from the file beside it (.part).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -41,6 +45,7 @@ from peerd.train.corpus import Corpus
 from scripts.benchmarks._race import HomeSize, Link, step_s
 from scripts.benchmarks._race_lines import reaches_at
 from scripts.benchmarks._report import SCHEMA, progress, run
+from scripts.benchmarks._together import train_together
 
 SEQUENCES, SEQUENCE_LENGTH = 4, 128
 """Of a microbatch."""
@@ -61,17 +66,23 @@ class Cell:
     after: float = 0.0
     """Share of the tokens with which a synchronous beginning trains."""
     codec: str = "none"
+    """Of averages. Where time counts, those of a synchronous run with "none" are in int8, which costs their loss nothing here."""
     seed: int = 0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: float = 0.0
+    """Share of the steps in which the rate rises."""
 
     @property
     def name(self) -> str:
+        rate = f"rate {self.rate:g}" + (f" {self.schedule}" if self.schedule != "constant" else "")
+        rate += f" after {self.warmup:.0%} of rising" if self.warmup else ""
+        codec = f", {self.codec}" if self.codec != "none" else ""
         if not self.updates:
-            return f"synchronous, rate {self.rate:g}"
+            return f"synchronous, {rate}{codec}"
         is_plain = (self.outer_rate, self.outer_momentum) == (1.0, 0.0)
         outer = "plain averaging" if is_plain else f"outer {self.outer_rate:g}, {self.outer_momentum:g}"
         begins = f", after {self.after:.0%}" if self.after else ""
-        codec = f", {self.codec}" if self.codec != "none" else ""
-        return f"H {self.updates}, rate {self.rate:g}, {outer}{begins}{codec}"
+        return f"H {self.updates}, {rate}, {outer}{begins}{codec}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +109,8 @@ class Size:
                 microbatch_size=SEQUENCES,
                 sequence_length=SEQUENCE_LENGTH,
                 learning_rate=cell.rate,
+                schedule=cell.schedule,
+                warmup_steps=math.ceil(cell.warmup * MARKS * between),
                 steps=MARKS * between,
                 evaluate_every_steps=between,
                 evaluation_microbatches=32,
@@ -111,24 +124,27 @@ class Size:
         )
 
 
-def loss_of(size: Size, cell: Cell) -> dict[str, object]:
-    """Train a cell. Returns the losses of its evaluations, by the tokens before each."""
+def loss_of(size: Size, cell: Cell, part: Path | None) -> dict[str, object]:
+    """Train a cell, or go on with what is in the file `part`. Returns the losses of its evaluations, by the tokens before each."""
     manifest, began_s = size.manifest(cell), time.monotonic()
     corpus = Corpus(prepare_tokens(STDLIB, cache_folder(), manifest.data), manifest)
-    found = train_reference(manifest, corpus, manifest.train.steps, num_replicas=size.replicas if cell.updates else 1)
-    losses = [[each.step * manifest.tokens_per_step, each.loss] for each in found.evaluations]
+    if cell.after:
+        evaluations = train_reference(manifest, corpus, manifest.train.steps, num_replicas=size.replicas).evaluations
+    else:
+        evaluations = train_together(manifest, corpus, size.replicas, part)
+    losses = [[each.step * manifest.tokens_per_step, each.loss] for each in evaluations]
     return {"losses": losses, "took_s": round(time.monotonic() - began_s, 1)}
 
 
 @functools.lru_cache
 def step_at_home_s(updates: int, codec: str, is_local: bool) -> float:
-    """Seconds of a step at home size, with `updates` times the microbatches of a synchronous run; `codec`: of local steps' averages."""
+    """Seconds of a step at home size, with `updates` times the microbatches of a synchronous run; `codec`: of averages."""
     home = HomeSize()
     microbatches = home.microbatches * max(1, updates)
     train = dataclasses.replace(
         home.run.train, microbatches_per_step=microbatches, local_batch=home.microbatches // NUM_REPLICAS if is_local else 0
     )
-    wire = WireConfig(activations="int8", activation_gradients="int8", weight_gradients=codec if is_local else "int8")
+    wire = WireConfig(activations="int8", activation_gradients="int8", weight_gradients=codec)
     return step_s(dataclasses.replace(home.run, train=train, wire=wire), home, LINE)
 
 
@@ -138,7 +154,8 @@ def seconds_at_home(size: Size, cell: Cell, tokens: float) -> float:
     steps = tokens / manifest.tokens_per_step
     exact = min(steps, float(manifest.train.local_steps_after)) if cell.updates else steps
     local = steps - exact
-    found = exact * step_at_home_s(cell.updates, cell.codec, False) if exact else 0.0
+    codec = cell.codec if not cell.updates and cell.codec != "none" else "int8"
+    found = exact * step_at_home_s(cell.updates, codec, False) if exact else 0.0
     return found + (local * step_at_home_s(cell.updates, cell.codec, True) if local else 0.0)
 
 
@@ -146,7 +163,7 @@ def sent_bytes(size: Size, cell: Cell) -> float:
     """Bytes that a peer of the larger stage sends for averages, by butterfly: its part to all others, and its sum to all others."""
     manifest = size.manifest(cell)
     numbers = max(sum(map(_numel, initial_parameter_spec(manifest, stage).values())) for stage in range(NUM_STAGES))
-    exact = manifest.train.local_steps_after if cell.updates else manifest.train.steps
+    exact = manifest.train.local_steps_after if cell.updates else 0
     plain, codec = 4 * numbers, parse_averaged(cell.codec).most_exact.num_bytes(numbers)
     share = 2 * (size.replicas - 1) / size.replicas
     return share * (exact * plain + (manifest.train.steps - exact) * codec)
@@ -161,9 +178,10 @@ def cells_of(given: argparse.Namespace) -> list[Cell]:
     outer = [tuple(map(float, text.split(":"))) for text in given.outer]
     found = []
     for seed in range(given.seeds):
-        found += [Cell(rate=rate, seed=seed) for rate in given.rate]
+        plain = Cell(rate=0.0, seed=seed, schedule=given.schedule, warmup=given.warmup)
+        found += [dataclasses.replace(plain, rate=rate, codec=codec) for codec in given.synchronous for rate in given.rate]
         found += [
-            Cell(rate=rate, updates=updates, outer_rate=outer_rate, outer_momentum=momentum, after=after, codec=codec, seed=seed)
+            dataclasses.replace(plain, rate=rate, updates=updates, outer_rate=outer_rate, outer_momentum=momentum, after=after, codec=codec)
             for updates, (outer_rate, momentum), after, codec, rate in itertools.product(
                 given.updates, outer, given.after, given.codec, given.rate
             )
@@ -258,10 +276,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=4, metavar="N", help="peers of each stage (default 4)")
     parser.add_argument("--local-batch", type=int, default=1, metavar="N", help="microbatches of a peer's own update (default 1)")
     parser.add_argument("--rate", type=float, nargs="+", default=[2e-3], metavar="X", help="learning rates (default 2e-3)")
+    parser.add_argument("--schedule", choices=["constant", "linear", "cosine"], default="constant", help="of the rate (default constant)")
+    parser.add_argument("--warmup", type=float, default=0.0, metavar="SHARE", help="of the steps, in which the rate rises (default 0)")
     parser.add_argument("--updates", type=int, nargs="+", default=[8], metavar="H", help="a peer's updates between averages (default 8)")
     parser.add_argument("--outer", nargs="+", default=["0.7:0.9"], metavar="RATE:MOMENTUM", help="of the averages (default 0.7:0.9)")
     parser.add_argument("--after", type=float, nargs="+", default=[0.0], metavar="SHARE", help="synchronous beginnings (default 0)")
     parser.add_argument("--codec", nargs="+", default=["none"], metavar="CODEC", help="of the averaged changes (default none)")
+    parser.add_argument("--synchronous", nargs="+", default=["none"], metavar="CODEC", help="of their averages (default none)")
     parser.add_argument("--target", type=float, default=0.75, metavar="SHARE", help="of the best synchronous run's tokens (default 0.75)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append results here, and do not compute again what is there")
     given = parser.parse_args()
@@ -276,10 +297,11 @@ def main() -> int:
     given = parse()
     size = Size(d_model=given.d_model, layers=given.layers, replicas=given.replicas, local_batch=given.local_batch, tokens=given.tokens)
     known = known_in(given.results, size)
+    part = given.results.with_name(f"{given.results.name}.part") if given.results is not None else None
     for cell in cells_of(given):
         if cell in known:
             continue
-        known[cell] = found = loss_of(size, cell)
+        known[cell] = found = loss_of(size, cell, part)
         progress(f"seed {cell.seed}  {cell.name}: {found['losses']} in {found['took_s']} s")
         if given.results is not None:
             with given.results.open("a") as file:
