@@ -170,6 +170,7 @@ def membership_for(
     ttl_s = TTL_PERIODS * signed.manifest.swarm.announce_period_s
     access = access or RunAccess(identity.peer, signed.run, signed.organiser_key)
     membership = Membership(identity, signed.run, ttl_s, row, train.num_stages, train.steps or MAX_STEP, access)
+    membership.view.group_size = signed.manifest.swarm.group_size
     membership.book = book
     return membership
 

@@ -65,6 +65,8 @@ class SwarmView:
     def __init__(self, me: PeerId, ttl_s: float) -> None:
         self.me = me
         self.ttl_s = ttl_s
+        self.group_size = 0
+        """The most members of a stage that average in one round; 0: all do."""
         self.changes = 0
         """Rises with every change but the expiry of a record."""
         self.evicted: list[PeerId] = []
@@ -303,7 +305,7 @@ class SwarmView:
         suspects = self._suspects_among(fresh, now_s) | {peer for peer, (_, until_s) in self._doubts.items() if now_s < until_s}
         counted = tuple(seen.record for seen in fresh if seen.record.peer not in suspects)
         suspected = tuple(seen.record for seen in fresh if seen.record.peer in suspects)
-        return LiveView(me=self.me, records=counted, suspected=suspected, expired=self._expired_records())
+        return LiveView(me=self.me, records=counted, suspected=suspected, expired=self._expired_records(), group_size=self.group_size)
 
     def _suspects_among(self, fresh: Sequence[Sighting], now_s: float) -> set[PeerId]:
         """The peers that this one suspects, and those that so many others do that their word counts (`accusers_needed`)."""

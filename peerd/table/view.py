@@ -13,8 +13,8 @@ from peerd.table.record import PeerId, PeerRecord, Phase, StageSummary
 
 T = TypeVar("T")
 TTL_PERIODS = 3
-WORDS_NEEDED = 2
-"""So many mates have to leave a peer out; one where it has no other."""
+WORDS_IN_GROUPS = 2
+"""So many mates have to leave a peer out of a stage that averages in groups: only those of its own group see its rounds fail."""
 NEAR_STAGES = 1
 """In a large swarm a peer knows all peers of the stages at most this far from its own."""
 
@@ -31,6 +31,8 @@ class LiveView:
     """Records that would count if no live peer suspected them. Their peers may be alive, and still hold what they say."""
     expired: tuple[PeerRecord, ...] = ()
     """Records that have expired, of peers that were at the step before this peer's or further."""
+    group_size: int = 0
+    """The most members of a stage that average in one round; 0: all do."""
     _by_peer: dict[PeerId, PeerRecord] = field(default_factory=dict, init=False, repr=False, compare=False)
     _by_stage: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _serving: dict[int, tuple[PeerRecord, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -106,10 +108,10 @@ class LiveView:
         return found
 
     def sidelined(self, stage: int) -> frozenset[PeerId]:
-        """T6 (sideline): peers of a stage that so many of their mates leave out that they have no part in its steps."""
+        """T6 (sideline): peers of a stage that half of their mates leave out, so that they have no part in its steps."""
         found = self._sidelined.get(stage)
         if found is None:
-            found = self._sidelined[stage] = _left_out(self.serving(stage))
+            found = self._sidelined[stage] = _left_out(self.serving(stage), self.group_size)
         return found
 
     @property
@@ -150,7 +152,15 @@ class LiveView:
         return told.queue if told is not None else sum(record.queue for record in self.serving(stage))
 
 
-def _left_out(mates: Sequence[PeerRecord]) -> frozenset[PeerId]:
+def words_needed(num: int, group_size: int = 0) -> int:
+    """T6 (sideline): how many of the `num` peers of a stage have to leave one out: as many as no minority of them is (hole 58).
+
+    Of two the other one is enough. `group_size`: the most members of a stage that average in one round; 0: all do.
+    """
+    return WORDS_IN_GROUPS if 0 < group_size < num else num // 2 + num % 2
+
+
+def _left_out(mates: Sequence[PeerRecord], group_size: int) -> frozenset[PeerId]:
     """The peer of which most say so comes first, and has no word itself; of equals one that is behind. At most half of a stage go."""
     if not any(record.sidelined for record in mates):
         return frozenset()
@@ -163,9 +173,10 @@ def _left_out(mates: Sequence[PeerRecord]) -> frozenset[PeerId]:
     def weight(peer: PeerId) -> tuple[int, int, bytes]:
         return len(accusers[peer]), -by_name[peer].step, _drawn(by_name[peer])
 
+    needed = words_needed(len(mates), group_size)
     for peer in sorted(accusers, key=weight, reverse=True):
         words = sum(author not in out for author in accusers[peer])
-        if words >= min(WORDS_NEEDED, len(mates) - 1) and len(out) < len(mates) // 2:
+        if words >= needed and len(out) < len(mates) // 2:
             out.add(peer)
     return frozenset(out)
 
@@ -173,14 +184,17 @@ def _left_out(mates: Sequence[PeerRecord]) -> frozenset[PeerId]:
 def _without_voided(members: Sequence[PeerRecord], step: int) -> tuple[PeerRecord, ...]:
     """The members of a step without those that another one has voided. The word of one that is voided itself counts for nothing.
 
-    Who comes first is the same for all, and another at each step. The last one whose word counts stays, so not all can be out.
+    Who comes first is the same for all, and another at each step. The last one whose word counts stays, so not all can be out. One author
+    voids half of the members at most: it may lie (hole 60).
     """
     if not any(record.voids for record in members):
         return tuple(members)
     out: set[tuple[PeerId, int]] = set()
+    there = {(r.peer, r.incarnation) for r in members}
     for author in sorted((r for r in members if r.voids and not r.leaving), key=_drawn):
         if (author.peer, author.incarnation) not in out:
-            out |= {(v.peer, v.incarnation) for v in author.voids if v.step == step and v.peer != author.peer}
+            told = dict.fromkeys((v.peer, v.incarnation) for v in author.voids if v.step == step and v.peer != author.peer)
+            out.update([each for each in told if each in there][: len(members) // 2])
     return tuple(r for r in members if (r.peer, r.incarnation) not in out)
 
 

@@ -62,6 +62,10 @@ class Kind(enum.Enum):
     """For a while a peer that has the average of the step says that it is still on its way."""
     FRAME = "frame"
     """For a while a peer says that all others are to be left out, and where it leads it never asks one of them."""
+    VOID = "void"
+    """For a while a peer's record says in each step that all others are to be left out of it."""
+    CONSPIRE = "conspire"
+    """For a while a peer's record says that all peers of its stage that do not lie are to be left out."""
     STINGY = "stingy"
     """For a while a peer joins rounds, tells of what it gets, and sends no chunk."""
     TRICKLE = "trickle"
@@ -112,7 +116,7 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE, Kind.BAN})
-_LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS}
+_LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS, Kind.VOID, Kind.CONSPIRE}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
 LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})

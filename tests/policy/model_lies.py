@@ -10,7 +10,7 @@ from peerd.policy.step.certificates import SignedSlice
 from peerd.policy.step.ledger import full
 from peerd.policy.step.roster import Roster, entry_of, why_inexact
 from peerd.table.forms import MAX_COUNT
-from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion
+from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, Void
 from tests.policy.model_exchange import Plan
 from tests.policy.model_faults import LIES_OF_WORK, Kind
 from tests.policy.model_theta import Average
@@ -73,6 +73,12 @@ class Lies:
         if self._tells(Kind.FRAME):
             others = [name for name in peer.view.sightings if name != peer.name]
             record = replace(record, sidelined=tuple(others[:MAX_SIDELINED]))
+        if self._tells(Kind.VOID):
+            mates = [m for m in peer.live().serving(record.stage) if m.peer != peer.name]
+            record = replace(record, voids=tuple(Void(m.peer, m.incarnation, record.step) for m in mates))
+        if self._tells(Kind.CONSPIRE):
+            honest = [p.name for p in peer.world.peers.values() if p.record.stage == record.stage and not p.lies.has_lied]
+            record = replace(record, sidelined=tuple(sorted(honest)[:MAX_SIDELINED]))
         return record
 
     @property

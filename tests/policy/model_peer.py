@@ -53,6 +53,7 @@ class ModelPeer:
         self.forward_s = world.rng.uniform(0.02, 0.08)
         self.clock_offset_s = world.rng.uniform(-1000.0, 1000.0)
         self.view = KeptView(me=name, ttl_s=TTL_S)
+        self.view.group_size = world.scenario.group_size
         self.hearing = Hearing(self, PERIOD_S)
         self.record = PeerRecord(
             peer=name, incarnation=self._next_incarnation(), stage=stage, trains=world.rng.random() < 0.7 or name == "p0"

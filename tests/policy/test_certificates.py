@@ -29,7 +29,7 @@ from peerd.policy.step.certifying import ahead_alone, holding_alone, telling_ear
 from peerd.policy.step.roster import Roster, RosterEntry, lineage_after
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
-from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase
+from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Void
 from peerd.table.view import LiveView
 
 NUM_MICROBATCHES = 4
@@ -123,6 +123,22 @@ def test_a_stage_of_which_only_two_are_heard_is_no_stage_of_two() -> None:
     waits = replace(view(holder, peer("b")), expired=(peer("c"),))
     assert not words_on(holder, waits).certify(ME)
     assert words_on(holder, waits).certify(ME, is_late=True)
+
+
+@pytest.mark.parametrize("how", ["voids", "sidelined"])
+def test_hole_59_those_that_a_minority_left_out_still_count_where_an_average_is_to_be_believed(how: str) -> None:
+    """Two of five leave two others out, and are more than half of those that are left."""
+    names = (PeerId("c"), PeerId("d"))
+    sidelined, voids = (names, ()) if how == "sidelined" else ((), tuple(Void(name, 0, 3) for name in names))
+    liars, out = [peer(name, ONE, sidelined=sidelined, voids=voids) for name in "ab"], [peer(name) for name in names]
+    mine = peer("me", sidelined=sidelined)  # where an honest one says so, too
+    live = view(mine, *liars, *out)
+    assert {m.peer for m in live.members(0, 3)} == {"a", "b", "me"}
+    assert not words_on(mine, live).certify(ONE)
+    elsewhere = replace(live, me=PeerId("z"), records=(*live.records, peer("z", stage=1)))
+    assert why_unproven(elsewhere, 0, 3) != ""
+    holder = peer("me", ONE, sidelined=sidelined)
+    assert words_on(holder, view(holder, *liars, *out)).certify(ONE), "half of all hold it, one that is honest among them"
 
 
 def test_an_average_with_a_refuted_slice_stands_where_most_of_its_members_hold_this_copy() -> None:

@@ -81,7 +81,7 @@ def test_hole_53_a_trainer_that_its_stage_leaves_out_is_late_at_once() -> None:
     """It may say that its stage has averaged the step, and then launches nothing."""
     step = next(owned_by("p3", 0))
     told = missing_of("p3", step)
-    live = view_of(*(replace(each, sidelined=(PeerId("p3"),)) if each.peer in ("p1", "p2") else each for each in told.records))
+    live = view_of(*(replace(each, sidelined=(PeerId("p3"),)) if each.peer in MANY[4:] else each for each in told.records))
     launch = launching(live, dict.fromkeys(MANY, ANEW), 0.0)
     assert launch
     assert "p3" not in launch

@@ -269,6 +269,24 @@ def test_hole_34_if_nobody_remembered_who_was_late_most_steps_would_wait() -> No
     assert withheld(off=frozenset({"remember the late"})) > withheld(0.0) + 2 * 4 * Scenario(seed=0).takeover_s
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_hole_60_a_peer_that_voids_all_others_in_each_step_does_not_stop_its_stage(num_stages: int) -> None:
+    outcome = lied_to(Kind.VOID, 0, num_stages, for_s=1e3)
+    assert outcome.problems == ()
+    assert outcome.counts["inexact"] == 0
+
+
+@pytest.mark.parametrize(("num_peers", "num_liars"), [(5, 2), pytest.param(9, 3, marks=pytest.mark.slow)])
+def test_hole_58_a_minority_that_says_that_all_others_are_to_be_left_out_costs_no_time(num_peers: int, num_liars: int) -> None:
+    def run(for_s: float) -> Outcome:
+        faults = tuple(Fault(1.0, Kind.CONSPIRE, name=f"p{number}", lasts_s=for_s) for number in range(1, 1 + num_liars))
+        return World(Scenario(seed=0, num_stages=1, peers_per_stage=num_peers, last_step=12, faults=faults if for_s else ())).run()
+
+    honest, outcome = run(0.0), run(1e3)
+    assert outcome.problems == ()
+    assert outcome.ended_at_s < 1.2 * honest.ended_at_s
+
+
 @pytest.mark.parametrize("num_stages", NUM_STAGES)
 def test_hole_37_peers_that_are_not_there_slow_a_run_down_by_less_than_half(num_stages: int) -> None:
     assert two_runs_s(Kind.GHOSTS, num_stages, 1e3) < 1.5 * two_runs_s(Kind.GHOSTS, num_stages, 0.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, Suspicion, Void
 from peerd.table.swarm_view import CONDEMNED_LIVES, SwarmView, accusers_needed
+from peerd.table.view import words_needed
 from tests.strategies import member, records, view_of
 
 TTL_S = 3.0
@@ -202,12 +203,23 @@ def test_hole_36_the_word_of_a_peer_that_is_left_out_counts_for_nothing_and_half
     assert view_of(liar, leaves_out("a", "liar", "b"), *honest[1:]).sidelined(0) == {"liar"}
     assert view_of(liar, *honest).members(0, 0) == tuple(honest)
     assert len(view_of(leaves_out("a", "b"), leaves_out("b", "a")).members(0, 0)) == 1
-    crowd = [leaves_out(f"liar{number}", "a", "b", "c", "d") for number in range(3)]
-    assert len(view_of(*crowd, *(member(name) for name in "abcd")).sidelined(0)) == 3
+    crowd = [leaves_out(f"liar{number}", "a", "b", "c", "d") for number in range(4)]
+    assert len(view_of(*crowd, *(member(name) for name in "abcd")).sidelined(0)) == 4
     many = view_of(*(leaves_out(f"p{number}", *(f"p{other % 2000}" for other in range(number, number + 8))) for number in range(2000)))
+    many = replace(many, group_size=32)
     began_s = time.thread_time()
     assert len(many.sidelined(0)) == 1000
     assert time.thread_time() - began_s < 0.05
+
+
+@pytest.mark.parametrize(("num", "num_liars"), [(3, 1), (4, 1), (5, 2), (6, 2), (9, 3), (9, 4)])
+def test_hole_58_a_minority_leaves_nobody_out_and_an_honest_majority_does(num: int, num_liars: int) -> None:
+    names = [f"p{number}" for number in range(num)]
+    liars, honest = names[:num_liars], names[num_liars:]
+    crowd = [leaves_out(name, *honest[:8]) for name in liars]
+    assert view_of(*crowd, *map(member, honest)).sidelined(0) == frozenset()
+    assert view_of(*crowd, *(leaves_out(name, *liars) for name in honest)).sidelined(0) >= set(liars)
+    assert words_needed(num, group_size=2) == 2, "of groups only those of a member's own see its rounds fail"
 
 
 def at_step(name: str, stage: int, step: int) -> PeerRecord:
@@ -234,9 +246,7 @@ def test_hole_25_a_peer_that_slept_while_the_run_went_back_does_not_count() -> N
 
 
 @given(st.integers(0, 99), st.dictionaries(st.integers(0, 4), st.sets(st.integers(0, 4)), min_size=1), st.integers(2, 5))
-def test_hole_38_however_members_void_each_other_one_is_left_whom_nobody_that_is_left_has_voided(
-    step: int, voids: dict[int, set[int]], size: int
-) -> None:
+def test_hole_38_however_members_void_each_other_one_is_left(step: int, voids: dict[int, set[int]], size: int) -> None:
     def row(number: int) -> PeerRecord:
         targets = sorted(voids.get(number, ()))
         return replace(at_step(f"p{number}", 0, step), voids=tuple(Void(PeerId(f"p{target}"), 0, step) for target in targets))
@@ -246,7 +256,19 @@ def test_hole_38_however_members_void_each_other_one_is_left_whom_nobody_that_is
     assert members
     assert view_of(*reversed(records)).members(0, step) == members
     left = {record.peer for record in members}
-    assert all(void.peer not in left or void.peer == record.peer for record in members for void in record.voids)
+    names = {record.peer for record in records}
+    for record in members:
+        voided = [void.peer for void in record.voids if void.peer in names and void.peer != record.peer]
+        assert left.isdisjoint(voided[: size // 2])
+
+
+def test_hole_60_one_author_voids_half_of_the_members_at_most() -> None:
+    names = [f"p{number}" for number in range(5)]
+    voids = tuple(Void(PeerId(name), 0, 3) for name in names)
+    liar = replace(at_step("p0", 0, 3), voids=(Void(PeerId("p1"), 7, 3), *voids))
+    others = [at_step(name, 0, 3) for name in names[1:]]
+    assert [record.peer for record in view_of(liar, *others).members(0, 3)] == ["p0", "p3", "p4"]
+    assert view_of(liar, others[0]).members(0, 3) == (liar,), "of two it is not known who is at fault"
 
 
 def test_a_leaving_peer_voids_nobody() -> None:

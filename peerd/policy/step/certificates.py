@@ -125,6 +125,12 @@ def known(live: LiveView, stage: int) -> set[PeerId]:
     return {r.peer for r in found if not r.leaving}
 
 
+def kept_out(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
+    """Peers of a stage that work at this step and are no members of it: others have voided or sidelined them."""
+    names = {m.peer for m in live.members(stage, step)}
+    return [m for m in live.serving(stage) if m.step == step and m.peer not in names and has_word(m, step)]
+
+
 def voters(mine: PeerRecord, live: LiveView) -> list[PeerRecord]:
     """Return the peers whose word on the average of this peer's step counts. This peer comes first."""
     return [mine, *(m for m in present(live, mine.stage, mine.step) if m.peer != mine.peer and has_word(m, mine.step))]
@@ -146,6 +152,8 @@ class Words:
     num_known: int
     """With those that are not heard now."""
     num_voters: int
+    num_out: int
+    """Those that work at the step, too, and have no vote, because others left them out of it."""
     held: Counter[AverageId]
     ahead: tuple[tuple[_Applied, int], ...]
     """The most common ways in which the step was finished, as far as records tell, and by how many voters each."""
@@ -158,18 +166,20 @@ class Words:
         return self.held[average_id] + sum(applied)
 
     def certify(self, average_id: AverageId, is_late: bool = False) -> bool:
-        """Whether more than half of the voters hold this average.
+        """Whether more than half of the voters hold this average, and no fewer than half where those count that were left out (hole 59).
 
         In a stage of two one is enough, if the other holds no other one or this peer has waited for it long enough. Then those that are
         not heard count no more.
         """
         size = self.num_present if is_late else max(self.num_present, self.num_known)
-        return _is_most(self.backers(average_id), self.num_voters, size, is_late or len(self.held) <= 1)
+        return _is_most(self.backers(average_id), self.num_voters, self.num_out, size, is_late or len(self.held) <= 1)
 
 
-def _is_most(backers: int, num_voters: int, num_present: int, is_undisputed: bool) -> bool:
+def _is_most(backers: int, num_voters: int, num_out: int, num_present: int, is_undisputed: bool) -> bool:
     """Whether more than half of the voters back an average; of too few peers for that one is enough, where nothing speaks against it."""
-    return 2 * backers > num_voters if num_present >= FEWEST else backers > 0 and is_undisputed
+    if num_present < FEWEST:
+        return backers > 0 and is_undisputed
+    return 2 * backers > num_voters and 2 * backers >= num_voters + num_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +204,9 @@ def words_on(mine: PeerRecord, live: LiveView) -> Words:
     held = Counter(m.average_id for m in found if m.step == mine.step and m.phase is Phase.AVERAGED and m.lineage == mine.lineage)
     ahead = Counter(_applied_by(m, mine.step) for m in found if m.step > mine.step)
     names = {mine.peer, *(m.peer for m in present(live, mine.stage, mine.step))}
-    return Words(
-        len(names), len(known(live, mine.stage) | {mine.peer}), len(found), held, tuple(ahead.most_common(MOST_WAYS)), mine.lineage
-    )
+    num_out = sum(m.peer != mine.peer for m in kept_out(live, mine.stage, mine.step))
+    num_known = len(known(live, mine.stage) | {mine.peer})
+    return Words(len(names), num_known, len(found), num_out, held, tuple(ahead.most_common(MOST_WAYS)), mine.lineage)
 
 
 def apart_from_most(serving: Sequence[PeerRecord]) -> frozenset[PeerId]:
@@ -239,7 +249,8 @@ def why_unproven(live: LiveView, stage: int, step: int, is_late: bool = False) -
     held = Counter(m.average_id for m in members if m.step == step and m.phase is Phase.AVERAGED)
     most = max(held.values(), default=0) + sum(m.step > step for m in live.serving(stage))
     num_voters = sum(has_word(m, step) for m in members)
-    is_proven = _is_most(most, num_voters, len(members), is_late or len(held) <= 1)
+    num_out = len(kept_out(live, stage, step))
+    is_proven = _is_most(most, num_voters, num_out, len(members), is_late or len(held) <= 1)
     return "" if is_proven else f"no average of stage {stage} is held by more than half of its members"
 
 
