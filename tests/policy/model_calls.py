@@ -81,18 +81,20 @@ class Calls:
         if not peer.record.trains or peer.record.leaving or peer.lies.withholds:
             return
         sizes = (scenario.num_stages, scenario.num_microbatches)
-        before, is_late = self._still, self._still.absent and peer.now - self._still.since_s >= scenario.takeover_s
+        before, is_late = self._still, self._still.absent and self._still.is_over(peer.now, scenario.takeover_s)
         if self._found is not None and self._found[0] == peer.view.news and not is_late:
             work = self._found[1]
         else:
             work = launchable(live, *sizes, before, peer.now, scenario.takeover_s, scenario.last_step, scenario.delayed)
         self._still = work.still if "remember the late" not in scenario.off else replace(work.still, late=())
+        if "few" in scenario.off:
+            self._still = replace(self._still, few_since_s=None)
         self._found = (peer.view.news, work) if self._still == before else None
         self._in_flight = {key: until for key, until in self._in_flight.items() if until > peer.now}
         self._diverging.begin(peer.record.step)
-        if not work.steps:
+        if not work.steps or (peer.lies.dribbles and peer.now - self._still.since_s < 0.5 * scenario.takeover_s):
             return
-        allowed = share(window(live, scenario.num_stages, SLOTS), work)
+        allowed = 1 if peer.lies.dribbles else share(window(live, scenario.num_stages, SLOTS), work)
         held_back = {each.step: self._diverging.held_back(each.step, work.still, sizes[1], peer.now) for each in work.steps}
         for launch in (launch for each in work.steps for launch in each.launches(but=held_back[each.step])):
             if (launch.step, launch.index) in self._in_flight:

@@ -104,6 +104,8 @@ class Kind(enum.Enum):
     """For a while the gradients that a peer adds are wrong, and it shows nobody what its part of an average is made of."""
     WITHHOLD = "withhold"
     """For a while a trainer launches nothing of what it owns."""
+    DRIBBLE = "dribble"
+    """For a while a trainer launches what it owns one by one, each in half of the time after which others would take it over."""
     GHOSTS = "ghosts"
     """For a while a peer tells of forty others that are not there, and renews their records."""
 
@@ -116,7 +118,7 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE, Kind.BAN})
-_LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS, Kind.VOID, Kind.CONSPIRE}
+_LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS, Kind.VOID, Kind.CONSPIRE, Kind.DRIBBLE}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
 LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})

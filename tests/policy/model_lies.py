@@ -222,5 +222,9 @@ class Lies:
     def withholds(self) -> bool:
         return self._tells(Kind.WITHHOLD)
 
+    @property
+    def dribbles(self) -> bool:
+        return self._tells(Kind.DRIBBLE)
+
     def _tells(self, kind: Kind) -> bool:
         return bool(self._until_s) and self._peer.now < self._until_s.get(kind, float("-inf"))

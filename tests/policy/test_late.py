@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from peerd.policy.route.launching import LATE_STEPS, Standstill, Work, launchable, with_banned
-from peerd.policy.route.owning import owned_among_first
+from peerd.policy.route.owning import first_owners, owned_among_first
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
@@ -94,6 +94,34 @@ def test_hole_34_where_most_trainers_would_be_late_something_else_stands_still()
     for turn in range(4):
         launching(live, stills, turn * TAKEOVER_S)
     assert all(still.late == () for still in stills.values())
+
+
+def test_hole_61_a_trainer_that_launches_what_it_owns_one_by_one_is_late_after_a_takeover_time_all_the_same() -> None:
+    num, trainers, liar = 64, MANY[:3], MANY[0]
+    owned = [index for index in range(num) if owned_among_first(trainers, liar, 0, num) >> index & 1]
+    still, now_s = ANEW, 0.0
+    for number in range(len(owned)):
+        absent = sum(1 << index for index in owned[number:])
+        done = ((1 << num) - 1) & ~absent
+        live = view_of(*(member(name, trains=True, done=done) for name in trainers), member("z", stage=1, done=done))
+        still = launchable(replace(live, me=MANY[1]), 2, num, still, now_s, TAKEOVER_S).still
+        if still.late:
+            break
+        now_s += 0.6 * TAKEOVER_S
+    assert [late.peer for late in still.late] == [liar]
+    assert now_s <= 2 * TAKEOVER_S
+
+
+def test_hole_61_while_most_trainers_still_have_something_to_launch_none_is_late() -> None:
+    num, trainers, still = 64, MANY[:3], ANEW
+    for number in range(num // 2):
+        done = (1 << number) - 1
+        live = view_of(*(member(name, trains=True, done=done) for name in trainers), member("z", stage=1, done=done))
+        still = launchable(replace(live, me=MANY[1]), 2, num, still, number * 0.6 * TAKEOVER_S, TAKEOVER_S).still
+        if len({*first_owners(trainers, 0, still.absent, num)}) < 2:
+            break
+        assert still.late == ()
+    assert number > 8
 
 
 @pytest.mark.parametrize(("num_trainers", "num_microbatches"), [(8, 64), (40, 400)])

@@ -269,6 +269,13 @@ def test_hole_34_if_nobody_remembered_who_was_late_most_steps_would_wait() -> No
     assert withheld(off=frozenset({"remember the late"})) > withheld(0.0) + 2 * 4 * Scenario(seed=0).takeover_s
 
 
+def test_hole_61_a_trainer_that_launches_its_own_one_by_one_makes_one_step_wait_and_not_each() -> None:
+    honest, outcome = (lied_to(Kind.DRIBBLE, 0, for_s=for_s) for for_s in (0.0, 1e3))
+    assert outcome.problems == ()
+    assert outcome.ended_at_s < honest.ended_at_s + 2 * Scenario(seed=0).takeover_s
+    assert lied_to(Kind.DRIBBLE, 0, for_s=1e3, off=frozenset({"few"})).ended_at_s > 2.5 * honest.ended_at_s
+
+
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_hole_60_a_peer_that_voids_all_others_in_each_step_does_not_stop_its_stage(num_stages: int) -> None:
     outcome = lied_to(Kind.VOID, 0, num_stages, for_s=1e3)

@@ -62,6 +62,12 @@ class Standstill:
     since_s: float = 0.0
     late: tuple[Late, ...] = ()
     """What this trainer knows of others that were late, and of itself."""
+    few_since_s: float | None = None
+    """Since when all that is missing of the step has been what few trainers own, though some of that may get done; None: it is not."""
+
+    def is_over(self, now_s: float, takeover_s: float) -> bool:
+        """Whether what is missing has been so for a takeover time, or what few own has not been finished in one (hole 61)."""
+        return now_s - (self.since_s if self.few_since_s is None else min(self.since_s, self.few_since_s)) >= takeover_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +167,9 @@ def launchable(
     """What this trainer may launch now, and all that is missing.
 
     The owner of rank k launches once the same microbatches have been missing for `takeover_s` times k: while others are
-    done, none is late. A trainer that is late comes last for some steps, so that one that never launches what it owns does not
-    make each step wait. One that its stage leaves out is late at once. The caller passes the last answer's `still`, and leaves out
-    what it has in flight. The run ends at `last_step`; 0: never.
+    done, none is late. Nor may few trainers take longer for what they own once all the rest is done. A trainer that is late comes last for
+    some steps, so that one that never launches what it owns does not make each step wait. One that its stage leaves out is late at once.
+    The caller passes the last answer's `still`, and leaves out what it has in flight. The run ends at `last_step`; 0: never.
 
     Where steps overlap, what this trainer owns of the next step comes after all that it owns of this one: the pipeline never runs
     empty. It counts as missing, for others to take over, once nothing of this step is. Elsewhere it comes once every stage has
@@ -188,7 +194,10 @@ def launchable(
             continue
         stands = before if (before.step, before.absent) == (at, lacking) else Standstill(at, lacking, now_s, before.late)
         trainers = tuple(trainers_of(live, at))
-        if now_s - stands.since_s >= takeover_s:
+        begun_s = before.few_since_s if before.step == at else None
+        is_few = bool(_few(stands, trainers, num_microbatches))
+        stands = replace(stands, few_since_s=(now_s if begun_s is None else begun_s) if is_few else None)
+        if stands.is_over(now_s, takeover_s):
             stands = _judged(stands, trainers, num_microbatches, now_s)
         ranks = 1 + int((now_s - stands.since_s) / takeover_s)
         mine = lacking & _owned(trainers, live.me, stands, ranks, num_microbatches)
@@ -229,11 +238,15 @@ def _judged(stands: Standstill, trainers: tuple[PeerId, ...], num_microbatches: 
 
     Where more than half of the trainers would be late, it is not they that are.
     """
-    punctual, step = _punctual(trainers, stands), stands.step
-    found = set(islice(first_owners(punctual, step, stands.absent, num_microbatches), len(punctual) // 2 + 1))
-    if not found or 2 * len(found) > len(punctual):
-        return stands
-    return Standstill(step, stands.absent, now_s, _with_late(stands.late, found, step))
+    found = _few(stands, trainers, num_microbatches)
+    return Standstill(stands.step, stands.absent, now_s, _with_late(stands.late, found, stands.step)) if found else stands
+
+
+def _few(stands: Standstill, trainers: tuple[PeerId, ...], num_microbatches: int) -> set[PeerId]:
+    """Those who own what is missing, if they are no more than half of the trainers that were not late; else nobody."""
+    punctual = _punctual(trainers, stands)
+    found = set(islice(first_owners(punctual, stands.step, stands.absent, num_microbatches), len(punctual) // 2 + 1))
+    return found if 2 * len(found) <= len(punctual) else set()
 
 
 def with_banned(stands: Standstill, live: LiveView, banned: Collection[PeerId], step: int) -> Standstill:
