@@ -15,6 +15,7 @@ from peerd.daemon.departure import Departure
 from peerd.daemon.seat import Seat
 from peerd.models.stages import estimate_stage_memory, placing_of_stage, stage_demands
 from peerd.planner.memory import Placing, least_on_device
+from peerd.policy.step.certificates import FEWEST
 from peerd.policy.swarm.queues import READINGS, QueueReadings
 from peerd.policy.swarm.rebalance import Rebalancing, Rule, move_of, plan, seed_at
 from peerd.swarm.clock import clock_s
@@ -79,6 +80,7 @@ class Mover:
             noise=THROUGHPUT_ERROR,
             demands=seat.demands,
             needed_bytes=self._needed,
+            least_peers=FEWEST if seat.peer.place.manifest.swarm.certifies else 1,
         )
         found = plan(live, num_stages, seed_at(now_s, params), params)
         if self._rule is Rule.QUEUES:

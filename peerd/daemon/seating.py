@@ -20,6 +20,7 @@ from peerd.errors import StageError
 from peerd.models.stages import estimate_stage_memory, keeps_graphs, largest_state_bytes, placing_of_stage, stage_demands
 from peerd.observe.archive import Archive
 from peerd.planner.memory import Memory, Placing, Room
+from peerd.policy.step.certificates import FEWEST
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.swarm.choosing import Joiner, choose_stage
@@ -160,6 +161,7 @@ def _joiner(peer: Peer, lacking: Sequence[str]) -> Joiner:
         coordinate=peer.gossip.position.coordinate,
         demands=stage_demands(manifest, are_alike=peer.settings.compute_stand_in_ms > 0),
         round_rates=[need.rounds for need in needs(manifest, peer.membership.live(), num_joining=1)],
+        least_peers=FEWEST if manifest.swarm.certifies else 1,
     )
 
 

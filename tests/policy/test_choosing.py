@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerd.policy.swarm.choosing import NEAR_EQUAL, Joiner, choose_stage, stage_strengths
 from peerd.policy.swarm.rates import SampleDemand, computed_elsewhere
+from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.table.record import Coordinate, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+from tests.policy.test_rebalance import changed, counts_of, settled, swarm_of
 from tests.strategies import live_views, member, view_of
 
 ME = member("me", phase=Phase.JOINING)
@@ -131,3 +134,30 @@ def test_a_peer_that_moves_computes_as_its_new_stages_work_allows() -> None:
     assert computed_elsewhere(100.0, demands, 0, 1) == 25.0
     assert computed_elsewhere(25.0, demands, 1, 0) == 100.0
     assert computed_elsewhere(25.0, (), 1, 0) == 25.0
+
+
+def test_hole_62_a_stage_of_few_comes_first_however_strong_its_peers_say_that_they_are() -> None:
+    strong, weak = [member("a", throughput=1e9), member("b", throughput=1e9)], [member(name, stage=1, throughput=1.0) for name in "cdef"]
+    live = view_of(ME, *strong, *weak)
+    assert choose_stage(live, TWO).stage == 1
+    assert choose_stage(live, Joiner(lacking=["", ""], least_peers=3)).stage == 0
+    assert choose_stage(live, Joiner(lacking=["too much", ""], least_peers=3)).stage == 1
+    enough = view_of(ME, *strong, member("g", throughput=1e9), *weak)
+    assert choose_stage(enough, Joiner(lacking=["", ""], least_peers=3)).stage == 1
+
+
+@pytest.mark.parametrize("rule", [Rule.IMPROVED, Rule.QUEUES])
+def test_hole_62_a_peer_that_claims_to_be_fast_or_never_busy_is_not_left_alone_in_its_stage(rule: Rule) -> None:
+    """Its mates would move to the other stage one by one, and it would be most of its own."""
+    params = Rebalancing(rule=rule, least_peers=3)
+
+    def settles_at(counts: tuple[int, int], params: Rebalancing) -> list[int]:
+        live = changed(swarm_of(*counts), "s0p000", throughput=1e9)
+        live = replace(live, records=tuple(replace(r, backlog=9 * r.stage) for r in live.records))
+        return counts_of(settled(live, 2, params)[0], 2)
+
+    assert settles_at((4, 3), params) == [3, 4]
+    assert settles_at((3, 3), params) == [3, 3]
+    assert settles_at((3, 1), params) == [2, 2], "neither has enough"
+    assert settles_at((3, 0), params) == [2, 1] or rule is Rule.QUEUES
+    assert min(settles_at((4, 3), replace(params, least_peers=1))) < 3

@@ -41,6 +41,9 @@ class Joiner:
     demands: Demands = ()
     round_rates: Sequence[float] = ()
     """By stage, the rate that its line needs in both directions for the stage's averages. Empty: unknown."""
+    least_peers: int = 1
+    """Stages of fewer peers come first: of few nobody can say which of them lies (hole 62), and one that lies may make its stage look
+    strong."""
 
     def carries(self, stage: int) -> bool:
         """Whether its line carries the stage's averages, as far as is known."""
@@ -71,11 +74,20 @@ def choose_stage(live: LiveView, joiner: Joiner) -> StageChoice:
     if total == 0:
         return StageChoice(weakest, f"stage {weakest} has nobody")
     useful = [stage for stage in fitting if joiner.carries(stage)] or fitting
+    sizes = {stage: _num_peers(live, stage) for stage in useful}
+    if min(sizes.values()) < joiner.least_peers:
+        useful = [stage for stage, size in sizes.items() if size == min(sizes.values())]
     reliable = [record for record in live.records if record.is_reliable and record.peer != live.me]
     known = [stage for stage in useful if live.summary(stage) is None]
     if joiner.is_reliable and reliable and known:
         return _among_weakest(live, replace(live, records=tuple(reliable)), known, joiner)
     return _among_weakest(live, live, useful, joiner)
+
+
+def _num_peers(live: LiveView, stage: int) -> int:
+    """The peers that serve a stage or are on their way there, without this one and those that leave."""
+    told = live.summary(stage)
+    return max(sum(r.peer != live.me and not r.leaving for r in live.of_stage(stage)), told.peers if told is not None else 0)
 
 
 def _among_weakest(live: LiveView, counted: LiveView, stages: Sequence[int], joiner: Joiner) -> StageChoice:

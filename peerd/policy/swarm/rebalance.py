@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -67,6 +68,9 @@ class Rebalancing:
     """What a sample asks of a peer of each stage. Empty: all stages take the same, and no line binds."""
     needed_bytes: tuple[int, ...] = ()
     """Memory that a peer of each stage needs. Empty: every peer fits every stage."""
+    least_peers: int = 1
+    """A move leaves so many peers in its stage, or as many as are then in the other one: of few nobody can say which of them lies (hole
+    59), and a peer that claims to be fast makes its stage look strong."""
 
     def __post_init__(self) -> None:
         positive = {"period_s": self.period_s, "horizon_s": self.horizon_s}
@@ -128,7 +132,7 @@ def plan(live: LiveView, num_stages: int, seed: int | str, params: Rebalancing) 
         case Rule.NONE:
             return Plan((), "rebalancing is off")
         case Rule.QUEUES:
-            return _algorithm_2(records, [stage for stage in range(num_stages) if live.summary(stage)], num_stages, seed)
+            return _algorithm_2(records, [stage for stage in range(num_stages) if live.summary(stage)], num_stages, seed, params)
         case Rule.IMPROVED:
             return _Improvement(records, [live.summary(stage) for stage in range(num_stages)], num_stages, seed, params).plan()
 
@@ -155,7 +159,7 @@ def _reliable_move(records: list[PeerRecord], live: LiveView, num_stages: int, s
     In a swarm too large for everybody to know everybody it compares the stages whose peers are known.
     """
     known = [stage for stage in range(num_stages) if live.summary(stage) is None]
-    bare, counts = without_reliable(records, known), num_reliable(records, num_stages)
+    bare, counts, sizes = without_reliable(records, known), num_reliable(records, num_stages), Counter(record.stage for record in records)
     if not bare or max(counts) < 2:
         return None
     to_stage = min(bare, key=lambda stage: _rank(seed, stage))
@@ -165,6 +169,7 @@ def _reliable_move(records: list[PeerRecord], live: LiveView, num_stages: int, s
         record
         for record in records
         if record.is_reliable and record.peer not in pinned and record.phase is not Phase.JOINING and not 0 < record.memory_bytes < needed
+        if _may_spare(sizes[record.stage], sizes[to_stage], params)
     ]
     if not able:
         return None
@@ -174,7 +179,12 @@ def _reliable_move(records: list[PeerRecord], live: LiveView, num_stages: int, s
     return Move(peer=mover.peer, from_stage=source, to_stage=to_stage, reason=reason)
 
 
-def _algorithm_2(records: Iterable[PeerRecord], told_of: Collection[int], num_stages: int, seed: int | str) -> Plan:
+def _may_spare(source: int, target: int, params: Rebalancing) -> bool:
+    """Whether a stage of so many peers may give one to another one. No stage is left empty."""
+    return source > min(params.least_peers, target + 1)
+
+
+def _algorithm_2(records: Iterable[PeerRecord], told_of: Collection[int], num_stages: int, seed: int | str, params: Rebalancing) -> Plan:
     """Appendix D, algorithm 2, lines 5-30. Ours: queues that differ by less than a microbatch are equal, hashes settle ties, so that a view
     too old to show a move names the same peer again, and the last peer of a stage stays.
 
@@ -192,8 +202,8 @@ def _algorithm_2(records: Iterable[PeerRecord], told_of: Collection[int], num_st
     told = f"stage {least} has {loads[least]:.3g} queued and stage {most} has {loads[most]:.3g}"
     if loads[most] - loads[least] < LEAST_LONGER:
         return Plan((), f"all stages have about {loads[most]:.3g} queued")
-    if len(peers[least]) < 2:
-        return Plan((), f"{told}, but stage {least} would be left empty")
+    if not _may_spare(len(peers[least]), len(peers[most]), params):
+        return Plan((), f"{told}, but stage {least} would be left " + ("empty" if len(peers[least]) < 2 else "with too few peers"))
     pinned = last_reliable(peers[least])
     free = [record for record in peers[least] if record.peer not in pinned]
     idle = min(record.backlog for record in free) + LEAST_LONGER
@@ -293,7 +303,9 @@ class _Improvement:
 
     def _choose(self, serving: list[list[tuple[PeerRecord, float]]]) -> _Candidate | None:
         """The peer whose move raises the weakest stage most; among equals from the strongest stage, then by hash."""
-        candidates = [c for source, peers in enumerate(serving) if len(peers) > 1 for c in self._candidates(source, peers)]
+        there, params = len(self._rates[self._weakest]), self._params
+        able = [(source, peers) for source, peers in enumerate(serving) if _may_spare(len(peers), there, params)]
+        candidates = [candidate for source, peers in able for candidate in self._candidates(source, peers)]
         if not candidates:
             return None
         enough = NEAR * max(candidate.gain for candidate in candidates)
