@@ -58,6 +58,8 @@ class Kind(enum.Enum):
     """For a while a peer does its share, answers no proposal and proposes nothing."""
     ABSORBED = "absorbed"
     """For a while a peer does its share, joins no round, and says that it is in one."""
+    FLAP = "flap"
+    """For a while a peer does its share, and says again and again that it is in a round, each time for a moment less than others wait."""
     LAG = "lag"
     """For a while a peer that has the average of the step says that it is still on its way."""
     FRAME = "frame"
@@ -118,7 +120,18 @@ class Survivor(enum.Enum):
 
 
 TAKES_AWAY = frozenset({Kind.KILL, Kind.RESTART, Kind.RESTART_BLANK, Kind.SLEEP, Kind.LEAVE, Kind.MIGRATE, Kind.BAN})
-_LIES_OF_RECORDS = {Kind.BOAST, Kind.ACCUSE, Kind.CONTRADICT, Kind.LAG, Kind.WITHHOLD, Kind.GHOSTS, Kind.VOID, Kind.CONSPIRE, Kind.DRIBBLE}
+_LIES_OF_RECORDS = {
+    Kind.BOAST,
+    Kind.ACCUSE,
+    Kind.CONTRADICT,
+    Kind.LAG,
+    Kind.WITHHOLD,
+    Kind.GHOSTS,
+    Kind.VOID,
+    Kind.CONSPIRE,
+    Kind.DRIBBLE,
+    Kind.FLAP,
+}
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
 LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 BOASTED_STEPS = 10
 MAKE_UP = (Kind.FABRICATE, Kind.SIT, Kind.HOARD)
 NUM_GHOSTS = 40
+FLAPS_S = (7.4, 7.0)
+"""How often and for how long."""
 
 
 class Lies:
@@ -55,6 +57,9 @@ class Lies:
             everything = (1 << peer.world.scenario.num_microbatches) - 1
             record = replace(record, done=everything if listener < peer.name else 0, asides=())
         if self._tells(Kind.ABSORBED) and record.phase is Phase.ACCUMULATING:
+            record = replace(record, phase=Phase.AVERAGING)
+        each_s, for_s = FLAPS_S if self._tells(Kind.FLAP) else (1.0, 0.0)
+        if record.phase is Phase.ACCUMULATING and peer.world.now % each_s < for_s:
             record = replace(record, phase=Phase.AVERAGING)
         if self._tells(Kind.LAG) and record.phase is Phase.AVERAGED:
             record = replace(record, phase=Phase.ACCUMULATING, average_id=NO_AVERAGE, gradient_norm=None, tied_sum=NO_AVERAGE)

@@ -283,6 +283,12 @@ def test_hole_60_a_peer_that_voids_all_others_in_each_step_does_not_stop_its_sta
     assert outcome.counts["inexact"] == 0
 
 
+def test_hole_63_a_member_that_says_again_and_again_that_it_is_in_a_round_is_left_out() -> None:
+    outcome = lied_to(Kind.FLAP, 0, for_s=1e3)
+    assert outcome.problems == ()
+    assert outcome.counts["sidelined"] >= 2
+
+
 @pytest.mark.parametrize(("num_peers", "num_liars"), [(5, 2), pytest.param(9, 3, marks=pytest.mark.slow)])
 def test_hole_58_a_minority_that_says_that_all_others_are_to_be_left_out_costs_no_time(num_peers: int, num_liars: int) -> None:
     def run(for_s: float) -> Outcome:

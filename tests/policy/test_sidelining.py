@@ -89,6 +89,24 @@ def test_hole_36_a_member_that_stays_in_a_round_without_this_peer_counts_as_abse
             assert look(now_s, mine, replace(away, phase=Phase.ACCUMULATING), *others) == (), "rounds that fail and begin anew"
 
 
+def test_hole_63_a_member_that_is_in_a_round_without_this_peer_again_and_again_is_left_out_though_rounds_come_together() -> None:
+    mine, away, others, odd_s = member(ME), member(C, phase=Phase.AVERAGING), [member(A), member(B)], PATIENCE * AVERAGING_S - 0.5
+
+    def after(times: int, pause_s: float) -> tuple[PeerId, ...]:
+        seen, now_s = Sidelining(ME), 0.0
+        for _ in range(times):
+            for mate, lasts_s in ((away, odd_s), (replace(away, phase=Phase.ACCUMULATING), pause_s)):
+                for look_s in (now_s, now_s + lasts_s):
+                    seen.look(mine, [mine, mate, *others], AVERAGING_S, look_s)
+                now_s += lasts_s
+            seen.came_together(roster_of(A, B, C))
+        return seen.peers
+
+    assert after(2, 0.5) == ()
+    assert after(4, 0.5) == (C,)
+    assert after(20, 2.1 * odd_s) == (), "it costs less than a third of the time"
+
+
 def test_hole_36_a_banned_member_is_left_out_at_once_for_as_long_as_its_ban_and_twice_as_long_each_further_time() -> None:
     seen, now_s = Sidelining(ME), 0.0
     for times in (1, 2, 4, 8):

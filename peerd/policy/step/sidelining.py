@@ -24,6 +24,9 @@ MOST_DOUBLED = 8
 """A ban leaves its peer out for twice as long as the last one, so many times."""
 PATIENCE = NUM_JUDGES + 2
 """A member may be in a round without this peer for so many averaging times: one that hears nothing of it ends it before."""
+DRAINS = 2.0
+"""What was counted of a member's time is forgotten after so many times as long. So one that is in a round without this peer again and
+again, each time for a moment less than PATIENCE, is found as well (hole 63)."""
 REMEMBERED = 64
 """Number of members that rounds have waited for in vain. The first go first."""
 
@@ -52,6 +55,25 @@ class _Absent:
     has_lied: bool = False
 
 
+@dataclass(slots=True)
+class _Watch:
+    """For how long no round was possible with a mate, less what it has made good since."""
+
+    at_s: float
+    """When it was looked at last."""
+    is_odd: bool = False
+    spent_s: float = 0.0
+    counted_s: float = 0.0
+    """What of that has been counted already."""
+
+    def look(self, is_odd: bool, now_s: float) -> None:
+        if is_odd == self.is_odd:  # between two looks that differ nobody knows
+            passed_s = now_s - self.at_s
+            self.spent_s = max(0.0, self.spent_s + (passed_s if is_odd else -passed_s / DRAINS))
+        self.counted_s = min(self.counted_s, self.spent_s)
+        self.at_s, self.is_odd = now_s, is_odd
+
+
 class Sidelining:
     """What one peer has seen of its mates in rounds. Times are seconds on the caller's monotonic clock."""
 
@@ -59,9 +81,8 @@ class Sidelining:
         self._me = me
         self._absent: dict[PeerId, _Absent] = {}
         self._banned: frozenset[PeerId] = frozenset()
-        self._since_s: dict[_Odd, dict[PeerId, float]] = {}
-        """By what no round is possible with them for: mates, and since when."""
-        """Members that are in a round without this peer, and since when."""
+        self._watched: dict[_Odd, dict[PeerId, _Watch]] = {}
+        """By what no round is possible with them for."""
         self._disbelieved_since_s: dict[PeerId, float] = {}
         self._step = -1
         self._probation = Probation()
@@ -186,12 +207,18 @@ class Sidelining:
 
     def _note(self, odd: _Odd, peers: Sequence[PeerId], averaging_s: float, now_s: float) -> None:
         """Note all mates of whom this is true now, and count those of whom it has been for longer than a round may stand still."""
-        known, patience_s = self._since_s.get(odd, {}), PATIENCE * averaging_s
-        self._since_s[odd] = since_s = {peer: known.get(peer, now_s) for peer in peers}
-        for peer, first_s in since_s.items():
-            if now_s - first_s >= patience_s:
-                since_s[peer] = now_s
+        watched, patience_s = self._watched.setdefault(odd, {}), PATIENCE * averaging_s
+        for peer in peers:
+            watched.setdefault(peer, _Watch(now_s))
+        for peer, watch in [*watched.items()]:
+            watch.look(peer in peers, now_s)
+            if watch.spent_s >= watch.counted_s + patience_s:
+                watch.counted_s += patience_s
                 self._count(peer, self._me, patience_s, now_s)
+                if watch.counted_s >= ROUNDS_NEEDED * patience_s:  # also where rounds between have come together
+                    self._leave_out(peer, now_s + TIMES_ITS_COST * watch.counted_s)
+            if not (watch.is_odd or watch.spent_s):
+                del watched[peer]
 
     def came_together(self, roster: Roster) -> None:
         """Note an average: what was held against its members is over, but for the bans of those that have lied."""
@@ -213,7 +240,7 @@ class Sidelining:
     def forget(self) -> None:
         """Rule T3 (fence): rounds that failed while this peer slept say nothing of others. A lie stays one."""
         self._absent = {peer: known for peer, known in self._absent.items() if known.has_lied}
-        self._since_s = {}
+        self._watched = {}
         self._disbelieved_since_s = {}
         self._step, self.peers = -1, ()
         self._banned = frozenset()
