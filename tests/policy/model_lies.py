@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BOASTED_STEPS = 10
 MAKE_UP = (Kind.FABRICATE, Kind.SIT, Kind.HOARD)
 NUM_GHOSTS = 40
-FLAPS_S = (7.4, 7.0)
+FLAPS_S, BLINKS_S = (7.4, 7.0), (2.4, 1.0)
 """How often and for how long."""
 
 
@@ -58,7 +58,7 @@ class Lies:
             record = replace(record, done=everything if listener < peer.name else 0, asides=())
         if self._tells(Kind.ABSORBED) and record.phase is Phase.ACCUMULATING:
             record = replace(record, phase=Phase.AVERAGING)
-        each_s, for_s = FLAPS_S if self._tells(Kind.FLAP) else (1.0, 0.0)
+        each_s, for_s = FLAPS_S if self._tells(Kind.FLAP) else BLINKS_S if self._tells(Kind.BLINK) else (1.0, 0.0)
         if record.phase is Phase.ACCUMULATING and peer.world.now % each_s < for_s:
             record = replace(record, phase=Phase.AVERAGING)
         if self._tells(Kind.LAG) and record.phase is Phase.AVERAGED:
@@ -222,6 +222,10 @@ class Lies:
     @property
     def is_silent(self) -> bool:
         return self._tells(Kind.SILENT) or self._tells(Kind.ABSORBED) or self._tells(Kind.STRAY)
+
+    @property
+    def proposes_nothing(self) -> bool:
+        return self.is_silent or self._tells(Kind.BLINK)
 
     @property
     def withholds(self) -> bool:

@@ -167,7 +167,7 @@ class Rounds:
 
     def propose(self, roster: Roster) -> None:
         """Open the round here; the others are asked at the same time. A refusal ends it, and what the others still do for it."""
-        if self._peer.lies.is_silent:
+        if self._peer.lies.proposes_nothing:
             return
         self.is_opening = True
         found = (self._peer.world.peers.get(member) for member in roster.peers)

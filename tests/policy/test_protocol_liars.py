@@ -289,6 +289,12 @@ def test_hole_63_a_member_that_says_again_and_again_that_it_is_in_a_round_is_lef
     assert outcome.counts["sidelined"] >= 2
 
 
+def test_hole_64_a_mute_leader_that_seems_to_be_in_a_round_for_moments_stops_no_run() -> None:
+    outcome = lied_to(Kind.BLINK, 1, for_s=1e3)
+    assert outcome.problems == ()
+    assert outcome.ended_at_s < 60.0
+
+
 @pytest.mark.parametrize(("num_peers", "num_liars"), [(5, 2), pytest.param(9, 3, marks=pytest.mark.slow)])
 def test_hole_58_a_minority_that_says_that_all_others_are_to_be_left_out_costs_no_time(num_peers: int, num_liars: int) -> None:
     def run(for_s: float) -> Outcome:

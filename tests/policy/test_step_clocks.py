@@ -47,6 +47,20 @@ def test_the_average_stands_since_the_last_stage_has_it_and_a_member_that_lacks_
     assert looked(clocks, 7.0, mine, behind, elsewhere).averaged_since_s == 7.0
 
 
+def test_hole_64_a_member_that_is_in_a_round_for_moments_stops_the_turns_for_these_moments_alone() -> None:
+    clocks, mine = StepClocks(), member("p1", done=0b000111)
+    mate = member("p2", done=0b111000)
+    away, missing = replace(mate, phase=Phase.AVERAGING), replace(mate, done=0)
+    assert looked(clocks, 1.0, mine, mate).complete_since_s == 1.0
+    for now_s, other in ((3.0, away), (4.0, missing)):
+        assert looked(clocks, now_s, mine, other).complete_since_s is None
+    assert looked(clocks, 5.0, mine, mate).complete_since_s == 3.0
+    assert looked(clocks, 9.0, mine, mate).complete_since_s == 3.0
+    assert looked(clocks, 10.0, replace(mine, phase=Phase.AVERAGING), mate).complete_since_s is None
+    assert looked(clocks, 11.0, mine, mate).complete_since_s == 11.0, "a round of its own begins it anew"
+    assert looked(clocks, 12.0, replace(mine, step=1), replace(mate, step=1)).complete_since_s == 12.0
+
+
 def decided(own: OwnState, now_s: float, *others: PeerRecord) -> Act:
     return decide(Situation(own, view_of(own.record, *others), now_s, RULES))
 

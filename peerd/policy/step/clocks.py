@@ -9,7 +9,7 @@ from peerd.policy.step.ledger import why_no_average
 from peerd.policy.step.recovery import holds_later, step_to_go_back_to
 from peerd.policy.step.roster import is_complete
 from peerd.policy.step.situation import OwnState, StepRules
-from peerd.policy.step.steady import Steady
+from peerd.policy.step.steady import Steady, TotalTime
 from peerd.table.record import Aside, Phase
 from peerd.table.view import LiveView
 
@@ -26,7 +26,7 @@ class StepClocks:
 
     def restart(self) -> None:
         """T3 (fence): a peer that slept has not looked meanwhile."""
-        self._complete, self._averaged = Steady(), Steady()
+        self._complete, self._averaged = TotalTime(), Steady()
         self._exchanging = Steady()
         self._round: tuple[int, float] | None = None
         """The step of the last round that this peer was in, and for how long it has been seen in it."""
@@ -57,7 +57,8 @@ class StepClocks:
     def noted(self, own: OwnState, live: LiveView, rules: StepRules, now_s: float) -> OwnState:
         """Look once. Returns the state with the times of the rules 7 (propose), 10 (commit), 14, 15, 19 (seal) and J1 (join)."""
         mine = own.record
-        complete = mine.step if is_complete(mine, live, rules.num_microbatches, rules.group_size, rules.num_sections) else None
+        complete = is_complete(mine, live, rules.num_microbatches, rules.group_size, rules.num_sections)
+        waiting = None if mine.phase is Phase.AVERAGING else mine.step  # what was waited for begins anew with each round of this peer's
         if local_batch := rules.batch_at(mine.step):
             self._open = {batch: self._open.get(batch, now_s) for batch in mine.asides}
             self._is_full = any(batch.done.bit_count() >= local_batch for batch in mine.asides)
@@ -68,7 +69,7 @@ class StepClocks:
         return replace(
             own,
             round_s=self._round[1] if self._round is not None and self._round[0] == mine.step else None,
-            complete_since_s=self._complete.since_s(complete, now_s),
+            complete_since_s=self._complete.since_s(waiting, complete, now_s),
             averaged_since_s=self._averaged.since_s(averaged, now_s),
             step_s=self.step_s,
             open_since_s=tuple((batch.other, since_s) for batch, since_s in self._open.items()),

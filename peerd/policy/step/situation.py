@@ -100,7 +100,8 @@ class OwnState:
     last_in_turn: tuple[PeerId, ...] = ()
     """Members that propose after all others, because rounds that they led, or were in, have failed (`Sidelining`)."""
     complete_since_s: float | None = None
-    """The time since which the stage has been complete, and in no round of this step, at every look (`is_complete`); None: it is not."""
+    """The time since which the stage has been complete, and in no round of this step (`is_complete`), less the time in which it was not: a
+    round of this peer's begins it anew. None: it is not."""
     averaged_since_s: float | None = None
     """The time since which every stage has had the average of this peer's step, or been past it, at every look; None: this peer or a stage
     has none."""
