@@ -62,6 +62,8 @@ class Kind(enum.Enum):
     """For a while a peer does its share, and says again and again that it is in a round, each time for a moment less than others wait."""
     BLINK = "blink"
     """For a while a peer proposes nothing, and says again and again for a moment that it is in a round."""
+    MUTE = "mute"
+    """For a while a peer proposes nothing."""
     LAG = "lag"
     """For a while a peer that has the average of the step says that it is still on its way."""
     FRAME = "frame"
@@ -134,6 +136,7 @@ _LIES_OF_RECORDS = {
     Kind.DRIBBLE,
     Kind.FLAP,
     Kind.BLINK,
+    Kind.MUTE,
 }
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
 LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})

@@ -225,7 +225,7 @@ class Lies:
 
     @property
     def proposes_nothing(self) -> bool:
-        return self.is_silent or self._tells(Kind.BLINK)
+        return self.is_silent or self._tells(Kind.BLINK) or self._tells(Kind.MUTE)
 
     @property
     def withholds(self) -> bool:

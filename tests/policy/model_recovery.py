@@ -67,6 +67,7 @@ class Recovery:
             own = replace(own, lacks_previous=True, previous_s=PREVIOUS_S)
         noted = self.clocks.noted(own, live, self._rules, self._peer.now)
         noted = replace(noted, complete_since_s=None) if "take turns" in off else noted
+        noted = replace(noted, last_in_turn=own.last_in_turn) if "remember the mute" in off else noted
         return replace(noted, averaged_since_s=None) if "wait for the late" in off else noted
 
     def step_back(self) -> None:

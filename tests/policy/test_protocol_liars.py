@@ -289,6 +289,17 @@ def test_hole_63_a_member_that_says_again_and_again_that_it_is_in_a_round_is_lef
     assert outcome.counts["sidelined"] >= 2
 
 
+def test_hole_65_a_member_that_proposes_nothing_makes_a_few_steps_wait_and_not_each_that_it_leads() -> None:
+    def ended_s(for_s: float, *off: str) -> float:
+        faults = (Fault(1.0, Kind.MUTE, name="p1", lasts_s=for_s),) if for_s else ()
+        outcome = World(Scenario(seed=0, num_stages=1, peers_per_stage=3, last_step=24, faults=faults, off=frozenset(off))).run()
+        assert outcome.problems == ()
+        return outcome.ended_at_s
+
+    assert ended_s(1e3) < ended_s(0.0) + 3 * 2 * AVERAGING_S
+    assert ended_s(1e3, "remember the mute") > ended_s(0.0) + 6 * 2 * AVERAGING_S
+
+
 def test_hole_64_a_mute_leader_that_seems_to_be_in_a_round_for_moments_stops_no_run() -> None:
     outcome = lied_to(Kind.BLINK, 1, for_s=1e3)
     assert outcome.problems == ()

@@ -8,6 +8,7 @@ import pytest
 
 from peerd.policy.step.acts import Act, Commit, LoadCheckpoint, Wait
 from peerd.policy.step.clocks import StepClocks
+from peerd.policy.step.roster import turns
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
 from peerd.table.record import AverageId, PeerRecord, Phase
@@ -59,6 +60,28 @@ def test_hole_64_a_member_that_is_in_a_round_for_moments_stops_the_turns_for_the
     assert looked(clocks, 10.0, replace(mine, phase=Phase.AVERAGING), mate).complete_since_s is None
     assert looked(clocks, 11.0, mine, mate).complete_since_s == 11.0, "a round of its own begins it anew"
     assert looked(clocks, 12.0, replace(mine, step=1), replace(mate, step=1)).complete_since_s == 12.0
+
+
+def test_hole_65_members_that_let_their_turn_pass_come_last_for_some_steps_and_for_twice_as_many_each_time() -> None:
+    clocks, now_s, names = StepClocks(), 0.0, ("p1", "p2", "p3")
+
+    def look(step: int, waited_s: float) -> tuple[str, ...]:
+        nonlocal now_s
+        now_s += 100.0
+        records = [member(name, step=step, done=done) for name, done in zip(names, (0b11, 0b1100, 0b110000), strict=True)]
+        looked(clocks, now_s, *records)
+        return looked(clocks, now_s + waited_s, *records).last_in_turn
+
+    first = turns([member(name) for name in names])[0]
+    assert look(0, 2.9) == ()
+    clocks.restart()
+    assert look(0, 3.1) == (), "in this step the order stays"
+    assert look(1, 0.0) == look(16, 0.0) == (first,)
+    assert look(17, 0.0) == ()
+    again = next(step for step in range(18, 32) if turns([member(name, step=step) for name in names])[0] == first)
+    look(again, 3.1)
+    assert look(again + 32, 0.0) == (first,)
+    assert look(again + 33, 0.0) == ()
 
 
 def decided(own: OwnState, now_s: float, *others: PeerRecord) -> Act:
