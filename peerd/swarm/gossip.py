@@ -23,15 +23,17 @@ from peerd.policy.swarm.coordinates import NetworkPosition
 from peerd.policy.swarm.reaching import cut_off
 from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
+    MOST_IN_A_TURN,
+    MOST_NEWS,
     PAGE_BYTES,
     PAGE_RECORDS,
     TELLS_ALL,
     TURNS_PER_PERIOD,
     DirectoryReading,
+    choose_partners,
     is_to_announce,
     is_to_store,
     page,
-    partners,
     to_tell,
     whom_to_ask,
 )
@@ -42,7 +44,7 @@ from peerd.swarm.membership import Membership
 from peerd.swarm.signed import read_of_push
 from peerd.swarm.telling import Telling
 from peerd.table.record import PeerId, RawRecord
-from peerd.table.view import NEAR_STAGES, LiveView
+from peerd.table.view import LiveView
 from peerd.wire.swarm_client import SwarmClient
 
 STAGE_FAN_OUT = 16
@@ -230,7 +232,7 @@ class Gossip:
             if self._is_to_compare():
                 await self._ask_for_table()
             if turn % TURNS_PER_PERIOD == 0:
-                self._partners = partners(self._membership.me, self._near(self._membership.live()))
+                self._partners = choose_partners(self._membership.live(), len(self._stages))
             turn += 1
             await self._ask_for_news()
 
@@ -255,23 +257,28 @@ class Gossip:
         return True
 
     async def _ask_for_news(self) -> None:
-        """Ask one peer for news. If it does not answer, liveness finds out whether it is there."""
-        peer = self._whom_to_ask() if not self._membership.is_quiet else None
-        if peer is None:
-            return
-        try:
-            await self._hear_news_of(peer)
-        except BadMessageError:
-            return
-        except RemoteError:
-            self._liveness.report_failure(peer)
+        """Ask a peer for news, and another one if the answer is full. If one does not answer, liveness finds out whether it is there."""
+        for _ in range(MOST_IN_A_TURN):
+            peer = self._whom_to_ask() if not self._membership.is_quiet else None
+            if peer is None:
+                return
+            try:
+                if await self._hear_news_of(peer) < MOST_NEWS:
+                    return
+            except BadMessageError:
+                return
+            except RemoteError:
+                self._liveness.report_failure(peer)
+                return
 
-    async def _hear_news_of(self, peer: PeerId) -> None:
+    async def _hear_news_of(self, peer: PeerId) -> int:
+        """Returns the number of records that came."""
         asked_s, known = time.monotonic(), self._membership.news.tags(clock_s())
         news = await self._client.ask_for_news(peer, known, PUSH_TIMEOUT_S)
         self._answered(peer, asked_s)
         await self._membership.absorb_quietly(news, peer)
         self._membership.reached(peer)
+        return len(news)
 
     def _whom_to_ask(self) -> PeerId | None:
         live = self._membership.live()
@@ -280,19 +287,13 @@ class Gossip:
         far = [r.peer for stage in self._stages for r in live.speakers(stage)] if live.is_summarised else []
         return whom_to_ask(mine is not None and mine.summary is not None, there, far, (self._random.random(), self._random.random()))
 
-    def _near(self, live: LiveView) -> list[PeerId]:
-        """Return the peers of this stage and its neighbours, which need mostly the same records as this peer."""
-        mine = live.mine
-        stages: Sequence[int] = self._stages
-        if mine is not None and live.is_summarised:
-            stages = range(mine.stage - NEAR_STAGES, mine.stage + NEAR_STAGES + 1)
-        return [r.peer for stage in stages for r in live.of_stage(stage) if r.peer != live.me]
-
     def _publish_and_store(self) -> None:
         """Publish and store this peer's record. In a large swarm only when that is due; peers that ask around spread it."""
         live = self._membership.live()
         now_s = clock_s()
         if not is_to_announce(self._membership.periods, (now_s - self._announced_s) / self._period_s):
+            if self._is_large:
+                self._membership.current()  # what changed is news for mates: sections that were fetched, a ledger told to nobody
             return
         signed = self._membership.publish()
         if signed is None:
@@ -330,12 +331,13 @@ class Gossip:
         known = self._partners if live.is_summarised else to_tell(live.me, mates)
         members = live.members(mine.stage, mine.step) if mine is not None else ()
         waiting = mates_to_tell(mine, members, self._group_size) if mine is not None else []
+        leader = leader_of(waiting) if len(mates) > STAGE_FAN_OUT else None  # it proposes as soon as it has seen all ledgers
+        first = [leader] if leader is not None and leader != live.me else []
         if len(waiting) < len(members):
+            if live.is_summarised and not everybody:
+                return first  # a ledger that rests is news for the others
             known = list(dict.fromkeys([*known, *(r.peer for r in waiting if r.peer != live.me)]))
-        chosen = self._random.sample(known, min(len(known), STAGE_FAN_OUT))
-        if len(mates) > STAGE_FAN_OUT:
-            leader = leader_of(waiting)  # it proposes as soon as it has seen all ledgers
-            chosen += [leader] if leader is not None and leader not in (live.me, *chosen) else []
+        chosen = list(dict.fromkeys([*self._random.sample(known, min(len(known), STAGE_FAN_OUT)), *first]))
         if everybody and not live.is_summarised:
             far = to_tell(live.me, rest)
             chosen += self._random.sample(far, min(len(far), OTHERS_FAN_OUT))

@@ -1,34 +1,44 @@
 """Simulates gossip in a large swarm: what it costs a peer to keep the table, and how fresh the table stays.
 
 The daemon's own rules (policy/swarm/spreading.py) choose which peer to ask, what is news and what is answered; only clock, network
-and signatures are left out. From the start each peer knows the peers that it has to; none joins or leaves.
+and signatures are left out. From the start each peer knows the peers that it has to; none joins or leaves. A peer that works adds gradients
+and tells what it does in a step as a daemon does.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from peerd.policy.hashing import digest
 from peerd.policy.swarm.spreading import (
     ANNOUNCED_TO,
     KEPT_TURNS,
+    MATES_AMONG_PARTNERS,
+    MOST_IN_A_TURN,
+    MOST_NEWS,
     PARTNERS,
     SPEAKERS,
     SUMMARISED,
     TURNS_PER_PERIOD,
     News,
+    Source,
     periods,
     whom_to_ask,
 )
-from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord, StageSummary
+from peerd.table.record import AverageId, PeerId, PeerRecord, Phase, RawRecord, StageSummary
 from peerd.table.view import NEAR_STAGES, TTL_PERIODS
 
 SPEAKERS_SUMMARY = StageSummary(peers=0, trainers=0, queue=0, throughput=0.0, held=0)
 SAMPLED = 0.01
-WORKING = (Phase.ACCUMULATING, Phase.AVERAGED)
-"""The phases of a step that a peer announces; AVERAGING concerns the round alone."""
+PUSHED_TO = 16
+"""Peers that a change of phase, a sum or a section is pushed to (swarm/gossip.py). A ledger goes to the leader of its group."""
+GRADIENTS_UNTIL, SUM_AT, SECTION_AT, AVERAGED_AT = 0.7, 0.85, 0.9, 0.95
+"""When a peer has these, as shares of a step."""
+JITTER = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +47,11 @@ class GossipScenario:
     num_stages: int
     period_s: float = 5.0
     step_s: float = 0.0
-    """Duration of a step: all peers change their phase twice in it; 0: they are idle."""
+    """Duration of a step; 0: all are idle."""
+    microbatches: int = 14
+    """Gradients that a peer adds in a step, at times drawn by chance."""
+    in_groups: bool = False
+    """Each peer has the sum of its group, and makes a section, before it has the average."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +73,8 @@ class GossipCost:
     periods: int = 1
     delays_s: list[float] = field(default_factory=list)
     """For a sample of news: the time from its announcement until a peer had it."""
+    whole_s: list[float] = field(default_factory=list)
+    """For each peer of the first stage: the time from its last mate's last gradient until it knew all ledgers of a step."""
     too_late: int = 0
     """Records of which the next version arrived only after the known one had expired."""
 
@@ -74,6 +90,10 @@ class _Peer:
     asked_s: float = float("-inf")
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
     """Version and arrival time of each record that has changed since the start."""
+    changes: deque[tuple[float, dict[str, Any]]] = field(default_factory=deque)
+    """What its record will say of this step, and when."""
+    whole: set[int] = field(default_factory=set)
+    """Mates whose last ledger of this step it knows."""
 
 
 class GossipSimulation:
@@ -115,54 +135,83 @@ class GossipSimulation:
             far = [peer for s in range(len(stages)) if s not in near_stages for peer in speakers[s]]
             every = periods(len(near) + len(far))
             for index in members:
-                others = [peer for peer in near if peer != index]
-                mine = self._chance.sample(others, min(PARTNERS, len(others)))
+                mine = self._partners_of(index, members, near)
                 summary = SPEAKERS_SUMMARY if index in speakers[stage] else None
                 record = PeerRecord(peer=PeerId(str(index)), stage=stage, phase=Phase.ACCUMULATING, periods=every, summary=summary)
                 due_s = self._chance.uniform(0, every * self._scenario.period_s)
                 yield _Peer(record, mine, far, len(near) + len(far), News(self._scenario.period_s), due_s), index
+
+    def _partners_of(self, index: int, members: range, near: Sequence[int]) -> list[int]:
+        mates, others = ([peer for peer in near if (peer in members) is own and peer != index] for own in (True, False))
+        if not self._large:
+            return self._chance.sample(mates + others, min(PARTNERS, len(mates) + len(others)))
+        of_others = min(len(others), max(PARTNERS - MATES_AMONG_PARTNERS, PARTNERS - len(mates)))
+        return self._chance.sample(mates, min(len(mates), PARTNERS - of_others)) + self._chance.sample(others, of_others)
+
+    def _plan(self, index: int, step: int) -> Iterator[tuple[float, dict[str, Any]]]:
+        """What a peer's record says in a step, and when."""
+        share, begins_s = self._scenario.step_s, step * self._scenario.step_s
+        for number, at in enumerate(sorted(self._chance.uniform(0, GRADIENTS_UNTIL) for _ in range(self._scenario.microbatches))):
+            yield begins_s + share * at, {"done": (2 << number) - 1}
+        late = share * self._chance.uniform(0, JITTER)
+        if self._scenario.in_groups:
+            yield begins_s + share * SUM_AT + late, {"group": AverageId(bytes(16))}
+            yield begins_s + share * SECTION_AT + late, {"sections": 1}
+        yield begins_s + share * AVERAGED_AT + late, {"phase": Phase.AVERAGED}
+        yield begins_s + share + late, {"phase": Phase.ACCUMULATING, "step": step + 1, "done": 0, "group": AverageId(b""), "sections": 0}
 
     def _turn(self, now_s: float) -> None:
         order = list(range(len(self._peers)))
         self._chance.shuffle(order)
         for index in order:
             peer = self._peers[index]
+            if self._scenario.step_s:
+                self._work(index, peer, now_s)
             if now_s >= peer.due_s:
-                self._announce(index, peer, now_s)
+                peer.due_s = now_s + peer.record.periods * self._scenario.period_s
+                self._announce(index, peer, now_s, ANNOUNCED_TO)
             if now_s - peer.asked_s > peer.news.turn_s(now_s) - self._turn_s / 2:
-                self._ask(index, peer, now_s)
+                peer.asked_s = now_s
+                for _ in range(MOST_IN_A_TURN):
+                    if self._ask(peer, now_s) < MOST_NEWS:
+                        break
 
-    def _announce(self, index: int, peer: _Peer, now_s: float) -> None:
-        record = replace(peer.record, version=peer.record.version + 1)
-        peer.due_s = now_s + record.periods * self._scenario.period_s
-        if self._scenario.step_s:
-            half_s = self._scenario.step_s / len(WORKING)
-            number = int(now_s // half_s)
-            record = replace(record, phase=WORKING[number % len(WORKING)], step=number // len(WORKING))
-            peer.due_s = min(peer.due_s, (number + 1) * half_s)
-        peer.record = record
+    def _work(self, index: int, peer: _Peer, now_s: float) -> None:
+        if not peer.changes:
+            peer.changes.extend(self._plan(index, peer.record.step))
+        while peer.changes and peer.changes[0][0] <= now_s:
+            _, fields = peer.changes.popleft()
+            is_ledger = fields.keys() == {"done"}
+            peer.record = replace(peer.record, **fields)
+            if "step" in fields:
+                peer.whole.clear()
+            self._announce(index, peer, now_s, 1 if is_ledger else PUSHED_TO)
+
+    def _announce(self, index: int, peer: _Peer, now_s: float, told_to: int) -> None:
+        record = peer.record = replace(peer.record, version=peer.record.version + 1)
         self._announced_s[index][record.version] = now_s
         self._made[index, record.version] = record
-        peer.news.note(record, _raw(index, record.version), now_s)
+        peer.news.note(record, _raw(index, record.version), now_s, Source.OWN)
         self.cost.announced += 1
-        for told in self._chance.sample(peer.partners, min(ANNOUNCED_TO, len(peer.partners))):
+        for told in self._chance.sample(peer.partners, min(told_to, len(peer.partners))):
             self.cost.told += 1
-            self._absorb(self._peers[told], _raw(index, record.version), now_s)
+            self._absorb(self._peers[told], _raw(index, record.version), now_s, Source.PUSHED)
 
-    def _ask(self, index: int, peer: _Peer, now_s: float) -> None:
-        peer.asked_s = now_s
+    def _ask(self, peer: _Peer, now_s: float) -> int:
+        """Returns the number of records that came."""
         draws = (self._chance.random(), self._chance.random())
         asked = whom_to_ask(peer.record.summary is not None, peer.partners, peer.far, draws)
         if asked is None:
-            return
+            return 0
         tags = peer.news.tags(now_s)
         answer = self._peers[asked].news.unknown_to(tags, peer.record.stage if self._large else None, now_s)
         self.cost.asked += 1
         self.cost.tags += len(tags)
         for raw in answer:
-            self._absorb(peer, raw, now_s)
+            self._absorb(peer, raw, now_s, Source.PASSED_ON)
+        return len(answer)
 
-    def _absorb(self, peer: _Peer, raw: RawRecord, now_s: float) -> None:
+    def _absorb(self, peer: _Peer, raw: RawRecord, now_s: float, source: Source) -> None:
         self.cost.records += 1
         index, version = int.from_bytes(raw[0][:4], "little"), int.from_bytes(raw[0][4:], "little")
         held, risen_s = peer.known.get(index, (0, None))
@@ -175,7 +224,16 @@ class GossipSimulation:
         if self._chance.random() < SAMPLED:
             self.cost.delays_s.append(now_s - self._announced_s[index][version])
         peer.known[index] = (version, now_s)
-        peer.news.note(record, raw, now_s)
+        peer.news.note(record, raw, now_s, source)
+        if self._scenario.step_s and not record.stage and not peer.record.stage:
+            self._look_whether_whole(index, peer, record, now_s)
+
+    def _look_whether_whole(self, index: int, peer: _Peer, record: PeerRecord, now_s: float) -> None:
+        """Note when a peer of the first stage knows the last ledger of each mate."""
+        if record.step == peer.record.step and record.done.bit_count() == self._scenario.microbatches and index not in peer.whole:
+            peer.whole.add(index)
+            if len(peer.whole) == len(range(0, self._scenario.num_peers, self._scenario.num_stages)) - 1:
+                self.cost.whole_s.append(now_s - self._scenario.step_s * (record.step + GRADIENTS_UNTIL))
 
 
 def _raw(index: int, version: int) -> RawRecord:

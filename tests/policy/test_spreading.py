@@ -17,12 +17,14 @@ from peerd.policy.swarm.rebalance import Rebalancing, plan
 from peerd.policy.swarm.spreading import (
     KEEPERS,
     KEPT_TURNS,
+    MATES_AMONG_PARTNERS,
     MOST_NEWS,
     MOST_PAUSE,
     PAGE_BYTES,
     PAGE_RECORDS,
     PARTNERS,
     QUIET_TURNS,
+    REST_SHARE,
     SPEAKERS,
     STORED_EVERY,
     SUMMARISED,
@@ -30,11 +32,13 @@ from peerd.policy.swarm.spreading import (
     TURNS_PER_PERIOD,
     DirectoryReading,
     News,
+    Source,
     concerns,
     is_to_announce,
     is_to_store,
     page,
     partners,
+    partners_near,
     periods,
     summarise,
     tag_of,
@@ -131,6 +135,57 @@ def test_a_version_that_says_nothing_new_long_before_it_is_due_goes_no_further()
     assert news.unknown_to([], None, PERIOD_S) == [raw(announced)]
 
 
+def test_a_ledger_that_rests_is_news_for_mates_and_one_that_grows_is_none() -> None:
+    """Rounds of a large stage wait for it."""
+    first, news = member("a", version=1, stage=4, periods=30), News(PERIOD_S)
+    news.note(first, raw(first), 0.0, Source.OWN)
+    grown = first
+    for number in range(1, 15):
+        grown = replace(grown, version=1 + number, done=grown.done | 1 << number)
+        news.note(grown, raw(grown), 3.0 * number, Source.OWN)
+        assert news.unknown_to([], 4, 3.0 * number) in ([], [raw(first)])
+    rests_s = 42.0 + REST_SHARE * 42.0
+    assert news.unknown_to([tag(first)], 4, rests_s - 0.1) == []
+    assert news.unknown_to([tag(first)], 4, rests_s) == [raw(grown)]
+    assert news.unknown_to([tag(first)], 5, rests_s) == [], "the stage beside it does not go by it"
+    assert news.turn_s(rests_s) == PERIOD_S / TURNS_PER_PERIOD
+
+
+def test_what_was_news_for_mates_elsewhere_is_so_here_and_what_a_peer_pushed_is_named_and_not_passed_on() -> None:
+    first = member("a", version=1, stage=4, periods=30)
+    grown = replace(first, version=2, done=6)
+    passed_on, pushed = noted(first, now_s=-40.0), noted(first, now_s=-40.0)
+    assert passed_on.tags(0.0) == []
+    passed_on.note(grown, raw(grown), 1.0, Source.PASSED_ON)
+    assert passed_on.unknown_to([], 4, 1.0) == [raw(grown)]
+    assert passed_on.unknown_to([], 3, 1.0) == []
+    pushed.note(grown, raw(grown), 1.0, Source.PUSHED)
+    assert tag(grown) in pushed.tags(2.0), "otherwise each answer brings it again"
+    assert pushed.unknown_to([], 4, 2.0) == []
+    assert pushed.unknown_to([], 4, 40.0) == []
+    assert pushed.tags(KEPT_S + 1.0) == []
+
+
+@pytest.mark.parametrize("change", [{"group": AverageId(b"g" * 16), "own_done": 1}, {"sections": 2}, {"sidelined": (PeerId("b"),)}])
+def test_what_rounds_of_mates_wait_for_is_news_for_them_within_a_period(change: dict[str, object]) -> None:
+    first = member("a", version=1, stage=4, periods=30)
+    changed = replace(first, version=2, **change)  # type: ignore[arg-type]
+    news = noted(first)
+    news.note(changed, raw(changed), 1.0)
+    assert news.unknown_to([tag(first)], 4, PERIOD_S - 0.1) == []
+    assert news.unknown_to([tag(first)], 4, PERIOD_S) == [raw(changed)]
+
+
+def test_what_replaces_news_for_near_stages_is_for_them_too_and_their_renewals_are_not_put_off() -> None:
+    first = member("a", version=1, stage=4, periods=30)
+    grown, later = replace(first, version=2, done=6), replace(first, version=3, done=6)
+    news = noted(first)
+    news.note(grown, raw(grown), 1.0, Source.PASSED_ON)
+    assert news.unknown_to([], 3, 1.0) == [raw(grown)]
+    news.note(later, raw(later), 51.0)
+    assert news.unknown_to([], 3, 51.0) == [raw(later)], "50 s after it was last news for all"
+
+
 @pytest.mark.parametrize("change", [{"step": 1}, {"phase": Phase.AVERAGED}, {"incarnation": 1}, {"leaving": True}])
 def test_a_change_is_news_at_once(change: dict[str, object]) -> None:
     first = member("a", version=1)
@@ -163,6 +218,15 @@ def test_only_speakers_ask_speakers_of_far_stages_unless_nobody_else_is_there() 
     assert {whom_to_ask(True, [], [], draws) for draws in chances} == {None}
 
 
+def test_most_partners_of_a_large_stage_are_mates_and_what_lacks_comes_from_the_others() -> None:
+    mates, others = [PeerId(f"m{number}") for number in range(100)], [PeerId(f"o{number}") for number in range(100)]
+    chosen = partners_near(PeerId("me"), mates, others)
+    assert len({*chosen}) == PARTNERS
+    assert len({*chosen} & {*mates}) == MATES_AMONG_PARTNERS
+    assert len(partners_near(PeerId("me"), mates[:2], others)) == len(partners_near(PeerId("me"), mates, others[:2])) == PARTNERS
+    assert {*partners_near(PeerId("me"), mates[:3], others[:3])} == {*mates[:3], *others[:3]}
+
+
 def test_partners_are_the_same_whatever_the_order_and_differ_from_peer_to_peer() -> None:
     near = [PeerId(f"p{number}") for number in range(100)]
     assert partners(PeerId("me"), near) == partners(PeerId("me"), near[::-1])
@@ -185,7 +249,7 @@ def test_what_others_wait_for_is_news_though_the_phase_stays(told: dict[str, obj
     news = noted(averaged, replace(averaged, version=2, **told))  # type: ignore[arg-type]
     assert [tag(replace(averaged, version=2))] == news.tags(0.0)
     silent = noted(averaged, replace(averaged, version=2))
-    assert [tag(averaged)] == silent.tags(0.0)
+    assert silent.unknown_to([], None, 0.0) == [raw(averaged)]
 
 
 # Who speaks for a stage

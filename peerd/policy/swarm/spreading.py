@@ -9,6 +9,8 @@ announces itself less often and says so in its record, so that each reader knows
 
 from __future__ import annotations
 
+import enum
+import math
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -31,9 +33,15 @@ TURNS_PER_PERIOD, QUIET_TURNS = 5, 3
 """Number of times a period that a peer asks for news, and the number after a period that brought only renewals."""
 KEPT_TURNS = 15
 """Turns for which a record counts as news: twice as many as it takes to reach 10,000 peers."""
+TIMES_FOR_MATES = 2
+"""What is news for mates alone counts as news for so many times as long: questions to other stages do not bring it."""
 MOST_NEWS = 48
 """Number of records in one answer, newest first; the rest goes with the next."""
-MOST_TAGS = 256
+MOST_IN_A_TURN = 4
+"""Questions of one turn, as long as answers are full."""
+MOST_TAGS = 512
+REST_SHARE = 1 / 6
+"""A ledger rests once it has not grown for a period, and for this share of the time that its peer has been at the step."""
 PAGE_RECORDS, PAGE_BYTES = 512, 1 << 20
 """Size of one page of a table: at most so many records, and no further one once they have so many bytes."""
 MOST_PAGES = 64
@@ -41,7 +49,7 @@ MOST_PAGES = 64
 SPEAKERS = 3
 KEEPERS = 4
 """Peers of a stage whose records the directory keeps, when it is too large for all: enough to hear of the others from."""
-PARTNERS = 16
+PARTNERS, MATES_AMONG_PARTNERS = 16, 12
 NEARNESSES_REMEMBERED = 1 << 12
 MOST_TOLD = 32
 """Of so many peers of its stage, or of others, each may be told by pushes. Of more a few are: the rest hear of it by asking."""
@@ -171,6 +179,22 @@ def partners(me: PeerId, near: Sequence[PeerId]) -> list[PeerId]:
     return sorted(near, key=lambda peer: _nearness(me, peer))[:PARTNERS]
 
 
+def partners_near(me: PeerId, mates: Sequence[PeerId], others: Sequence[PeerId]) -> list[PeerId]:
+    """The few to exchange news with in a summarised swarm: most are mates, because most news is for mates alone."""
+    of_others = partners(me, others)[: max(PARTNERS - MATES_AMONG_PARTNERS, PARTNERS - len(mates))]
+    return partners(me, mates)[: PARTNERS - len(of_others)] + of_others
+
+
+def choose_partners(live: LiveView, num_stages: int) -> list[PeerId]:
+    """This peer's partners among the peers of all stages; in a summarised swarm of its own and those beside it, which need its news."""
+    mine = live.mine
+    if mine is None or not live.is_summarised:
+        return partners(live.me, [r.peer for stage in range(num_stages) for r in live.of_stage(stage) if r.peer != live.me])
+    beside = [stage for stage in range(mine.stage - NEAR_STAGES, mine.stage + NEAR_STAGES + 1) if stage != mine.stage]
+    mates, others = live.of_stage(mine.stage), [r.peer for stage in beside for r in live.of_stage(stage)]
+    return partners_near(live.me, [r.peer for r in mates if r.peer != live.me], others)
+
+
 def to_tell(me: PeerId, others: Sequence[PeerId]) -> Sequence[PeerId]:
     """The peers, of these, that this one pushes its record to: all of few, and always the same ones of many."""
     return others if len(others) <= MOST_TOLD else partners(me, others)
@@ -194,6 +218,12 @@ class NewsItem:
     raw: RawRecord
     tag: bytes
     risen_at_s: float
+    is_for_mates: bool = False
+    """Whether peers of its own stage alone are told."""
+
+    def concerns(self, stage: int | None) -> bool:
+        """True if a peer of `stage` is told; None: of any."""
+        return stage is None or (self.record.stage == stage if self.is_for_mates else concerns(self.record, stage))
 
 
 def tag_of(record: PeerRecord, raw: RawRecord) -> bytes:
@@ -210,6 +240,42 @@ def _is_news(tag: bytes, to: bytes | None) -> bool:
     return ahead < _VERSIONS // 2 and tag != to
 
 
+def _said(record: PeerRecord) -> tuple[object, ...]:
+    """What peers of all near stages go by. A change of it is news at once."""
+    applied = (record.average_id, record.gradient_norm, record.tied_sum, record.tied)
+    return (record.incarnation, record.step, record.phase, record.leaving, record.reach, applied)
+
+
+def _said_to_mates(record: PeerRecord) -> tuple[object, ...]:
+    """What the rounds of a peer's mates wait for, beside its ledger. A change of it is news for them within a period."""
+    return (record.group, record.sections, record.voids, record.sidelined, record.suspects)
+
+
+class Source(enum.Enum):
+    """Who told a version of a record."""
+
+    OWN = enum.auto()
+    """This peer has made it."""
+    PUSHED = enum.auto()
+    """Its peer has told it itself, and may tell another one in a moment."""
+    PASSED_ON = enum.auto()
+
+
+def _is_same_to_mates(record: PeerRecord, other: PeerRecord) -> bool:
+    return record.done == other.done and _said_to_mates(record) == _said_to_mates(other)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was last news of a peer: for anybody, and for all near stages."""
+
+    record: PeerRecord
+    at_s: float
+    to_all_s: float
+    step_since_s: float
+    """When it was first known to be at its step."""
+
+
 class News:
     """The records that rose lately, newest last. Times are seconds on the caller's clock."""
 
@@ -217,26 +283,62 @@ class News:
         self._period_s = period_s
         self._said_s = float("-inf")
         self._items: dict[PeerId, NewsItem] = {}
-        self._told_s: dict[PeerId, tuple[float, tuple[object, ...]]] = {}
-        """For each peer: when its record was last news, and what it said then."""
+        self._told: dict[PeerId, _Told] = {}
+        self._waiting: dict[PeerId, tuple[float, NewsItem]] = {}
+        """Versions that are no news yet, and when they are, unless newer ones come before; never: at infinity."""
 
-    def note(self, record: PeerRecord, raw: RawRecord, now_s: float) -> None:
-        """Note a record that rose. A version that says nothing new and comes long before it is due is no news."""
-        applied = (record.average_id, record.gradient_norm, record.tied_sum, record.tied)
-        said = (record.incarnation, record.step, record.phase, record.leaving, record.reach, applied)
-        last_s, before = self._told_s.get(record.peer, (float("-inf"), None))
-        if said == before and now_s - last_s < self._period_s * record.periods / 3:
-            return
-        if before is not None and said != before:
+    def note(self, record: PeerRecord, raw: RawRecord, now_s: float, source: Source = Source.PUSHED) -> None:
+        """Note a record that rose.
+
+        A version that says nothing new and comes long before it is due is no news. One that says something to mates alone is news for
+        these, once a period at most. A ledger that grew is so once it rests, which its own peer tells: otherwise each microbatch would be
+        news.
+        """
+        told, item = self._told.get(record.peer), NewsItem(record, raw, tag_of(record, raw), now_s)
+        if told is None or _said(record) != _said(told.record):
+            self._tell_all(item, is_change=told is not None)
+        elif now_s - told.to_all_s >= self._period_s * record.periods / 3:
+            self._tell_all(item, is_change=False)
+        elif source is Source.PASSED_ON and not _is_same_to_mates(record, told.record):
+            self._tell_mates(item, now_s)
+        else:
+            self._waiting[record.peer] = (self._due_s(record, told, source, now_s), item)
+
+    def _due_s(self, record: PeerRecord, told: _Told, source: Source, now_s: float) -> float:
+        """When a version that waits is news for mates, if no newer one comes before."""
+        before = self._waiting.get(record.peer)
+        if before is not None and _is_same_to_mates(record, before[1].record):
+            return before[0]
+        if _said_to_mates(record) != _said_to_mates(told.record):
+            return told.at_s + self._period_s
+        if source is Source.OWN and record.done != told.record.done:
+            return now_s + max(self._period_s, REST_SHARE * (now_s - told.step_since_s))
+        return math.inf
+
+    def _tell_all(self, item: NewsItem, is_change: bool) -> None:
+        told, now_s = self._told.get(item.record.peer), item.risen_at_s
+        since_s = told.step_since_s if told is not None and told.record.step == item.record.step else now_s
+        if is_change:
             self._said_s = now_s
-        self._told_s[record.peer] = (now_s, said)
-        self._items.pop(record.peer, None)
-        self._items[record.peer] = NewsItem(record, raw, tag_of(record, raw), now_s)
+        self._told[item.record.peer] = _Told(item.record, now_s, now_s, since_s)
+        self._add(item)
+
+    def _tell_mates(self, item: NewsItem, now_s: float) -> None:
+        """What replaces news for all near stages is for these, too: they may not have that yet."""
+        told, before = self._told[item.record.peer], self._items.get(item.record.peer)
+        told.record, told.at_s, self._said_s = item.record, now_s, now_s
+        self._add(replace(item, risen_at_s=now_s, is_for_mates=before is None or before.is_for_mates))
+
+    def _add(self, item: NewsItem) -> None:
+        self._waiting.pop(item.record.peer, None)
+        self._items.pop(item.record.peer, None)
+        self._items[item.record.peer] = item
 
     def forget(self, peer: PeerId) -> None:
         """Forget a peer that is gone for good."""
-        self._told_s.pop(peer, None)
+        self._told.pop(peer, None)
         self._items.pop(peer, None)
+        self._waiting.pop(peer, None)
 
     def turn_s(self, now_s: float) -> float:
         """Seconds until the next turn to ask."""
@@ -245,26 +347,30 @@ class News:
 
     def tags(self, now_s: float) -> list[bytes]:
         """The tags of the versions that this peer has, newest first."""
-        self._forget(now_s)
-        newest = list(self._items.values())[-MOST_TAGS:]
-        return [item.tag for item in reversed(newest)]
+        self._look(now_s)
+        had = self._items | {peer: item for peer, (_, item) in self._waiting.items()}
+        return [item.tag for item in reversed([*had.values()][-MOST_TAGS:])]
 
     def unknown_to(self, tags: Collection[bytes], stage: int | None, now_s: float) -> list[RawRecord]:
         """The records that are new to a peer of `stage` and concern it; with stage None, all that are new."""
-        self._forget(now_s)
+        self._look(now_s)
         known = {tag[:_WHO_BYTES]: tag for tag in tags}
         found: list[RawRecord] = []
         for item in reversed(self._items.values()):
-            if (stage is None or concerns(item.record, stage)) and _is_news(item.tag, known.get(item.tag[:_WHO_BYTES])):
+            if item.concerns(stage) and _is_news(item.tag, known.get(item.tag[:_WHO_BYTES])):
                 found.append(item.raw)
                 if len(found) == MOST_NEWS:
                     break
         return found
 
-    def _forget(self, now_s: float) -> None:
+    def _look(self, now_s: float) -> None:
+        """Make news of what is due, and forget what is none any more."""
+        for item in [item for due_s, item in self._waiting.values() if due_s <= now_s]:
+            self._tell_mates(item, now_s)
         kept_s = KEPT_TURNS * self.turn_s(now_s)
-        while self._items:
-            oldest = next(iter(self._items.values()))
-            if now_s - oldest.risen_at_s < kept_s:
-                return
-            del self._items[oldest.record.peer]
+        for peer, item in [*self._items.items()]:
+            if now_s - item.risen_at_s >= (TIMES_FOR_MATES if item.is_for_mates else 1) * kept_s:
+                del self._items[peer]
+        for peer, (due_s, item) in [*self._waiting.items()]:
+            if due_s == math.inf and now_s - item.risen_at_s >= kept_s:
+                del self._waiting[peer]
