@@ -21,6 +21,7 @@ from peerd.config.paths import Home
 from peerd.config.settings import Settings
 from peerd.control.protocol import DirectInfo, PathInfo
 from peerd.daemon.address import Address, parse_address
+from peerd.daemon.open_files import limit
 from peerd.errors import AddressError, PortTakenError, RemoteError, UnreachableError
 from peerd.link import run_folder
 from peerd.link.bundle import Bundles
@@ -38,6 +39,7 @@ from peerd.link.seal import Seal
 from peerd.link.throttle import Throttles
 from peerd.link.tunnel import Tunnel
 from peerd.policy.swarm.clocks import ClockOffset
+from peerd.policy.swarm.connections import water_marks
 from peerd.policy.swarm.relaying import Bounds
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import SignedManifest, read_manifest
@@ -201,6 +203,7 @@ async def open_network(
         host=settings.host,
         port=settings.port,
         bootstrap=direct(bootstrap),
+        water_marks=water_marks(limit()),
         map_port=settings.port_mapping and not settings.host.startswith("127."),
         remove=(home.folder,) if settings.ephemeral else (),
         prune=(home.folder.parent,) if settings.ephemeral else (),

@@ -20,6 +20,7 @@ from peerd.daemon.clocks import ClockWatch
 from peerd.daemon.line_probe import LineProbes
 from peerd.daemon.network import Network, describe_self
 from peerd.daemon.notes import Notes
+from peerd.daemon.open_files import limit, num_open
 from peerd.daemon.place import Entry, Place
 from peerd.daemon.reachability import Reachability
 from peerd.daemon.reception import Reception
@@ -35,6 +36,7 @@ from peerd.owner.governor import Governor
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.evidence import coins_text
 from peerd.policy.swarm.access import NO_VERSION
+from peerd.policy.swarm.connections import kept_unused_s
 from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.reaching import missed_since
 from peerd.stage.executor import Priority
@@ -220,7 +222,7 @@ class Peer:
     # Housekeeping
 
     async def _sweep(self) -> None:
-        """Close connections to peers that are gone for good, and give free memory back to the system."""
+        """Close connections to peers that are gone for good or not needed now, and give free memory back to the system."""
         trimmed_s, missed = time.monotonic(), dict[PeerId, float]()
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
@@ -234,6 +236,7 @@ class Peer:
                     self.membership.forget(peer)
                     await self.network.forget(peer)
             await self._forget_strangers(now_s)
+            await self.network.links.close_unused(kept_unused_s(num_open(), limit()))
 
     async def _give_back_memory(self) -> None:
         """What passes have left goes first, on their thread: another has another heap, and would lock theirs until all of it is gone."""

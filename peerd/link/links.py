@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
+from peerd.background import start
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, PeerGoneError, RemoteError, UnwelcomeError, WrongStateError
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
@@ -46,7 +47,7 @@ SERVER_OPTIONS = tuple(
 TENSORS_IDLE_MS = 60_000
 """A connection of the tunnel for tensors is closed when no call has used it for this time (gRPC does that once for a channel). It takes
 three files at each end, and nothing uses it where a direct path leads to the peer by then. A new one costs a few round trips. The one for
-small messages stays: its end tells that the peer has died, and a re-dial must not wait for a new one."""
+small messages stays for minutes (`close_unused`): its end tells that the peer has died, and a re-dial must not wait for a new one."""
 STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
@@ -93,6 +94,9 @@ class Links:
         self._channels: dict[tuple[PeerId, bool], grpc.aio.Channel] = {}
         """By peer and whether for tensors: in one connection small messages would wait behind the tensors sent before them."""
         self._opening: dict[PeerId, asyncio.Lock] = {}
+        self._used_s: dict[PeerId, float] = {}
+        """When a channel of the tunnel to each peer was last asked for (`time.monotonic`)."""
+        self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
         self.traffic = Traffic(heard_s=tunnel.heard_s)
         self.answered_s, self.refused_s = tunnel.answered_s, tunnel.refused_s
         """When bytes last came from each peer over the tunnel's channels to it (`time.monotonic`)."""
@@ -125,6 +129,7 @@ class Links:
     async def channel(self, peer: PeerId, *, for_tensors: bool = False) -> grpc.aio.Channel:
         """Return the tunnel's channel for small messages, or that for tensors. Raises PeerGoneError if it needs a socket and gets none."""
         async with self._opening.setdefault(peer, asyncio.Lock()):
+            self._used_s[peer] = time.monotonic()
             known = self._channels.get((peer, for_tensors))
             if known is None:
                 idle = (("grpc.client_idle_timeout_ms", TENSORS_IDLE_MS),) if for_tensors else ()
@@ -155,7 +160,7 @@ class Links:
         """Close all channels to a peer that is gone for good."""
         if self.direct is not None:
             self.direct.drop(peer)
-        channels = [self._channels.pop((peer, each)) for each in (True, False) if (peer, each) in self._channels]
+        channels = self._take_channels(peer)
         self._opening.pop(peer, None)
         self.traffic.forget(peer)
         for channel in channels:
@@ -163,7 +168,30 @@ class Links:
         if channels:
             await self._tunnel.close_target(peer)
 
+    async def close_unused(self, kept_s: float) -> None:
+        """Close the tunnel's channels to peers that nothing was sent to for `kept_s`. Calls on them end first; the next one dials anew."""
+        for peer in [peer for peer, used_s in self._used_s.items() if time.monotonic() - used_s > kept_s]:
+            async with self._opening.setdefault(peer, asyncio.Lock()):
+                if time.monotonic() - self._used_s.get(peer, float("inf")) > kept_s:
+                    for channel in self._take_channels(peer):
+                        self._close_soon(channel)
+                    await self._tunnel.close_target(peer)
+
+    def _close_soon(self, channel: grpc.aio.Channel) -> None:
+        self._closing[channel] = task = start(channel.close(LONGEST_CALL_S))
+        task.add_done_callback(lambda _task: self._closing.pop(channel, None))
+
+    def _take_channels(self, peer: PeerId) -> list[grpc.aio.Channel]:
+        self._used_s.pop(peer, None)
+        return [self._channels.pop((peer, each)) for each in (True, False) if (peer, each) in self._channels]
+
     async def close(self) -> None:
+        closing = dict(self._closing)
+        for task in closing.values():
+            task.cancel()
+        await asyncio.gather(*closing.values(), return_exceptions=True)
+        for channel in closing:
+            await channel.close(None)
         if self.direct is not None:
             await self.direct.close()
         for peer in {peer for peer, _ in self._channels}:

@@ -40,6 +40,8 @@ class P2pdConfig:
     host: str = "127.0.0.1"
     port: int = 0
     bootstrap: tuple[str, ...] = ()
+    water_marks: tuple[int, int] = (256, 512)
+    """Above the second number of connections p2pd closes some of them until the first number is left."""
     map_port: bool = False
     """Ask the router to forward the port (UPnP, NAT-PMP). p2pd renews this every 20 s, and it expires a minute after p2pd has ended."""
     remove: tuple[Path, ...] = ()
@@ -174,7 +176,8 @@ def _command(config: P2pdConfig, control: Path) -> list[str]:
     command = [
         str(P2PD), f"-id={config.identity_file}", f"-listen=/unix{control}",
         f"-hostAddrs=/ip4/{config.host}/tcp/{config.port}", "-dhtServer=1", "-relay=1", "-relayService=0", "-autonat=0",
-        f"-natPortMap={int(config.map_port)}", "-autoRelay=0", "-connManager=1", "-idleTimeout=0s", "-persistentConnMaxMsgSize=4194304",
+        f"-natPortMap={int(config.map_port)}", "-autoRelay=0", "-connManager=1", f"-connLo={config.water_marks[0]}",
+        f"-connHi={config.water_marks[1]}", "-idleTimeout=0s", "-persistentConnMaxMsgSize=4194304",
     ]  # fmt: skip
     if config.bootstrap:
         command += ["-b=1", "-bootstrapPeers=" + ",".join(config.bootstrap)]

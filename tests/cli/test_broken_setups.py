@@ -132,9 +132,9 @@ def test_a_hard_limit_of_open_files_that_is_low_is_named_for_the_peers_that_it_h
     command = ["prlimit", "--nofile=128:256", sys.executable, "-c", asks]
     few, too_few = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     assert "warning" in few
-    assert "256 open files allowed, enough for 19 other peers" in few
+    assert "256 open files allowed, enough for 12 other peers" in few
     assert "problem" in too_few
-    assert "this peer needs 364 open files for 30 other peers, and the limit is 256" in too_few
+    assert "this peer needs 544 open files for 30 other peers, and the limit is 256" in too_few
     assert "ulimit -n 1024" in too_few
 
 

@@ -179,7 +179,7 @@ def test_too_few_open_files_are_told_with_the_number_that_is_needed(home: Home, 
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == ExitCode.LIMIT, done.stderr
-    needed = "this peer needs 74 open files at least, 10 more for each other peer"
+    needed = "this peer needs 80 open files at least, 16 more for each other peer"
     assert done.stderr.startswith(f"{ERROR_PREFIX}{needed}, and the limit is {most}; raise it, `ulimit -n 1024`")
     assert done.stderr.count("\n") == 1
 

@@ -86,6 +86,21 @@ async def test_a_dial_over_a_full_line_is_waited_for_and_not_begun_again(monkeyp
         assert dials == 1
 
 
+async def test_the_tunnels_connections_to_a_peer_that_nothing_uses_are_closed_with_all_their_files() -> None:
+    """A daemon kept four files for each peer that it had ever called, until that was gone for good."""
+    async with endpoint() as there:
+        caller = new_identity()
+        ways, _ = there.paths_of(caller)
+        assert await caller_through(await ways.channel(there.peer)) == caller.peer
+        (connection,) = ways._tunnel._streams.running
+        await ways.close_unused(WITHIN_S)
+        assert ways._tunnel._servers
+        await ways.close_unused(0.0)
+        assert not ways._tunnel._servers
+        await asyncio.wait_for(asyncio.wait({connection}), WITHIN_S)
+        assert await caller_through(await ways.channel(there.peer)) == caller.peer, "the next call dials anew"
+
+
 async def test_where_no_socket_can_be_opened_a_peer_is_out_of_reach_for_a_while_and_nothing_ends() -> None:
     async with endpoint() as there:
         caller = new_identity()

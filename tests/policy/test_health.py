@@ -236,7 +236,7 @@ def test_files_run_out_by_name_and_before_that_the_peers_that_will_need_more_are
     assert open_files(50, 1024, 20) == []
     (few,) = open_files(50, 200, 20)
     assert (few.code, few.severity) == ("few-open-files", "warning")
-    assert few.title == "50 files are open; this peer needs 264 open files for 20 other peers, and the limit is 200"
+    assert few.title == "50 files are open; this peer needs 384 open files for 20 other peers, and the limit is 200"
     assert "ulimit -n 1024" in few.remedy
     (none_left,) = open_files(190, 200, 20)
     assert (none_left.code, none_left.severity) == ("open-files", "problem")
