@@ -15,7 +15,7 @@ import structlog
 
 from peerd.errors import BadMessageError
 from peerd.policy.swarm.meeting import Reading
-from peerd.policy.swarm.spreading import News, Source, periods, summarise
+from peerd.policy.swarm.spreading import News, ToldBy, periods, summarise
 from peerd.policy.swarm.suspicion import Patience
 from peerd.swarm.access import RunAccess
 from peerd.swarm.clock import clock_s
@@ -161,7 +161,7 @@ class Membership:
             self.view.merge(record, clock_s())
         self.contradictions.note(signed, clock_s() + self.view.ttl_s * record.periods)
         self._published = own
-        self.news.note(record, signed.raw, clock_s(), Source.OWN)
+        self.news.note(record, signed.raw, clock_s(), ToldBy.OWN)
         self.wake()
         return signed
 
@@ -361,7 +361,7 @@ class Membership:
             counts = self.view.counts(peer, now_s)
         self.raws[peer] = signed
         if self.view.is_proven(peer):
-            self.news.note(signed.record, signed.raw, now_s, Source.PUSHED if sender == peer else Source.PASSED_ON)
+            self.news.note(signed.record, signed.raw, now_s, ToldBy.PUSHED if sender == peer else ToldBy.PASSED_ON)
         self.contradictions.note(signed, self.view.sightings[peer].fresh_until_s(self.view.ttl_s))
         for accused in self.view.sightings[peer].accused if counts else ():
             if not self.doubted.full() and not self._unanswered.suspects(accused) and not self.view.is_vouched_for(accused, now_s):

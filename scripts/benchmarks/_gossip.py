@@ -25,7 +25,7 @@ from peerd.policy.swarm.spreading import (
     SUMMARISED,
     TURNS_PER_PERIOD,
     News,
-    Source,
+    ToldBy,
     periods,
     whom_to_ask,
 )
@@ -191,11 +191,11 @@ class GossipSimulation:
         record = peer.record = replace(peer.record, version=peer.record.version + 1)
         self._announced_s[index][record.version] = now_s
         self._made[index, record.version] = record
-        peer.news.note(record, _raw(index, record.version), now_s, Source.OWN)
+        peer.news.note(record, _raw(index, record.version), now_s, ToldBy.OWN)
         self.cost.announced += 1
         for told in self._chance.sample(peer.partners, min(told_to, len(peer.partners))):
             self.cost.told += 1
-            self._absorb(self._peers[told], _raw(index, record.version), now_s, Source.PUSHED)
+            self._absorb(self._peers[told], _raw(index, record.version), now_s, ToldBy.PUSHED)
 
     def _ask(self, peer: _Peer, now_s: float) -> int:
         """Returns the number of records that came."""
@@ -208,10 +208,10 @@ class GossipSimulation:
         self.cost.asked += 1
         self.cost.tags += len(tags)
         for raw in answer:
-            self._absorb(peer, raw, now_s, Source.PASSED_ON)
+            self._absorb(peer, raw, now_s, ToldBy.PASSED_ON)
         return len(answer)
 
-    def _absorb(self, peer: _Peer, raw: RawRecord, now_s: float, source: Source) -> None:
+    def _absorb(self, peer: _Peer, raw: RawRecord, now_s: float, told_by: ToldBy) -> None:
         self.cost.records += 1
         index, version = int.from_bytes(raw[0][:4], "little"), int.from_bytes(raw[0][4:], "little")
         held, risen_s = peer.known.get(index, (0, None))
@@ -224,7 +224,7 @@ class GossipSimulation:
         if self._chance.random() < SAMPLED:
             self.cost.delays_s.append(now_s - self._announced_s[index][version])
         peer.known[index] = (version, now_s)
-        peer.news.note(record, raw, now_s, source)
+        peer.news.note(record, raw, now_s, told_by)
         if self._scenario.step_s and not record.stage and not peer.record.stage:
             self._look_whether_whole(index, peer, record, now_s)
 

@@ -34,7 +34,7 @@ from peerd.policy.swarm.queues import QueueReadings
 from peerd.policy.swarm.rates import SampleDemand
 from peerd.policy.swarm.rebalance import Rebalancing, Rule
 from peerd.policy.swarm.rebalance import plan as plan_move
-from peerd.policy.swarm.spreading import DirectoryReading, News, Source
+from peerd.policy.swarm.spreading import DirectoryReading, News, ToldBy
 from peerd.table.record import MAX_LOSS, MAX_STAGES, NO_RECORD, AverageId, PeerId, PeerRecord, Phase, RawRecord, RunId
 from peerd.table.swarm_view import SwarmView
 from peerd.table.view import LiveView
@@ -358,7 +358,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "later_s": lambda w: w.random.choice((-1.0, 0.0, 1.0, 1e308, math.inf, math.nan)),
     "least_patience_s": lambda _w: TTL_S,
     "raw": lambda w: _signed(w.own),
-    ("source", "Source"): lambda w: w.random.choice([*Source]),
+    ("source", "ToldBy"): lambda w: w.random.choice([*ToldBy]),
     "tags": lambda w: [w.raw(7) for _ in range(w.random.choice((0, 1, 256)))],
     "table": lambda w: [(record.peer, NO_RECORD) for record in w.records],
     "after": World.peer,

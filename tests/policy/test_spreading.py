@@ -32,7 +32,7 @@ from peerd.policy.swarm.spreading import (
     TURNS_PER_PERIOD,
     DirectoryReading,
     News,
-    Source,
+    ToldBy,
     concerns,
     is_to_announce,
     is_to_store,
@@ -138,11 +138,11 @@ def test_a_version_that_says_nothing_new_long_before_it_is_due_goes_no_further()
 def test_a_ledger_that_rests_is_news_for_mates_and_one_that_grows_is_none() -> None:
     """Rounds of a large stage wait for it."""
     first, news = member("a", version=1, stage=4, periods=30), News(PERIOD_S)
-    news.note(first, raw(first), 0.0, Source.OWN)
+    news.note(first, raw(first), 0.0, ToldBy.OWN)
     grown = first
     for number in range(1, 15):
         grown = replace(grown, version=1 + number, done=grown.done | 1 << number)
-        news.note(grown, raw(grown), 3.0 * number, Source.OWN)
+        news.note(grown, raw(grown), 3.0 * number, ToldBy.OWN)
         assert news.unknown_to([], 4, 3.0 * number) in ([], [raw(first)])
     rests_s = 42.0 + REST_SHARE * 42.0
     assert news.unknown_to([tag(first)], 4, rests_s - 0.1) == []
@@ -156,10 +156,10 @@ def test_what_was_news_for_mates_elsewhere_is_so_here_and_what_a_peer_pushed_is_
     grown = replace(first, version=2, done=6)
     passed_on, pushed = noted(first, now_s=-40.0), noted(first, now_s=-40.0)
     assert passed_on.tags(0.0) == []
-    passed_on.note(grown, raw(grown), 1.0, Source.PASSED_ON)
+    passed_on.note(grown, raw(grown), 1.0, ToldBy.PASSED_ON)
     assert passed_on.unknown_to([], 4, 1.0) == [raw(grown)]
     assert passed_on.unknown_to([], 3, 1.0) == []
-    pushed.note(grown, raw(grown), 1.0, Source.PUSHED)
+    pushed.note(grown, raw(grown), 1.0, ToldBy.PUSHED)
     assert tag(grown) in pushed.tags(2.0), "otherwise each answer brings it again"
     assert pushed.unknown_to([], 4, 2.0) == []
     assert pushed.unknown_to([], 4, 40.0) == []
@@ -180,7 +180,7 @@ def test_what_replaces_news_for_near_stages_is_for_them_too_and_their_renewals_a
     first = member("a", version=1, stage=4, periods=30)
     grown, later = replace(first, version=2, done=6), replace(first, version=3, done=6)
     news = noted(first)
-    news.note(grown, raw(grown), 1.0, Source.PASSED_ON)
+    news.note(grown, raw(grown), 1.0, ToldBy.PASSED_ON)
     assert news.unknown_to([], 3, 1.0) == [raw(grown)]
     news.note(later, raw(later), 51.0)
     assert news.unknown_to([], 3, 51.0) == [raw(later)], "50 s after it was last news for all"

@@ -112,9 +112,7 @@ def merge(reports: Sequence[Report], span: int, microbatches_per_step: int, mine
     merged = []
     for stage in sorted({report.tally.stage for report in reports}):
         told = sorted((r for r in reports if r.tally.stage == stage), key=lambda r: (-r.tally.steps, r.reporter))
-        known = [
-            _Known(r.reporter, {row.peer: row for row in r.tally.tallies}, (span - r.tally.steps) * microbatches_per_step) for r in told
-        ]
+        known = [_ReporterCount.of(report, span, microbatches_per_step) for report in told]
         peers = sorted({peer for each in known for peer in each.rows})
         rows = [row for row in (_row_of(peer, stage, known, mine) for peer in peers) if row is not None]
         widest = told[1 if len(told) > 2 else 0].tally  # of three or more the second one: nobody else confirms the first
@@ -131,7 +129,7 @@ def merge(reports: Sequence[Report], span: int, microbatches_per_step: int, mine
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ReporterCount:
     """What one reporter has counted in a stage."""
 
     reporter: str
@@ -140,7 +138,7 @@ class _Known:
     """The microbatches of the steps that it has not counted."""
 
     @classmethod
-    def of(cls, report: Report, span: int, microbatches_per_step: int) -> _Known:
+    def of(cls, report: Report, span: int, microbatches_per_step: int) -> _ReporterCount:
         tally = report.tally
         return cls(report.reporter, {row.peer: row for row in tally.tallies}, (span - tally.steps) * microbatches_per_step)
 
@@ -151,7 +149,7 @@ class _Known:
         return self.count(peer) <= count <= self.count(peer) + self.room
 
 
-def _row_of(peer: str, stage: int, known: Sequence[_Known], mine: str) -> Contribution | None:
+def _row_of(peer: str, stage: int, known: Sequence[_ReporterCount], mine: str) -> Contribution | None:
     voters = [each for each in known if each.reporter != peer or each.reporter == mine] or known
 
     def fits(count: int) -> bool:

@@ -251,8 +251,8 @@ def _said_to_mates(record: PeerRecord) -> tuple[object, ...]:
     return (record.group, record.sections, record.voids, record.sidelined, record.suspects)
 
 
-class Source(enum.Enum):
-    """Who told a version of a record."""
+class ToldBy(enum.Enum):
+    """The peer that has told a version of a record."""
 
     OWN = enum.auto()
     """This peer has made it."""
@@ -287,7 +287,7 @@ class News:
         self._waiting: dict[PeerId, tuple[float, NewsItem]] = {}
         """Versions that are no news yet, and when they are, unless newer ones come before; never: at infinity."""
 
-    def note(self, record: PeerRecord, raw: RawRecord, now_s: float, source: Source = Source.PUSHED) -> None:
+    def note(self, record: PeerRecord, raw: RawRecord, now_s: float, told_by: ToldBy = ToldBy.PUSHED) -> None:
         """Note a record that rose.
 
         A version that says nothing new and comes long before it is due is no news. One that says something to mates alone is news for
@@ -299,19 +299,19 @@ class News:
             self._tell_all(item, is_change=told is not None)
         elif now_s - told.to_all_s >= self._period_s * record.periods / 3:
             self._tell_all(item, is_change=False)
-        elif source is Source.PASSED_ON and not _is_same_to_mates(record, told.record):
+        elif told_by is ToldBy.PASSED_ON and not _is_same_to_mates(record, told.record):
             self._tell_mates(item, now_s)
         else:
-            self._waiting[record.peer] = (self._due_s(record, told, source, now_s), item)
+            self._waiting[record.peer] = (self._due_s(record, told, told_by, now_s), item)
 
-    def _due_s(self, record: PeerRecord, told: _Told, source: Source, now_s: float) -> float:
+    def _due_s(self, record: PeerRecord, told: _Told, told_by: ToldBy, now_s: float) -> float:
         """When a version that waits is news for mates, if no newer one comes before."""
         before = self._waiting.get(record.peer)
         if before is not None and _is_same_to_mates(record, before[1].record):
             return before[0]
         if _said_to_mates(record) != _said_to_mates(told.record):
             return told.at_s + self._period_s
-        if source is Source.OWN and record.done != told.record.done:
+        if told_by is ToldBy.OWN and record.done != told.record.done:
             return now_s + max(self._period_s, REST_SHARE * (now_s - told.step_since_s))
         return math.inf
 
