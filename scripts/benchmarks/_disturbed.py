@@ -164,6 +164,10 @@ def unlike_reference(swarm: DemoSwarm) -> str:
     return f"parameters are {differ:.1e} apart from the reference" if differ > PARAMETERS_APART else ""
 
 
+def largest_difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max())
+
+
 def far_from_reference(swarm: DemoSwarm, distance: Callable[[Tensor, Tensor], float], losses_apart: float = 0.0) -> tuple[str, float]:
     """Export the run. Returns how its losses differ from those of one process by more than `losses_apart` (empty: they do not), and the
     largest `distance`.

@@ -4,6 +4,9 @@ Nine peers in three stages train forty steps, with sums in float64. With `kill` 
 strikes with faults of all kinds. A row has the steps, faults, microbatches launched again, and the distance of the parameters to the
 reference. A run is missed if anything was counted twice, lost or given up, or if a loss or parameter differs.
 
+With --trust audits the peers audit each other; `audits` is how many microbatches and parts they computed again. There a run is also missed
+if anything is said against a peer that was not made to send broken messages, or if such a peer is shut out.
+
 With --mbit each daemon has a machine of its own, and each machine a link of so many Mbit/s both ways, 60 ms between any two. That needs
 root.
 """
@@ -25,6 +28,7 @@ from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_strikes import Strikes
 from peerd.config.manifest import ComputeConfig, Manifest, ModelConfig, SwarmConfig, TrainConfig
 from peerd.errors import PeerdError
+from scripts.benchmarks._accusations import BANNED, audited_by, noted_of
 from scripts.benchmarks._disturbed import MUST_BE_0, PARAMETERS_APART, far_from_reference
 from scripts.benchmarks._equality import apart
 from scripts.benchmarks._namespaces import Network, require_root
@@ -35,6 +39,7 @@ from scripts.benchmarks._turns import place_in
 
 NUM_STAGES, NUM_PEERS = 3, 9
 ROUND_TRIP_MS, STAND_IN_MS, POLL_S = 60.0, 40.0, 0.5
+ANSWER_S = 60.0
 KINDS = tuple(kind.value for kind in (FaultKind.KILL, FaultKind.MIXED))
 
 
@@ -45,13 +50,16 @@ class Row:
     seconds: float = 0.0
     faults: int = 0
     replayed: int = 0
+    audits: int = 0
+    accusations: int = 0
+    """What is said against peers that sent no broken messages."""
     apart: float | None = None
     """The largest difference of a parameter to the reference, as a share of the tensor's largest value."""
     missed: list[str] = field(default_factory=list)
     """What does not hold."""
 
 
-def manifest_of(seed: int, steps: int) -> Manifest:
+def manifest_of(seed: int, steps: int, trust: Any) -> Manifest:
     return Manifest(
         name="bench",
         seed=seed,
@@ -60,15 +68,15 @@ def manifest_of(seed: int, steps: int) -> Manifest:
             num_stages=NUM_STAGES, microbatches_per_step=12, microbatch_size=1, sequence_length=32, steps=steps, accumulate="float64"
         ),
         compute=ComputeConfig(threads=1),
-        swarm=SwarmConfig(announce_period_s=1.0),
+        swarm=SwarmConfig(announce_period_s=1.0, trust=trust, group_size=0),
     )
 
 
-def try_seed(seed: int, steps: int, chaos: Chaos, mbit: float) -> Row:
+def try_seed(seed: int, steps: int, chaos: Chaos, mbit: float, trust: str = "off") -> Row:
     """Run until all steps are done and as many faults have struck as the demo wants."""
     row, began_s = Row(seed=seed), time.monotonic()
     quiet: dict[str, Any] = {"slow": {}, "kills": (), "observed": False}
-    plan = DemoPlan(manifest=manifest_of(seed, steps), num_peers=NUM_PEERS, chaos=chaos, stand_in_ms=STAND_IN_MS, **quiet)
+    plan = DemoPlan(manifest=manifest_of(seed, steps, trust), num_peers=NUM_PEERS, chaos=chaos, stand_in_ms=STAND_IN_MS, **quiet)
     with contextlib.ExitStack() as stack:
         machines = NUM_PEERS + 2 * MIN_FAULTS  # a replacement has a machine of its own, as long as there is one
         network = stack.enter_context(Network(machines, Links(mbit_per_s=mbit, round_trip_ms=ROUND_TRIP_MS))) if mbit else None
@@ -81,6 +89,7 @@ def try_seed(seed: int, steps: int, chaos: Chaos, mbit: float) -> Row:
         swarm.start()
         try:
             _train(swarm, Strikes(swarm, chaos, seed))
+            _judge(row, swarm)
             _compare(row, swarm)
         except PeerdError as error:
             row.missed.append(error.message)
@@ -94,6 +103,15 @@ def _train(swarm: DemoSwarm, strikes: Strikes) -> None:
         if strikes.over and swarm.finished:
             swarm.poll()  # the last one that fell is counted, too
             return
+
+
+def _judge(row: Row, swarm: DemoSwarm) -> None:
+    corrupt = {fault.peer for fault in swarm.faults if fault.kind == FaultKind.CORRUPT}
+    spared = frozenset(daemon.ready.peer for daemon in swarm.daemons if daemon.peer in corrupt and daemon.ready is not None)
+    audited = audited_by((daemon for daemon in swarm.living if daemon.answers), ANSWER_S, spared)
+    logged = noted_of((daemon for daemon in swarm.daemons if daemon.peer not in corrupt), swarm.daemons, BANNED)
+    row.audits, row.accusations = audited.drawn, len(audited.against) + len(logged)
+    row.missed += [*audited.against, *logged]
 
 
 def _compare(row: Row, swarm: DemoSwarm) -> None:
@@ -115,6 +133,7 @@ def seeds(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=40, metavar="N", help="steps of a run (default 40)")
     parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help=f"default {KINDS[0]}")
     parser.add_argument("--every", type=float, default=4.0, metavar="S", help="seconds between faults (default 4)")
+    parser.add_argument("--trust", choices=["off", "on", "audits"], default="off", help="swarm.trust of the runs (default off)")
     parser.add_argument("--mbit", type=float, default=0.0, metavar="MBIT", help="of each link; 0: loopback (default)")
     given = parser.parse_args(arguments)
     if min(given.seeds, given.steps) < 1 or given.first < 0 or given.mbit < 0:
@@ -123,15 +142,16 @@ def seeds(arguments: Sequence[str]) -> int:
         require_root()
     chaos, rows = parse_chaos(f"{given.kind}:every={given.every:g}s,respawn=yes"), list[Row]()
     for seed in range(given.first, given.first + given.seeds):
-        rows.append(row := try_seed(seed, given.steps, chaos, given.mbit))
+        rows.append(row := try_seed(seed, given.steps, chaos, given.mbit, given.trust))
         progress(f"seed {seed}: {'; '.join(row.missed) or 'as one process'}")
     if given.json:
         print(json.dumps({"schema": SCHEMA, "mbit": given.mbit, "rows": [asdict(row) for row in rows]}))
     else:
-        print("seed  steps  seconds  faults  replayed    apart")
+        print("seed  steps  seconds  faults  replayed  audits  accusations    apart")
         for row in rows:
             differ = "" if row.apart is None else f"{row.apart:.1e}"
-            print(f"{row.seed:>4}  {row.steps:>5}  {row.seconds:>7.1f}  {row.faults:>6}  {row.replayed:>8}  {differ:>7}")
+            counts = f"{row.faults:>6}  {row.replayed:>8}  {row.audits:>6}  {row.accusations:>11}"
+            print(f"{row.seed:>4}  {row.steps:>5}  {row.seconds:>7.1f}  {counts}  {differ:>7}")
     for row in rows:
         for reason in row.missed:
             print(f"seed {row.seed}: {reason}", file=sys.stderr)

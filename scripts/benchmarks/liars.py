@@ -19,6 +19,8 @@ certified; --trust audits: peers audit each other, without which the scenarios f
 sign. These are watched until the liar is out, --until-out seconds at most. --stage 0: the liar is one of the first stage, and what it
 sends on is false, too.
 
+`scripts/bench liars honest` has no liar: are honest peers that audit each other left alone? It has its own --help.
+
 --liar loads a liar of your own in place of the scenario's: a file that ends with .py, or the dotted name of a module, with a coroutine
 lie(peer, arguments) (peerd/daemon/liars.py). The daemons sleep in place of computing, so that eight of them share a few cores. The liar's
 processes yield to the others': what it costs itself is no cost of theirs, as it has a machine of its own.
@@ -41,14 +43,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from torch import Tensor
 
 from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
 from peerd.cli.demo_process import DemoDaemon
 from peerd.errors import PeerdError, TimedOutError
 from peerd.table.view import TTL_PERIODS
-from scripts.benchmarks._disturbed import NUM_STAGES, PARAMETERS_APART, TINY, far_from_reference, run_of
+from scripts.benchmarks._accusations import ACCUSED, BANNED, noted_of
+from scripts.benchmarks._disturbed import NUM_STAGES, PARAMETERS_APART, TINY, far_from_reference, largest_difference, run_of
+from scripts.benchmarks._honest import honest
 from scripts.benchmarks._report import SCHEMA, progress, run
 
 MATES = 4
@@ -93,10 +96,7 @@ SIGNED, OUT_WITHIN_STEPS = ("two-records", "forks"), 2
 """The lies that two signatures prove."""
 FOUND_LATER = tuple(name for name, (module, _) in SCENARIOS.items() if module in ("falsifies", "own_part", "denounces"))
 """The lies that audits find steps later: what was falsified by then stays in the parameters, and `distance` tells how much that is."""
-BANNED = ("it is banned", "it counts for nothing")
 COLLUDES = f"{HERE}.colludes"
-ACCUSED = (*BANNED, "member left out", "it does not count for a while", "an average that nobody else has")
-"""What the log says of a peer that is shut out, or left out."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,10 +117,6 @@ class Row:
 
 
 COLUMNS = ("step_ratio", "memory_mb", "reloads", "refused", "honest_bans", "accusations", "out_after_steps", "distance")
-
-
-def largest_difference(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,10 +216,8 @@ class Watched:
                 self.out_after_steps[liar] = self.swarm.num_steps_told - self.lied_at_step
 
     def noted_of_honest(self, texts: Sequence[str]) -> int:
-        """Lines of honest daemons' logs with one of these texts that name an honest peer."""
-        names = [daemon.ready.peer for daemon in self.honest if daemon.ready is not None]
-        lines = [line for daemon in self.honest for line in daemon.whole_log().splitlines()]
-        return sum(any(text in line for text in texts) and any(name in line for name in names) for line in lines)
+        """Number of lines of honest daemons' logs with one of these texts that name an honest peer."""
+        return len(noted_of(self.honest, self.honest, texts))
 
     def memory_mb(self) -> dict[int, float]:
         """By honest daemon, with the processes that it has started."""
@@ -360,6 +354,8 @@ def _cell(value: float | None) -> str:
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["honest"]:
+        return honest(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="scripts/bench liars", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario", nargs="?", default="all", choices=["all", *SCENARIOS], help="default: all")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
