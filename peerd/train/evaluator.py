@@ -3,7 +3,7 @@
 Each stage keeps the parameters of an evaluated step until the next evaluation. So training never waits, and a failed microbatch
 is retried for as long as it takes. If no peer of a stage holds the parameters any more (they have left, or the next evaluation is
 due), or the loss is not finite, the evaluation is given up: there may be no value, but never a wrong one. Where peers may lie, it is also
-given up if no two ways that a microbatch takes through different peers have the same loss.
+given up if the ways that a microbatch takes through different peers do not have the same loss.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from peerd.policy.route.evaluating import (
     LOSSES_APART,
     ROUNDED_LOSSES_APART,
     Takeover,
+    Way,
     agreed_evaluation,
-    agreeing,
+    agreed_loss,
     due_step,
     is_my_turn_in_jury,
     jury_of,
@@ -42,6 +43,8 @@ from peerd.wire.messages import Call
 
 TICK_S = 2.0
 FAILURE_PAUSE_S = 0.5
+ROUNDS = 3
+"""How often a microbatch is sent a way that it did not take, because a peer on it was full."""
 MAX_REFUSALS = 4
 """Refusals per microbatch before giving up: peers that are about to reach the step may not show it yet."""
 LOG = structlog.get_logger()
@@ -136,15 +139,18 @@ class Evaluator:
         async with self._gate:
             if self._apart is None:
                 return await self._loss_by(step, index, {})
-            tried = list[tuple[dict[int, PeerId], float]]()
-            for way in ways(self._membership.live(), self._manifest.train.num_stages, step, index):
-                taken = dict(way)
-                if (loss := await self._loss_by(step, index, taken)) is None:
-                    return None
-                tried.append((taken, loss))
-                if (agreed := agreeing(tried, self._membership.live(), self._apart)) is not None:
-                    return agreed
-        self._refusal = f"no two of {len(tried)} ways through different peers have the same loss"
+            tried = dict[Way, float]()
+            for _ in range(ROUNDS):
+                for way in ways(self._membership.live(), self._manifest.train.num_stages, step, index):
+                    if way in tried:
+                        continue
+                    taken = dict(enumerate(way))
+                    if (loss := await self._loss_by(step, index, taken)) is None:
+                        return None
+                    tried[tuple(taken[stage] for stage in range(len(way)))] = loss
+                    if (agreed := agreed_loss(tried, self._membership.live(), step, self._apart)) is not None:
+                        return agreed
+        self._refusal = f"{len(tried)} ways through different peers do not have the same loss"
         return None
 
     async def _loss_by(self, step: int, index: int, way: dict[int, PeerId]) -> float | None:

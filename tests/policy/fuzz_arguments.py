@@ -198,8 +198,8 @@ def _probation(world: World) -> Probation:
     return probation
 
 
-def _way(world: World) -> dict[int, PeerId]:
-    return {stage: world.some_peer() for stage in range(world.num_stages)}
+def _way(world: World) -> tuple[PeerId, ...]:
+    return tuple(world.some_peer() for _ in range(world.num_stages))
 
 
 def _peers(world: World) -> frozenset[Any]:
@@ -384,8 +384,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "share": lambda w: w.random.choice((1e-4, 0.05)),
     "at_once": lambda w: w.random.randint(1, 5),
     "num_jurors": lambda w: w.random.randint(0, 5),
-    ("tried", "Sequence[tuple[Mapping[int, PeerId], float]]"): lambda w: [(_way(w), w.real(MAX_LOSS)) for _ in range(9)],
-    **dict.fromkeys((("one", "Mapping[int, PeerId]"), ("other", "Mapping[int, PeerId]")), _way),
+    ("tried", "Mapping[Way, float]"): lambda w: {_way(w): w.real(MAX_LOSS) for _ in range(9)},
     "span": World.count,
     ("mine", "str"): World.peer,
     "num_serving": lambda w: w.random.randrange(9),

@@ -4,12 +4,14 @@ One trainer makes a whole evaluation, so that its mean needs no agreement. A sec
 one stuck, costs time and gives the same value.
 
 Where averages are certified, a trainer or a peer of a stage may lie. There the first few trainers in order are a jury: each of them makes
-the evaluation, and it counts once more than half of them tell the same loss. A member of the jury sends each microbatch two ways that have
-no peer in common, and again until two such ways give the same loss.
+the evaluation, and it counts once more than half of them tell the same loss. A member of the jury sends each microbatch through two peers
+of each stage, in all combinations, and through others until such ways have the same loss.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +26,16 @@ from peerd.table.view import LiveView
 LEAST_TAKEOVER_S, FIRST_TAKEOVER_S = 60.0, 600.0
 """An owner that is alive but has announced no result counts as stuck after this time at the earliest; the second one while it is not known
 here how long steps take."""
+Way = tuple[PeerId, ...]
+"""By stage, the peers that a microbatch goes through."""
 JURY = 5
 """The most trainers whose word on an evaluation counts. Two of them may lie."""
 MOST_LOOKED = 3
 """Steps at most, of those that enough peers tell of, whose evaluations are looked at; the newest ones."""
-MOST_WAYS = 12
-"""So many times a microbatch is sent at most, each time another way."""
+MOST_CROSSED, CROSSED = 3, 3
+"""With so many stages at most a microbatch goes all ways through two peers of each stage, of the first three."""
+MOST_WAYS, APART = 12, 3
+"""With more stages it is sent so many ways at most, until so many that have no peer in common have the same loss."""
 LOSSES_APART, ROUNDED_LOSSES_APART = 1e-4, 5e-2
 """How far two honest losses may be apart, as a share: in float32, and where values on the way are rounded more."""
 TAKEOVER_TIMES = 3.0
@@ -109,37 +115,59 @@ def _most(losses: Sequence[float], least: int, share: float) -> float | None:
     return next((one for one in losses if tellers(one) >= max(1, least)), None)
 
 
-def ways(live: LiveView, num_stages: int, step: int, index: int) -> Iterator[dict[int, PeerId]]:
-    """By stage, the peers that a microbatch of an evaluation is sent to, each time others: first through each peer of a stage once.
+def ways(live: LiveView, num_stages: int, step: int, index: int) -> Iterator[Way]:
+    """The ways that a microbatch of an evaluation is sent, one after another: first all through the first two peers of each stage.
 
     Nothing comes where a stage has no peer that may hold the parameters of `step`.
     """
-    able = [_able(live, stage, step) for stage in range(num_stages)]
-    orders = [sorted(peers, key=lambda peer: digest("evaluates", peer, step, index, size=8)) for peers in able]
-    if all(orders):
+    orders = [sorted(able, key=lambda peer: digest("evaluates", peer, step, index, size=8)) for able in _able(live, num_stages, step)]
+    if not all(orders):
+        return
+    if num_stages <= MOST_CROSSED:
+        places = itertools.product(*(range(min(CROSSED, len(order))) for order in orders))
+        yield from (tuple(order[at] for order, at in zip(orders, each, strict=True)) for each in sorted(places, key=max))
+    else:
         for number in range(MOST_WAYS):
-            yield {stage: order[(number + stage * (number // len(order))) % len(order)] for stage, order in enumerate(orders)}
+            yield tuple(order[(number + stage * (number // len(order))) % len(order)] for stage, order in enumerate(orders))
 
 
-def _able(live: LiveView, stage: int, step: int) -> list[PeerId]:
-    serving = [record for record in live.serving(stage) if record.step >= step and not record.leaving]
-    return [record.peer for record in serving if record.step == step] or [record.peer for record in serving]
+def _able(live: LiveView, num_stages: int, step: int) -> list[list[PeerId]]:
+    """By stage, the peers that may hold the parameters of a step."""
+    found = []
+    for stage in range(num_stages):
+        serving = [record for record in live.serving(stage) if record.step >= step and not record.leaving]
+        found.append([record.peer for record in serving if record.step == step] or [record.peer for record in serving])
+    return found
 
 
-def are_apart(one: Mapping[int, PeerId], other: Mapping[int, PeerId], live: LiveView) -> bool:
-    """Whether two ways have no peer in common, but for those that are alone in their stage."""
-    shared = {peer for peer in one.values() if peer in other.values()}
-    return all(len(live.serving(stage)) < 2 for stage, peer in one.items() if peer in shared)
+def agreed_loss(tried: Mapping[Way, float], live: LiveView, step: int, share: float) -> float | None:
+    """The loss of a microbatch that cannot be false while no more than one peer of a stage lies; None: more ways have to be tried.
 
-
-def agreeing(tried: Sequence[tuple[Mapping[int, PeerId], float]], live: LiveView, share: float) -> float | None:
-    """The loss that the last way has, if one before it that is apart from it has the same; None: more ways have to be tried.
-
-    Where each stage has one peer there is only one way.
+    With few stages that is one which all ways have that lead through two peers of each stage, in all combinations: one of these ways has no
+    liar. With many stages it is one that three ways have which have no peer in common. A stage of one peer is not checked.
     """
-    *before, (way, loss) = tried
-    is_only = all(len(live.serving(stage)) < 2 for stage in way)
-    return loss if is_only or any(are_alike(loss, other, share) and are_apart(way, each, live) for each, other in before) else None
+    sizes = [len(able) for able in _able(live, len(next(iter(tried))), step)] if tried else []
+    if len(sizes) > MOST_CROSSED:
+        least = min([APART, *(size for size in sizes if size > 1)]) if any(size > 1 for size in sizes) else 1
+        groups = itertools.combinations(tried, least)
+        return next((tried[some[0]] for some in groups if _are_apart(some, sizes) and _all_alike(some, tried, share)), None)
+    used = [[peer for peer, _ in Counter(way[stage] for way in tried).most_common(CROSSED + 2)] for stage in range(len(sizes))]
+    picks = [itertools.combinations(peers, min(2, max(1, size))) for peers, size in zip(used, sizes, strict=True)]
+    for pick in itertools.product(*picks):
+        crossed = list(itertools.product(*pick))
+        if _all_alike(crossed, tried, share):
+            return tried[crossed[0]]
+    return None
+
+
+def _all_alike(some: Sequence[Way], tried: Mapping[Way, float], share: float) -> bool:
+    """Whether all of these ways were tried, and have the same loss."""
+    return bool(some) and all(way in tried and are_alike(tried[way], tried.get(some[0], math.nan), share) for way in some)
+
+
+def _are_apart(some: Sequence[Way], sizes: Sequence[int]) -> bool:
+    """Whether these ways have no peer in common, but for those that are alone in their stage."""
+    return all(size < 2 or len({way[stage] for way in some}) == len(some) for stage, size in enumerate(sizes))
 
 
 class Takeover:
