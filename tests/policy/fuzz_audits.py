@@ -108,6 +108,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("lineage", "bytes"): _hash,
     "is_of": lambda w: lambda _peer, _text, _signature: w.random.random() < 0.5,
     "words": lambda w: _case(w).words,
+    "counted": lambda w: _case(w).words,
     **dict.fromkeys(("standing", "voters"), lambda w: w.names[:64]),
     "open_cases": lambda w: [_case(w) for _ in range(w.random.randrange(4))],
     "verdict": lambda w: CaseVerdict(w.random.choice(list(Ruling)), frozenset({w.peer()})),

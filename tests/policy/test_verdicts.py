@@ -90,6 +90,15 @@ def test_words_of_peers_that_do_not_stand_count_for_nothing() -> None:
     assert verdict_on(case({"p1": WRONG, **crowd}), peers(4)).ruling is Ruling.OPEN
 
 
+def test_hole_57_a_peer_without_a_vote_that_signs_a_false_word_loses_its_standing_in_its_own_stage_as_in_others() -> None:
+    words = {"p1": WRONG, "p2": WRONG, "p3": WRONG, "new": RIGHT}
+    for standing in (peers(4), [*peers(4), PeerId("new")]):
+        assert verdict_on(case(words), standing) == CaseVerdict(Ruling.CONVICTED, frozenset({PeerId("p0"), PeerId("new")}), True)
+    cleared = case({"p1": WRONG, "p2": RIGHT, "p3": RIGHT, "new": WRONG})
+    assert verdict_on(cleared, peers(4)).losers == {PeerId("p1"), PeerId("new")}
+    assert verdict_on(case({**words, "new": WRONG}), peers(4)).losers == {PeerId("p0")}
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_where_nobody_else_can_judge_it_is_disputed_and_nobody_loses(number: int) -> None:
     assert verdict_on(case({"p1": WRONG}), peers(number)) == CaseVerdict(Ruling.DISPUTED)

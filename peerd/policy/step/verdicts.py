@@ -107,28 +107,29 @@ def asked(case: Case, standing: Collection[PeerId], num_silent: int = 0) -> list
 def verdict_on(case: Case, standing: Collection[PeerId], is_late: bool = False) -> CaseVerdict:
     """What has come of a case. `is_late`: the judges have had their time."""
     audited = case.item.audited
-    counted = {judge: word for judge, word in case.words.items() if judge in standing and judge not in case.two_faced | {audited}}
-    counted[audited] = RIGHT
+    heard = {judge: word for judge, word in case.words.items() if judge not in case.two_faced} | {audited: RIGHT}
+    counted = {judge: word for judge, word in heard.items() if judge in standing or judge == audited}
     num_voters = len({*standing, audited})
     wrong = sum(word.differs for word in counted.values())
     right = len(counted) - wrong
     sets_aside = wrong >= 2
     if num_voters >= FEWEST_JUDGES and 2 * wrong > num_voters:
-        return CaseVerdict(Ruling.CONVICTED, case.two_faced | contradicted(counted, num_voters) | {audited}, True)
+        return CaseVerdict(Ruling.CONVICTED, case.two_faced | contradicted(heard, counted, num_voters) | {audited}, True)
     if num_voters >= FEWEST_JUDGES and 2 * right > num_voters:
-        return CaseVerdict(Ruling.CLEARED, case.two_faced | (contradicted(counted, num_voters) - {audited}))
+        return CaseVerdict(Ruling.CLEARED, case.two_faced | (contradicted(heard, counted, num_voters) - {audited}))
     if is_late or num_voters < FEWEST_JUDGES:
         return CaseVerdict(Ruling.DISPUTED, case.two_faced, sets_aside)
     return CaseVerdict(Ruling.OPEN, case.two_faced, sets_aside)
 
 
-def contradicted(words: Mapping[PeerId, AuditWord], num_voters: int) -> frozenset[PeerId]:
-    """The judges whose words contradict those of more than half of `num_voters`.
+def contradicted(words: Mapping[PeerId, AuditWord], counted: Mapping[PeerId, AuditWord], num_voters: int) -> frozenset[PeerId]:
+    """The judges whose words contradict those of more than half of `num_voters`. `counted`: the words that count.
 
-    No two honest words contradict each other. So as long as less than half of the voters lie, all who are found have lied, or their devices
-    compute wrongly.
+    A judge has signed its word whether it counts or not, and peers of other stages do not know who has a vote (hole 57). No two honest
+    words contradict each other. So as long as less than half of the voters lie, all who are found have lied, or their devices compute
+    wrongly.
     """
-    found = (judge for judge, word in words.items() if 2 * sum(not word.agrees_with(other) for other in words.values()) > num_voters)
+    found = (judge for judge, word in words.items() if 2 * sum(not word.agrees_with(other) for other in counted.values()) > num_voters)
     return frozenset(found)
 
 
