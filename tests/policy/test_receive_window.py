@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.receive_window import BEYOND, LEAST_BYTES, MOST_BYTES, receive_window
+from peerd.policy.route.receive_window import BEYOND, LEAST_BYTES, LEAST_RATE, MOST_BYTES, receive_window
 
 BUFFER_S = 1.0
 """Of a modem, as scripts/benchmarks/_switch.py has it."""
@@ -27,6 +27,13 @@ def test_two_connections_fit_into_the_buffer_before_their_line(mbit: float, roun
     assert 2 * receive_window(rate, round_trip_s) <= rate * (round_trip_s + BUFFER_S)
 
 
+@pytest.mark.parametrize(("round_trip_s", "num_bytes"), [(0.3, 300_000), (0.6, 262_144)])
+def test_a_tensor_that_came_slowly_as_the_connection_was_new_may_be_under_way_whole(round_trip_s: float, num_bytes: int) -> None:
+    began_slowly = num_bytes / (4 * round_trip_s)
+    assert receive_window(began_slowly, round_trip_s) >= num_bytes
+
+
 def test_windows_are_never_of_a_few_segments_nor_larger_than_the_kernel_takes() -> None:
-    assert receive_window(0.0, 0.3) == receive_window(5e-324, 5e-324) == LEAST_BYTES
+    assert receive_window(0.0, 0.1) == receive_window(5e-324, 5e-324) == LEAST_BYTES
+    assert receive_window(0.0, 0.5) == 0.5 * LEAST_RATE
     assert receive_window(math.inf, 0.3) == receive_window(1e300, 1e9) == MOST_BYTES

@@ -14,7 +14,10 @@ QUEUE_S, BEYOND = 0.2, 4 / 3
 that share a line then fit in a buffer of a second up to a round trip of 0.6 s. And a connection may always carry more than the line is
 known to carry, so that a faster line shows."""
 LEAST_BYTES = 128 << 10
-"""A window is not smaller. Where little has passed, little is known of the line, and windows of few segments would slow it down."""
+"""A window is not smaller, as windows of few segments would slow a line down."""
+LEAST_RATE = 1e6
+"""Bytes per second; no line counts as slower. Tensors that travel alone over a long way take several round trips, as TCP begins slowly. So
+they show a slow line at first: 262 KB over 0.6 s show 0.1 MB/s. A window of so little would keep them slow, and the line unknown."""
 MOST_BYTES = 1 << 30
 """The kernel takes no larger numbers, and has smaller buffers."""
 
@@ -25,4 +28,4 @@ def receive_window(line_rate: float, round_trip_s: float) -> int:
     `line_rate`: what this peer's line carries downwards, in bytes per second, as far as it is known.
     """
     under_way_s = max(round_trip_s + QUEUE_S, BEYOND * round_trip_s)
-    return int(min(max(line_rate * under_way_s, LEAST_BYTES), MOST_BYTES))
+    return int(min(max(line_rate * under_way_s, LEAST_RATE * round_trip_s, LEAST_BYTES), MOST_BYTES))
