@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,9 @@ from peerd.policy.route.parallel import Parallel, own_queue_s
 from peerd.policy.route.receive_window import receive_window
 
 LOOK_S = 1.0
-"""Period at which the number of connections is looked at."""
+"""Period at which the number of connections is looked at, and segments are counted."""
+LOOK_SHARE = 0.01
+"""The most of the event loop's time that counting may take: it looks at each open file, and in a large stage those are thousands."""
 MOST_OF_ALL = 256
 """Connections of all paths that have several."""
 LOG = structlog.get_logger()
@@ -220,9 +223,12 @@ def _window(line: OwnLine) -> Window | None:
 
 async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]], line: OwnLine) -> None:
     """Count what is lost on the way over each path, and bound what is under way over each to this peer's `line`, until cancelled."""
+    took_s = 0.0
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(max(LOOK_S, took_s / LOOK_SHARE))
+        began_s = time.thread_time()
         found = counts.look(_window(line))
+        took_s = time.thread_time() - began_s
         queue_s = own_queue_s((each.round_trip_s, each.least_s) for each in found.values())
         for path in paths():
             path.counted(found, queue_s)
