@@ -44,7 +44,7 @@ from peerd.policy.swarm.spreading import (
     tag_of,
     whom_to_ask,
 )
-from peerd.table.record import MAX_PERIODS, AverageId, PeerId, PeerRecord, Phase, RawRecord, Reach, StageSummary
+from peerd.table.record import MAX_PERIODS, AverageId, PeerId, PeerRecord, Phase, RawRecord, Reach, StageSummary, Suspicion
 from peerd.table.view import TTL_PERIODS, LiveView
 from tests.strategies import FULL, NUM_MICROBATCHES, member, view_of
 
@@ -174,6 +174,17 @@ def test_what_rounds_of_mates_wait_for_is_news_for_them_within_a_period(change: 
     news.note(changed, raw(changed), 1.0)
     assert news.unknown_to([tag(first)], 4, PERIOD_S - 0.1) == []
     assert news.unknown_to([tag(first)], 4, PERIOD_S) == [raw(changed)]
+
+
+def test_whom_a_peer_suspects_is_news_for_the_stages_beside_it_too() -> None:
+    """Callers of a peer that died know it first. Its mates would count what it held until its record expires, after minutes."""
+    first = member("a", version=1, stage=4, periods=30)
+    accuses = replace(first, version=2, suspects=(Suspicion(PeerId("dead"), 1, 1),))
+    news, passed_on = noted(first, now_s=-30.0), noted(first, now_s=-30.0)
+    assert news.tags(0.0) == passed_on.tags(0.0) == []
+    news.note(accuses, raw(accuses), 1.0)
+    passed_on.note(accuses, raw(accuses), 1.0, ToldBy.PASSED_ON)
+    assert news.unknown_to([], 5, 1.0) == passed_on.unknown_to([], 5, 1.0) == [raw(accuses)]
 
 
 def test_what_replaces_news_for_near_stages_is_for_them_too_and_their_renewals_are_not_put_off() -> None:

@@ -324,10 +324,15 @@ class News:
         self._add(item)
 
     def _tell_mates(self, item: NewsItem, now_s: float) -> None:
-        """What replaces news for all near stages is for these, too: they may not have that yet."""
+        """Make a version news for mates.
+
+        All near stages get it, too, if it replaces news for them that they may not have yet, or accuses somebody: callers of a peer that
+        died know it first, and its own mates wait for it.
+        """
         told, before = self._told[item.record.peer], self._items.get(item.record.peer)
+        is_for_mates = (before is None or before.is_for_mates) and item.record.suspects == told.record.suspects
         told.record, told.at_s, self._said_s = item.record, now_s, now_s
-        self._add(replace(item, risen_at_s=now_s, is_for_mates=before is None or before.is_for_mates))
+        self._add(replace(item, risen_at_s=now_s, is_for_mates=is_for_mates))
 
     def _add(self, item: NewsItem) -> None:
         self._waiting.pop(item.record.peer, None)
