@@ -6,7 +6,8 @@ The address of a peer behind a relay is the relay's, followed by /p2p-circuit/p2
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from peerd.errors import AddressError
 from peerd.link.peer_keys import public_key_of
@@ -45,3 +46,10 @@ def parse_address(text: str) -> Address:
     if run and (len(run) != 32 or any(c not in "0123456789abcdef" for c in run)):
         raise AddressError(f"{run!r} after the # is not a run id", REMEDY)
     return Address(multiaddr, PeerId(parts[-1]), RunId(run) if run else None)
+
+
+def of_one_run(contacts: Iterable[Address]) -> tuple[Address, ...]:
+    """The addresses, those without a run's id with that which the others name, if it is one: else any run might answer there."""
+    told = tuple(contacts)
+    runs = {each.run for each in told if each.run is not None}
+    return tuple(replace(each, run=each.run or next(iter(runs))) for each in told) if len(runs) == 1 else told

@@ -16,7 +16,7 @@ import structlog
 
 from peerd.config.paths import Home
 from peerd.config.settings import Settings
-from peerd.daemon.address import Address, parse_address
+from peerd.daemon.address import Address, of_one_run, parse_address
 from peerd.daemon.admission import access_for
 from peerd.daemon.auditing import remember_cases
 from peerd.daemon.clocks import compare_clocks
@@ -53,6 +53,8 @@ from peerd.table.view import TTL_PERIODS
 from peerd.wire.swarm_client import SwarmClient
 
 FIRST_LOOK_TIMEOUT_S = 10.0
+OTHERS_S = 5.0
+"""How much longer than the first peer the others at the given addresses may take to tell of the run's peers."""
 MAX_BOOTSTRAP_PEERS = 4
 LOG = structlog.get_logger()
 Result = TypeVar("Result")
@@ -62,7 +64,7 @@ AddressBook = dict[PeerId, tuple[str, ...]]
 async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack, governor: Governor) -> Peer:
     """Enter the swarm. The returned peer serves no stage yet. `stack` closes what was opened."""
     identity, local = Identity.load_or_create(home.identity), LocalState(home)
-    contacts = tuple(parse_address(each) for each in settings.join.split())
+    contacts = of_one_run(parse_address(each) for each in settings.join.split())
     place = None if contacts else await _with_progress(lambda report: _known_run(settings, local, report))
     book = _address_book(local, place.signed if place else None, contacts)
     local.remember_names(settings.nickname, settings.team, settings.unlisted)
@@ -95,10 +97,15 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         corpus, source = await _with_progress(lambda report: text_for(manifest, settings, remembered, report))
         place = Place(signed=signed, data_source=source, corpus=corpus, start=None)
         tell_doing(f"run {manifest.name}: measuring the upload with 2 MB")
-        await _measure_upload(network, membership, contact)
-        await _look_again(network, membership, contact)
+        asking = asyncio.create_task(_ask_the_others(network, membership, [each for each in contacts if each != contact]))
+        try:
+            await _measure_upload(network, membership, contact)
+            await _look_again(network, membership, contact)
+            others = await _within(OTHERS_S, asking) or ()
+        finally:
+            asking.cancel()
         await _foretell(network, place, membership, governor)
-        reached = (contact.multiaddr, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
+        reached = (contact.multiaddr, *others, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
         must_answer = bool(direct(reached))
     else:
         signed = place.signed
@@ -220,6 +227,30 @@ async def _first_to_answer(
         except PeerdError as error:
             failures.append(error)
     raise _most_telling(failures)
+
+
+async def _ask_the_others(network: Network, membership: Membership, contacts: Sequence[Address]) -> tuple[str, ...]:
+    """Read the table of the other peers at the given addresses, too: the first one may hide peers. Returns the addresses that answered."""
+
+    async def answers(contact: Address) -> bool:
+        try:
+            choose_run((await visit_peer(network, contact)).description, replace(contact, run=membership.run))
+            await first_look(network, membership, contact.peer)
+        except PeerdError as error:
+            LOG.info("another of the given addresses does not help", why=error.message, peer=contact.peer)
+            return False
+        return True
+
+    found = await asyncio.gather(*map(answers, contacts))
+    return tuple(each.multiaddr for each, there in zip(contacts, found, strict=True) if there)
+
+
+async def _within(most_s: float, task: asyncio.Task[Result]) -> Result | None:
+    """What a task returns if it ends within so many seconds; else it is cancelled."""
+    try:
+        return await asyncio.wait_for(task, most_s)
+    except TimeoutError:
+        return None
 
 
 def _most_telling(failures: Sequence[PeerdError]) -> PeerdError:

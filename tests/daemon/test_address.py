@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.daemon.address import Address, parse_address
+from peerd.daemon.address import Address, of_one_run, parse_address
 from peerd.errors import AddressError, ExitCode
 from peerd.link.peer_keys import peer_id_of
 from peerd.table.record import RunId
@@ -79,3 +81,12 @@ def test_no_text_is_worse_than_not_an_address(text: str) -> None:
     except AddressError:
         return
     assert found.peer == PEER
+
+
+def test_an_address_without_a_run_gets_that_which_the_others_name() -> None:
+    """Else whoever answers first there decides which run is joined."""
+    plain, named = parse_address(f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER}"), parse_address(f"/ip4/127.0.0.1/tcp/4002/p2p/{PEER}#{'a' * 32}")
+    other = replace(named, run=RunId("b" * 32))
+    assert [each.run for each in of_one_run([plain, named])] == [named.run, named.run]
+    assert of_one_run([plain, named, other]) == (plain, named, other), "which one is meant nobody can say"
+    assert of_one_run([plain]) == (plain,)
