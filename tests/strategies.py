@@ -57,3 +57,7 @@ def view_of(*found: PeerRecord) -> LiveView:
 def member(name: str, **fields: object) -> PeerRecord:
     """A serving peer, the rest by keyword."""
     return PeerRecord(peer=PeerId(name), **{"phase": Phase.ACCUMULATING, **fields})  # type: ignore[arg-type]
+
+
+def stage_of(stage: int, how_many: int, **fields: object) -> list[PeerRecord]:
+    return [member(f"s{stage}p{number:03}", stage=stage, **fields) for number in range(how_many)]

@@ -97,13 +97,7 @@ async def enter(settings: Settings, home: Home, stack: contextlib.AsyncExitStack
         corpus, source = await _with_progress(lambda report: text_for(manifest, settings, remembered, report))
         place = Place(signed=signed, data_source=source, corpus=corpus, start=None)
         tell_doing(f"run {manifest.name}: measuring the upload with 2 MB")
-        asking = asyncio.create_task(_ask_the_others(network, membership, [each for each in contacts if each != contact]))
-        try:
-            await _measure_upload(network, membership, contact)
-            await _look_again(network, membership, contact)
-            others = await _within(OTHERS_S, asking) or ()
-        finally:
-            asking.cancel()
+        others = await _measure_and_look(network, membership, contact, contacts)
         await _foretell(network, place, membership, governor)
         reached = (contact.multiaddr, *others, *membership.bootstrap(MAX_BOOTSTRAP_PEERS))
         must_answer = bool(direct(reached))
@@ -227,6 +221,17 @@ async def _first_to_answer(
         except PeerdError as error:
             failures.append(error)
     raise _most_telling(failures)
+
+
+async def _measure_and_look(network: Network, membership: Membership, contact: Address, contacts: Sequence[Address]) -> tuple[str, ...]:
+    """Measure the upload, and read the tables of all given addresses. Returns the addresses besides `contact` that answered."""
+    asking = asyncio.create_task(_ask_the_others(network, membership, [each for each in contacts if each != contact]))
+    try:
+        await _measure_upload(network, membership, contact)
+        await _look_again(network, membership, contact)
+        return await _within(OTHERS_S, asking) or ()
+    finally:
+        asking.cancel()
 
 
 async def _ask_the_others(network: Network, membership: Membership, contacts: Sequence[Address]) -> tuple[str, ...]:

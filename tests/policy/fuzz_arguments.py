@@ -359,7 +359,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "later_s": lambda w: w.random.choice((-1.0, 0.0, 1.0, 1e308, math.inf, math.nan)),
     "least_patience_s": lambda _w: TTL_S,
     "raw": lambda w: _signed(w.own),
-    ("source", "ToldBy"): lambda w: w.random.choice([*ToldBy]),
+    ("told_by", "ToldBy"): lambda w: w.random.choice([*ToldBy]),
     "tags": lambda w: [w.raw(7) for _ in range(w.random.choice((0, 1, 256)))],
     "table": lambda w: [(record.peer, NO_RECORD) for record in w.records],
     "after": World.peer,

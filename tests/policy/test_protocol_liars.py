@@ -283,10 +283,10 @@ def test_hole_60_a_peer_that_voids_all_others_in_each_step_does_not_stop_its_sta
     assert outcome.counts["inexact"] == 0
 
 
-def test_hole_63_a_member_that_says_again_and_again_that_it_is_in_a_round_is_left_out() -> None:
-    outcome = lied_to(Kind.FLAP, 0, for_s=1e3)
+def test_hole_63_a_member_that_says_again_and_again_that_it_is_in_a_round_is_of_little_harm() -> None:
+    honest, outcome = (lied_to(Kind.FLAP, 0, for_s=for_s) for for_s in (0.0, 1e3))
     assert outcome.problems == ()
-    assert outcome.counts["sidelined"] >= 2
+    assert outcome.ended_at_s < 2.5 * honest.ended_at_s
 
 
 def test_hole_65_a_member_that_proposes_nothing_makes_a_few_steps_wait_and_not_each_that_it_leads() -> None:

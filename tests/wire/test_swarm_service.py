@@ -12,6 +12,7 @@ from peerd.generated import (
     swarm_pb2,
     swarm_pb2_grpc,
 )
+from peerd.policy.swarm.spreading import MOST_TAGS, TAG_BYTES
 from peerd.swarm.identity import Identity
 from peerd.swarm.signed import sign_record
 from peerd.table.record import PeerRecord, RunId
@@ -82,7 +83,7 @@ async def test_a_ledger_longer_than_a_step_can_be_is_refused(callee: Callee) -> 
     await assert_refused(callee, await gossip(callee, record), BAD)
 
 
-@pytest.mark.parametrize("known", [b"\0", bytes(9), bytes(8 * 257)])
+@pytest.mark.parametrize("known", [b"\0", bytes(9), bytes(TAG_BYTES * (MOST_TAGS + 1))])
 async def test_what_is_no_list_of_names_of_records_is_refused(callee: Callee, known: bytes) -> None:
     stub = await callee.served.stub(swarm_pb2_grpc.SwarmStub, callee.caller.peer)
     await assert_refused(callee, stub.Gossip(swarm_pb2.GossipRequest(run=RUN, want_news=True, known=known)), BAD, "record tags")
