@@ -106,22 +106,22 @@ NOTICED_BY = {
     "ledger fence": 303,
     "adopt": 303,
     "repeats renew": 324,
-    "roster content": 302,
+    "roster content": 307,
     "snapshot": 303,
     "bit after gradient": 300,
     "norms told": 307,
-    "sums told": 311,
+    "sums told": 307,
     "wait before lost": 335,
     "close unnoted": 346,
 }
-"""The seeds of short runs that notice it, as found by the search below; it begins with them."""
+"""The seeds of short runs that notice it, as found by the search below; it begins with them. A new kind of fault changes all draws."""
+NOT_ABOUT = "STAGE_WIPED BAN DRIP THIN LAG STINGY TRICKLE TEAR MISJUDGE VOID CONSPIRE DRIBBLE FLAP BLINK MUTE"
 
 
 @pytest.mark.parametrize("rule", RULES_OFF)
 def test_the_checks_notice_when_a_rule_is_switched_off(rule: str) -> None:
     """I1, I2 or a stall, within a few dozen runs of which none has a problem with the rule on."""
-    rounds = {Kind.DRIP, Kind.THIN, Kind.LAG, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE}  # no rule here is about these
-    left_out = {Kind.STAGE_WIPED, Kind.BAN, *rounds, *LIES_OF_NUMBERS, *LIES_OF_WORK}  # of the first a run recovers after the limit
+    left_out = {Kind[name] for name in NOT_ABOUT.split()} | LIES_OF_NUMBERS | LIES_OF_WORK
     kinds = tuple(kind for kind in Kind if kind not in left_out)
     for seed in (NOTICED_BY.get(rule, 300), *range(300, 420)):
         scenario = dataclasses.replace(draw(seed, kinds, off=frozenset({rule})), limit_s=100.0, download=0.0)
