@@ -115,7 +115,8 @@ def merge(reports: Sequence[Report], span: int, microbatches_per_step: int, mine
         known = [_ReporterCount.of(report, span, microbatches_per_step) for report in told]
         peers = sorted({peer for each in known for peer in each.rows})
         rows = [row for row in (_row_of(peer, stage, known, mine) for peer in peers) if row is not None]
-        widest = told[1 if len(told) > 2 else 0].tally  # of three or more the second one: nobody else confirms the first
+        believed = told[1 if len(told) > 2 else 0 :]  # of three or more not the first one, which nobody else confirms
+        widest = max([*believed, *(r for r in told if r.reporter == mine)], key=lambda r: r.tally.steps).tally
         merged.append(
             StageContributions(
                 stage=stage,
