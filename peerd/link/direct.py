@@ -26,6 +26,7 @@ from peerd.background import start
 from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES, Certificate, checked_pem
+from peerd.link.closing import ClosingChannels
 from peerd.link.connecting import broken, connected, pause_s
 from peerd.link.links import LONGEST_CALL_S, Links, answer_of
 from peerd.link.local import NeighbourChannel, Neighbours, checked_target
@@ -111,7 +112,7 @@ class DirectPaths:
     segments: SegmentCounts = field(default_factory=SegmentCounts)
     _counting: asyncio.Task[None] | None = None
     _paths: dict[PeerId, _Path] = field(default_factory=dict)
-    _closing: dict[grpc.aio.Channel, asyncio.Task[None]] = field(default_factory=dict)
+    _closing: ClosingChannels = field(default_factory=ClosingChannels)
 
     def channel(self, peer: PeerId) -> Channel | None:
         """Return the open direct channel to a peer, or None. Starts a task that opens one when a try is due."""
@@ -204,12 +205,7 @@ class DirectPaths:
         for task in works:
             task.cancel()
         await asyncio.gather(*works, return_exceptions=True)
-        closing = dict(self._closing)
-        for task in closing.values():
-            task.cancel()
-        await asyncio.gather(*closing.values(), return_exceptions=True)
-        for channel in closing:
-            await channel.close(None)
+        await self._closing.now()
         if self._holes is not None:
             await self._holes.close()
 
@@ -224,7 +220,7 @@ class DirectPaths:
                 path.failures = path.failures + 1 if await self._hold(peer, path, channel, offer) else 0
             finally:
                 path.channel = path.connection = None
-                self._close_soon(channel, path.grace_s)
+                self._closing.soon(channel, path.grace_s)
                 if self._holes is not None:
                     self._holes.close_target(peer)
         except (RemoteError, OSError) as error:
@@ -334,11 +330,6 @@ class DirectPaths:
             request.neighbour = self._neighbours.proof_for(peer)
         reply: direct_pb2.ShowReply = await answer_of(stub.Show(request, timeout=SHOW_TIMEOUT_S))
         return reply
-
-    def _close_soon(self, channel: grpc.aio.Channel, grace_s: float | None) -> None:
-        """Close the channel once its remaining calls have finished, or `grace_s` have passed."""
-        self._closing[channel] = task = start(channel.close(grace_s))
-        task.add_done_callback(lambda _task: self._closing.pop(channel, None))
 
 
 def hosts_in(addresses: tuple[str, ...]) -> list[str]:

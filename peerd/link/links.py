@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from peerd.background import start
 from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, PeerGoneError, RemoteError, UnwelcomeError, WrongStateError
+from peerd.link.closing import ClosingChannels
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
 from peerd.served_time import served_timeout
@@ -96,7 +96,7 @@ class Links:
         self._opening: dict[PeerId, asyncio.Lock] = {}
         self._used_s: dict[PeerId, float] = {}
         """When a channel of the tunnel to each peer was last asked for (`time.monotonic`)."""
-        self._closing: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
+        self._closing = ClosingChannels()
         self.traffic = Traffic(heard_s=tunnel.heard_s)
         self.answered_s, self.refused_s = tunnel.answered_s, tunnel.refused_s
         """When bytes last came from each peer over the tunnel's channels to it (`time.monotonic`)."""
@@ -174,24 +174,15 @@ class Links:
             async with self._opening.setdefault(peer, asyncio.Lock()):
                 if time.monotonic() - self._used_s.get(peer, float("inf")) > kept_s:
                     for channel in self._take_channels(peer):
-                        self._close_soon(channel)
+                        self._closing.soon(channel, LONGEST_CALL_S)
                     await self._tunnel.close_target(peer)
-
-    def _close_soon(self, channel: grpc.aio.Channel) -> None:
-        self._closing[channel] = task = start(channel.close(LONGEST_CALL_S))
-        task.add_done_callback(lambda _task: self._closing.pop(channel, None))
 
     def _take_channels(self, peer: PeerId) -> list[grpc.aio.Channel]:
         self._used_s.pop(peer, None)
         return [self._channels.pop((peer, each)) for each in (True, False) if (peer, each) in self._channels]
 
     async def close(self) -> None:
-        closing = dict(self._closing)
-        for task in closing.values():
-            task.cancel()
-        await asyncio.gather(*closing.values(), return_exceptions=True)
-        for channel in closing:
-            await channel.close(None)
+        await self._closing.now()
         if self.direct is not None:
             await self.direct.close()
         for peer in {peer for peer, _ in self._channels}:

@@ -182,7 +182,7 @@ async def test_a_path_that_is_cut_is_closed_with_its_calls_at_once_and_the_next_
         await links.leave_address(there.peer)
         assert not paths.leads_to(there.peer)
         await asyncio.wait({work}, timeout=WITHIN_S)
-        await asyncio.gather(*paths._closing.values())
+        await asyncio.gather(*paths._closing.tasks.values())
         with pytest.raises((grpc.aio.UsageError, asyncio.CancelledError)):
             await caller_through(first)
         second = await tried(paths, there.peer)
@@ -206,7 +206,7 @@ async def test_a_call_under_way_ends_on_the_path_that_is_given_up_meanwhile(endp
         call = await held_call(there, await tried(paths, there.peer))
         paths.drop(there.peer)
         await asyncio.wait({call}, timeout=0.3)
-        (closing,) = paths._closing.values()
+        (closing,) = paths._closing.tasks.values()
         assert not closing.done()
         there.callers.may_answer.set()
         assert await call == caller.peer

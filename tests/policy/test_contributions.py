@@ -86,6 +86,11 @@ def test_this_peers_own_count_is_not_outvoted() -> None:
     assert shown(report("a", steps=100, a=400), *lies, mine="a") == {"a": 400}
 
 
+def test_the_steps_shown_are_those_of_this_peers_own_report_or_of_the_second_longest() -> None:
+    reports = [report("a", steps=11, a=11), report("b", steps=7, a=7), report("c", steps=6, a=6)]
+    assert [merge(reports, SPAN, PER_STEP, mine)[0].steps for mine in ("a", "b", "")] == [11, 7, 7]
+
+
 def test_a_peer_that_came_late_leaves_room_for_what_was_before() -> None:
     """It cannot contradict a count of steps that it has not seen, so there the longest count is shown, though it may be a lie."""
     late = [report(name, steps=40, a=100, b=100) for name in "bc"]
