@@ -14,6 +14,7 @@ from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError,
 from peerd.link.closing import ClosingChannels
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
+from peerd.policy.swarm.suspicion import AnswerTimes
 from peerd.served_time import served_timeout
 from peerd.table.record import PeerId
 
@@ -73,6 +74,8 @@ class Paths(Protocol):
 
     def is_wide(self, peer: PeerId) -> bool: ...
 
+    def is_local(self, peer: PeerId) -> bool: ...
+
     async def until_other_way(self, peer: PeerId) -> None: ...
 
     def leads_to(self, peer: PeerId) -> bool: ...
@@ -100,6 +103,8 @@ class Links:
         self.traffic = Traffic(heard_s=tunnel.heard_s)
         self.answered_s, self.refused_s = tunnel.answered_s, tunnel.refused_s
         """When bytes last came from each peer over the tunnel's channels to it (`time.monotonic`)."""
+        self.answer_times = AnswerTimes()
+        """Of small questions, whose answers need no computing."""
         self.direct: Paths | None = None
 
     async def channel_for_tensors(self, peer: PeerId) -> Any:
@@ -118,6 +123,10 @@ class Links:
     def is_lossy(self, peer: PeerId) -> bool:
         """Return whether so many packets to the peer are lost that tensors take several connections."""
         return self.direct is not None and self.direct.is_wide(peer)
+
+    def is_local(self, peer: PeerId) -> bool:
+        """Return whether the peer is on this machine and tensors take a local socket to it."""
+        return self.direct is not None and self.direct.is_local(peer)
 
     async def until_other_way(self, peer: PeerId) -> None:
         """Wait until `channel_for_tensors` gives several connections to the peer in place of one, or one in place of several."""

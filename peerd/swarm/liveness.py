@@ -2,8 +2,8 @@
 
 A re-dial and its answer may wait behind tensors on a busy line. So a peer from which any bytes came since the question was asked lives,
 and is asked again. That is proven by what arrives, and ends when nothing does. The question goes over the connection that there is. If
-nothing at all comes back over that one in its time, it is given up, and the next call dials the peer where its record says it is. Before a
-peer is suspected, others are asked whether they reach it: maybe only the link to it is dead.
+nothing at all comes back over that one for far longer than answers take of late, it is given up, and the next call dials the peer where its
+record says it is. Before a peer is suspected, others are asked whether they reach it: maybe only the link to it is dead.
 Sure and slow liveness is the record's TTL, in table/. A wrong suspicion costs replays, never exactness, and makes the next
 slower (policy/swarm/suspicion.py).
 """
@@ -21,7 +21,7 @@ import structlog
 from peerd.background import start
 from peerd.errors import PeerGoneError, RemoteError, UnansweredError, UnwelcomeError
 from peerd.policy.swarm.reaching import has_moved, hosts_among, is_in_round_with, is_out_of_reach, is_reached, witnesses
-from peerd.policy.swarm.suspicion import UNANSWERED, DeadLines
+from peerd.policy.swarm.suspicion import UNANSWERED, AnswerTimes, DeadLines
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord, Reach
@@ -43,6 +43,7 @@ class Lines(Protocol):
     """When bytes last came from each peer over them (`time.monotonic`)."""
     refused_s: dict[PeerId, float]
     """When the machine of a peer last refused a connection."""
+    answer_times: AnswerTimes
 
     async def hang_up(self, peer: PeerId) -> None: ...
 
@@ -135,7 +136,9 @@ class Liveness:
     def _give_up_if_dead(self, peer: PeerId, asked_s: float, unanswered: int, silence: PeerGoneError, is_heard: bool) -> None:
         if self._dead_lines.is_to_be_given_up(
             peer,
-            clock_s(),
+            asked_s,
+            time.monotonic(),
+            self._lines.answer_times.longest_s(time.monotonic()),
             unanswered=unanswered,
             was_waited_for=isinstance(silence, UnansweredError),
             is_heard=is_heard,

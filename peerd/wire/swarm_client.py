@@ -59,7 +59,7 @@ class SwarmClient(Client):
     async def gossip(self, peer: PeerId, records: Sequence[RawRecord], timeout_s: float) -> tuple[RawRecord, ...]:
         """Push records in a separate call through the tunnel, which also shows whether the peer can be reached at all."""
         request = self._request(records=convert.records_to(records))
-        return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
+        return self._records_of(request, await self._ask_timed(peer, request, timeout_s))
 
     async def table(self, peer: PeerId, timeout_s: float) -> AsyncIterator[tuple[RawRecord, ...]]:
         """Yield the pages of the peer's whole table; `timeout_s` is for one page."""
@@ -75,7 +75,7 @@ class SwarmClient(Client):
     async def ask_for_news(self, peer: PeerId, known: Sequence[bytes], timeout_s: float) -> tuple[RawRecord, ...]:
         """Return the records that rose at `peer` recently, without those whose tags (policy/swarm/spreading.py) are in `known`."""
         request = self._request(want_news=True, known=convert.tags_to(known))
-        return self._records_of(request, await self._ask(peer, "Gossip", request, timeout_s))
+        return self._records_of(request, await self._ask_timed(peer, request, timeout_s))
 
     async def reaches(self, peer: PeerId, accused: PeerId, timeout_s: float) -> bool:
         """Return whether `accused`, which does not answer this peer, answers `peer`."""
@@ -101,6 +101,13 @@ class SwarmClient(Client):
     async def describe(self, peer: PeerId, timeout_s: float) -> Description:
         request = swarm_pb2.DescribeRequest()
         return convert.description_from(await self._ask_when_free(peer, "Describe", request, timeout_s, wait_for_ready=True))
+
+    async def _ask_timed(self, peer: PeerId, request: swarm_pb2.GossipRequest, timeout_s: float) -> Any:
+        """Ask what is answered at once, and note how long that took."""
+        asked_s = time.monotonic()
+        reply = await self._ask(peer, "Gossip", request, timeout_s)
+        self._links.answer_times.took(time.monotonic() - asked_s, time.monotonic())
+        return reply
 
     async def _ask_when_free(self, peer: PeerId, method: str, question: Any, timeout_s: float, **options: Any) -> Any:
         """Ask what a newcomer asks. Newcomers share few calls at a peer, which says when to come back; that is done for `timeout_s`."""

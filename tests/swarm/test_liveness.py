@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerd.errors import PeerGoneError, UnansweredError
+from peerd.policy.swarm.suspicion import LATE, AnswerTimes
 from peerd.swarm import liveness as liveness_module
 from peerd.swarm.identity import Identity
 from peerd.swarm.liveness import REDIAL_TIMEOUT_S, Liveness
@@ -33,6 +34,7 @@ class Lines:
     answered_s: dict[PeerId, float] = field(default_factory=dict)
     refused_s: dict[PeerId, float] = field(default_factory=dict)
     given_up: list[PeerId] = field(default_factory=list)
+    answer_times: AnswerTimes = field(default_factory=AnswerTimes)
 
     async def hang_up(self, peer: PeerId) -> None:
         self.given_up.append(peer)
@@ -300,6 +302,20 @@ async def test_a_line_is_given_up_where_no_answer_comes_in_time_and_not_where_th
     await asyncio.gather(*liveness._probes.values())
     await asyncio.sleep(0)
     assert lines.given_up == ([] if has_ended else [MATE.peer])
+
+
+@pytest.mark.parametrize("took_s", [0.001, 1.0])
+async def test_a_line_is_given_up_only_after_far_longer_than_answers_take_of_late(took_s: float) -> None:
+    """Where machines are short of processor time all answers are late, and to dial anew makes them later."""
+    membership, lines = Membership(ME, RUN, ttl_s=60.0), Lines()
+    lines.answer_times.took(took_s, time.monotonic())
+    membership.absorb([sign_record(PeerRecord(peer=MATE.peer, incarnation=1, version=1, phase=Phase.ACCUMULATING), MATE, RUN).raw])
+    liveness = Liveness(membership, cast(SwarmClient, Behind(0)), {}, lines)
+    liveness.report_failure(MATE.peer)
+    await asyncio.gather(*liveness._probes.values())
+    await asyncio.sleep(0)
+    assert lines.given_up == ([MATE.peer] if took_s < 0.01 / LATE else [])
+    assert liveness.faults_seen == 1, "whether it is suspected does not depend on it"
 
 
 async def test_connections_to_the_old_address_of_a_peer_end_as_soon_as_its_record_names_another(monkeypatch: pytest.MonkeyPatch) -> None:
