@@ -96,6 +96,9 @@ class PaperHost:
     def is_lossy(self, _peer: PeerId) -> bool:
         return False
 
+    def is_near(self, _peer: PeerId) -> bool:
+        return False
+
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         return self.rates.get(peer, (None, None))
 

@@ -52,6 +52,9 @@ class RoundHost(Protocol):
     def is_lossy(self, peer: PeerId) -> bool:
         """Whether so many packets to a peer are lost that tensors take several connections."""
 
+    def is_near(self, peer: PeerId) -> bool:
+        """Whether a peer is on this machine, or is this one."""
+
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         """Return the bytes per second up and down that are believed of a peer; None where nothing is known."""
 

@@ -33,13 +33,20 @@ class Proposing:
     """What this peer has learned of the rounds of its stage. Any member may lead next."""
 
     def __init__(
-        self, allowed: Allowed, averaging_s: float, rates: Rates, now_s: float, is_lossy: Callable[[PeerId], bool] = lambda _peer: False
+        self,
+        allowed: Allowed,
+        averaging_s: float,
+        rates: Rates,
+        now_s: float,
+        is_lossy: Callable[[PeerId], bool] = lambda _peer: False,
+        is_near: Callable[[PeerId], bool] = lambda _peer: False,
     ) -> None:
-        """`is_lossy`: whether packets to a peer are lost."""
+        """`is_lossy`: whether packets to a peer are lost. `is_near`: whether it is on this machine, so that no line leads to it."""
         self._allowed = allowed
         self._averaging_s = averaging_s
         self._rates = rates
         self._is_lossy = is_lossy
+        self._is_near = is_near
         self._known: dict[PeerId, KnownLine] = {}
         """What rounds have shown of each peer's uplink."""
         self._begun_s = now_s
@@ -76,6 +83,8 @@ class Proposing:
         plan = replace(roster, codecs=names, shares=shares, expected_s=expected_s)
         layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen], room)
         lasts_s = min(expected_s, self.within_s(plan, sum(layout.slice_bytes)))  # judges end a longer one: no chunk is cut for it
+        if all(map(self._is_near, roster.peers)):
+            lasts_s = 0.0  # their processors are all that they wait for, and each chunk is work for them
         count = num_chunks(layout.slice_bytes, lasts_s, self._averaging_s, any(map(self._is_lossy, roster.peers)))
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
 

@@ -82,7 +82,7 @@ class Rounds:
         sums = state.accumulator
         self.compression = Compression(state.weight_codecs, sums.flat.dtype, sums.shapes, sums.num_exact)
         self.fetcher = AverageFetcher(state, self.arithmetic, client, averaging_s, spans, signatures, self.compression)
-        self._proposing = Proposing(state.weight_codecs, averaging_s, host.rates_of, clock(), host.is_lossy)
+        self._proposing = Proposing(state.weight_codecs, averaging_s, host.rates_of, clock(), host.is_lossy, host.is_near)
         self._joining = FewEach()
         self._early = EarlyCalls(averaging_s, host.is_mate)
         self._tasks = Tasks()

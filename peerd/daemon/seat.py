@@ -350,12 +350,12 @@ class Seat:
     def is_lossy(self, peer: PeerId) -> bool:
         return self.peer.network.links.is_lossy(peer)
 
+    def is_near(self, peer: PeerId) -> bool:
+        return peer == self.peer.membership.me or self.peer.network.links.is_local(peer)
+
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         record = self.peer.membership.find(peer)
-        if record is None:
-            return None, None
-        rates = self.peer.network.links.traffic.line.rates_of(record)
-        return rates.up, rates.down
+        return (None, None) if record is None else self.peer.network.links.traffic.line.rates_of(record)
 
     def is_mate(self, peer: PeerId) -> bool:
         known = self.peer.membership.view.sightings.get(peer)

@@ -198,6 +198,9 @@ class OneByOne:
     def open_channel(self, peer: PeerId) -> Any:
         return self.channel(peer)
 
+    def is_local(self, _peer: PeerId) -> bool:
+        return False
+
     def is_wide(self, _peer: PeerId) -> bool:
         return False
 
