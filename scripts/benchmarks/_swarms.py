@@ -12,6 +12,8 @@ from peerd.errors import PeerdError, TimedOutError
 
 POLL_S = 1.0
 """Polling takes processor time from the daemons; it need not be frequent, because steps carry the time of their end."""
+LOOK_EVERY = 10.0
+"""Dozens of daemons are polled no more often than after so many times what it takes."""
 SILENCE_S = 120.0
 
 
@@ -21,10 +23,12 @@ def nothing() -> None:
 
 def looks(swarm: DemoSwarm, period_s: float = POLL_S, silence_s: float = SILENCE_S) -> Iterator[None]:
     """Poll all daemons once a period, and yield. Raises PeerdError if a stage dies out or there is no progress."""
-    heard, heard_at = swarm.heard(), time.monotonic()
+    heard, heard_at, took_s = swarm.heard(), time.monotonic(), 0.0
     while True:
-        time.sleep(period_s)
+        time.sleep(max(period_s, LOOK_EVERY * took_s))
+        began_s = time.monotonic()
         swarm.poll()
+        took_s = time.monotonic() - began_s
         swarm.require_every_stage()
         yield
         if swarm.heard() != heard:

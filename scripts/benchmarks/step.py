@@ -1,7 +1,9 @@
 """The cost of a step's end and its parts: the time from the last gradient of a step to the first forward pass of the next.
 
-Two stages of two peers, or as many as are asked for. The times come from the daemons' own timelines, put on one clock. On a distant link
-every message is delayed inside the tunnel (see _distant.py); with delayed updates the next step does not wait for the end of the last one.
+Two stages of two peers, or as many as are asked for. The times come from the daemons' own timelines, put on one clock. Only steps in which
+every peer averaged count: peers join one after the other, and a round of four takes a quarter of the bytes of one of eight. On a distant
+link every message is delayed inside the tunnel (see _distant.py); with delayed updates the next step does not wait for the end of the last
+one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import itertools
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,12 +27,15 @@ from peerd.timeline.spans import COMPUTE, SpanKind
 from scripts.benchmarks._checkouts import Checkout, add_options, checkouts, rows_against
 from scripts.benchmarks._distant import ONE_WAY_MS
 from scripts.benchmarks._report import Row, paired_ratio, print_json, print_table, progress, run
-from scripts.benchmarks._swarms import SILENCE_S, until_done
+from scripts.benchmarks._swarms import SILENCE_S, looks
 
 MICROBATCHES = 16
 """Of a step, and at least two for each peer of a stage."""
 WARMUP = 2
 """Steps in which connections are opened and response times learnt."""
+TRACED_WITHIN_S = 600.0
+MOST_TIMES = 20
+"""Steps of a run, in units of those that are looked at: peers that have not joined by then join too slowly."""
 MOST_LOOPBACK_MS, MOST_ROUND_TRIPS = 40.0, 3.0
 LOOPBACK, DELAYED = "loopback", "loopback, delayed updates"
 
@@ -78,7 +84,7 @@ class Side:
                 microbatches_per_step=max(MICROBATCHES, 2 * self.replicas),
                 microbatch_size=4,
                 sequence_length=128,
-                steps=WARMUP + steps + 1,
+                steps=WARMUP + MOST_TIMES * steps + 1,
                 delayed_updates=self.delayed_updates,
             ),
             compute=ComputeConfig(threads=1),
@@ -87,11 +93,12 @@ class Side:
         return DemoPlan(manifest=manifest, num_peers=self.stages * self.replicas, slow={}, kills=(), chaos=None, stand_in_ms=0.0)
 
 
-def gaps_of(reply: Any, first: int) -> Iterator[Gap]:
-    """The parts of every step from `first` on of which the next step is known, too."""
+def gaps_of(reply: Any, num_peers: int) -> Iterator[Gap]:
+    """The parts of every step in which so many peers averaged, and of which the next step is known, too."""
     spans = [span for peer in reply["peers"] for span in peer["spans"]]
+    averaged = Counter(step for peer in reply["peers"] for step in {span[3] for span in peer["spans"] if span[0] == SpanKind.AVERAGING})
     steps = sorted({span[3] for span in spans})
-    for step in (step for step in steps if step >= first and step + 1 in steps):
+    for step in (step for step in steps if step + 1 in steps and averaged[step] >= num_peers):
         ends = [began + took for kind, began, took, at, *_ in spans if at == step and kind in COMPUTE]
         begins = [began for kind, began, _, at, *_ in spans if at == step + 1 and kind == SpanKind.FORWARD]
         rounds = [(began, began + took) for kind, began, took, at, *_ in spans if at == step and kind == SpanKind.AVERAGING]
@@ -120,14 +127,20 @@ def _delay(one_way_ms: float) -> Iterator[None]:
 
 def run_swarm(side: Side, steps: int) -> None:
     module = "scripts.benchmarks._distant" if side.one_way_ms else "peerd.daemon"
+    found: list[Gap] = []
     with _delay(side.one_way_ms), DemoSwarm(side.plan(steps), lambda _text: None, module, side.checkout.place) as swarm:
         swarm.start()
-        until_done(swarm, swarm.plan.steps)
-        reply = swarm.daemons[0].client.request("trace", steps=swarm.plan.steps, timeout_s=SILENCE_S, silence_s=SILENCE_S)
-        found = list(gaps_of(reply, WARMUP))
-        side.loss = swarm.steps[-1]["loss"]
-    if not found:
-        raise PeerdError(f"{side.title}: the daemons told of no step")
+        for _ in looks(swarm):
+            if len(swarm.steps) < WARMUP:
+                continue
+            reply = swarm.daemons[0].client.request("trace", steps=steps + 1, timeout_s=TRACED_WITHIN_S, silence_s=SILENCE_S)
+            found += gaps_of(reply, swarm.plan.num_peers)
+            if len(found) >= steps or swarm.finished:
+                break
+        swarm.poll()
+        side.loss = swarm.steps[WARMUP + steps]["loss"]
+    if len(found) < steps:
+        raise PeerdError(f"{side.title}: all {swarm.plan.num_peers} peers averaged in {len(found)} of {len(swarm.steps)} steps")
     side.gaps += found
     side.medians.append(statistics.median(gap.whole for gap in found))
     progress(f"{side.title}: {side.medians[-1]:.1f} ms")
