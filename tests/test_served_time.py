@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import time
 import weakref
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,6 +55,50 @@ async def test_the_deadline_comes_also_in_a_starved_process() -> None:
                 await asyncio.Event().wait()
     finally:
         starving.cancel()
+
+
+async def test_all_deadlines_of_a_loop_share_one_clock_which_rests_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each had one of its own, so many would look at the time ten times a second."""
+    loop, number = asyncio.get_running_loop(), 100
+    delays_s: list[float] = []
+    call_later = loop.call_later
+
+    def counted(delay_s: float, *rest: Any) -> asyncio.TimerHandle:
+        delays_s.append(delay_s)
+        return call_later(delay_s, *rest)
+
+    async def wait() -> None:
+        async with served_timeout(100.0):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(loop, "call_later", counted)
+    waiting = [asyncio.ensure_future(wait()) for _ in range(number)]
+    try:
+        await asyncio.sleep(0)
+        assert delays_s == [TICK_S, *[100.0] * number]
+        await asyncio.sleep(3.5 * TICK_S)
+        assert 1 < delays_s.count(TICK_S) <= 4
+    finally:
+        for each in waiting:
+            each.cancel()
+    await asyncio.sleep(1.5 * TICK_S)
+    ticks = delays_s.count(TICK_S)
+    await asyncio.sleep(1.5 * TICK_S)
+    assert delays_s.count(TICK_S) == ticks
+
+
+async def test_a_deadline_counts_from_its_own_beginning_whoever_waited_before() -> None:
+    async def wait(seconds: float) -> float:
+        began_s = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with served_timeout(seconds):
+                await asyncio.Event().wait()
+        return time.monotonic() - began_s
+
+    first = asyncio.ensure_future(wait(0.5))
+    await asyncio.sleep(0.25)
+    assert await wait(0.5) >= 0.49
+    assert await first >= 0.49
 
 
 async def test_nothing_of_a_task_that_is_over_stays_in_memory() -> None:

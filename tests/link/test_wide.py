@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -220,6 +221,28 @@ async def test_windows_follow_the_line_and_are_left_alone_while_that_is_unknown(
         assert window(0.3) == pytest.approx(800_000 * 0.5, rel=0.01)
     finally:
         counting.cancel()
+
+
+async def test_counting_takes_at_most_a_hundredth_of_the_loop_however_many_files_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In virtual time: a look takes as long as it says, and the loop sleeps as long as it is asked to."""
+    takes_s, pauses_s, spent_s = [0.0, 0.3, 2.0, 0.05, 0.004, 0.001], list[float](), [0.0]
+
+    class Counts(SegmentCounts):
+        def look(self, window: Window | None = None) -> dict[str, Segments]:
+            spent_s[0] += takes_s.pop()
+            return {}
+
+    async def sleep(seconds: float) -> None:
+        assert spent_s[0] <= 0.01 * (sum(pauses_s) + seconds)
+        pauses_s.append(seconds)
+        if not takes_s:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(wide, "time", SimpleNamespace(thread_time=lambda: spent_s[0]))
+    monkeypatch.setattr(wide, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(asyncio.CancelledError):
+        await wide.count_losses(Counts(), list, OwnLine())
+    assert pauses_s == pytest.approx([1.0, 1.0, 1.0, 5.0, 200.0, 30.0, 1.0])
 
 
 @pytest.mark.parametrize(
