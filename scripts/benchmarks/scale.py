@@ -43,6 +43,7 @@ CALLS = 300
 CALL_BYTES = 250
 """Overhead of a call and its answer: HTTP/2 headers and framing, and libp2p's."""
 RECORD_FRAMING_BYTES = 8
+IDLE_S = 30.0
 MOST_KB, MOST_SHARE = 20.0, 0.01
 
 
@@ -143,7 +144,7 @@ async def _time_calls(signed: list[SignedRecord]) -> float:
 
 def simulate(scenario: GossipScenario, seconds: float, units: Units) -> Line:
     cost = GossipSimulation(scenario).run(seconds)
-    per_s = 1 / (cost.seconds * scenario.num_peers)
+    per_s = 1 / (cost.seconds * cost.peers)
     calls = cost.asked + cost.told
     carried = cost.records * (units.record_bytes + RECORD_FRAMING_BYTES) + cost.tags * TAG_BYTES + calls * CALL_BYTES
     delays_s = sorted(cost.delays_s)
@@ -209,19 +210,36 @@ def main() -> int:
     parser.add_argument(
         "--groups", action="store_true", help=f"their records tell the sums of groups of {GROUP_SIZE} (default: own ledgers)"
     )
-    parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="simulated seconds (default 30)")
+    parser.add_argument("--waits", type=float, default=0.0, metavar="S", help="nobody averages in so many seconds after the last gradient")
+    parser.add_argument(
+        "--middle",
+        type=int,
+        default=0,
+        metavar="N",
+        help="simulate all peers of so many stages in the middle (5 are enough) and of the others the speakers, and measure the one in the"
+        " middle: in large swarms many times sooner (default 0: all peers of all stages)",
+    )
+    parser.add_argument("--seconds", type=float, metavar="S", help="simulated seconds after a warm-up of 15 (default: a step; 30 if idle)")
     parser.add_argument("--daemons", type=int, default=0, metavar="N", help="so many real daemons in four stages, too (default 0: none)")
     parser.add_argument("--turns", type=int, default=5, metavar="N", help="turns in which those are watched (default 5)")
     parser.add_argument("--turn", type=float, default=10.0, metavar="S", help="seconds of a turn (default 10)")
     given = parser.parse_args()
-    if min(given.stages, given.turns, *given.peers) < 1 or min(given.seconds, given.turn) <= 0 or (given.daemons and given.daemons < 4):
+    seconds = given.seconds if given.seconds is not None else given.step + given.waits if given.step else IDLE_S
+    if min(given.stages, given.turns, *given.peers) < 1 or min(seconds, given.turn) <= 0 or (given.daemons and given.daemons < 4):
         parser.error("sizes and times must be positive, and --daemons at least 4")
     lines, real = [], []
     units = measure_units(given.groups)
     for num_peers in given.peers:
         progress(f"simulating {num_peers} peers")
-        scenario = GossipScenario(num_peers=num_peers, num_stages=given.stages, step_s=given.step, in_groups=given.groups)
-        lines.append(simulate(scenario, given.seconds, units))
+        scenario = GossipScenario(
+            num_peers=num_peers,
+            num_stages=given.stages,
+            step_s=given.step,
+            waits_s=given.waits,
+            in_groups=given.groups,
+            num_whole=given.middle,
+        )
+        lines.append(simulate(scenario, seconds, units))
     real = real_daemons(given.daemons, given.turn, given.turns) if given.daemons else []
     if given.json:
         print_json([*rows_of(lines), *real], units=asdict(units), simulated=[asdict(line) for line in lines])
