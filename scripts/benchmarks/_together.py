@@ -2,7 +2,7 @@
 
 `train_reference` computes one microbatch after another. Here the copies of a stage lie in one tensor a parameter, and each product is that
 of all copies: the same training but for rounding (tests/sim/test_together.py), in less time. It is for plain runs: AdamW, no dropout, no
-codecs at boundaries, no tied or shared weights, local steps from the first step on or none.
+narrow boundaries, no tied or shared weights, local steps from the first step on or none.
 
 Shapes: C copies of a stage, B sequences of S tokens for each copy, D d_model, V vocabulary.
 """
@@ -12,12 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from peerd.config.codec import parse_averaged
+from peerd.config.codec import Codec, parse_allowed, parse_averaged
 from peerd.config.manifest import Manifest
 from peerd.models.decoder import DecoderStage, rotate
 from peerd.models.stages import build_stage
@@ -27,6 +28,7 @@ from peerd.stage.optimizer import Optimizer
 from peerd.stage.update import apply_sums
 from peerd.table.record import Evaluation
 from peerd.train.corpus import Corpus
+from peerd.wire.codecs import through
 
 SAVED_EVERY_S = 60
 """Seconds of the processor after which a training is written into its file."""
@@ -82,28 +84,48 @@ class _Training:
             for each in self._copies:
                 each.begin(self.step)
             for first in range(0, self._train.microbatches_per_step, self._in_update):
-                _update(corpus, self._copies, self.step, range(first, first + self._in_update))
+                _update(corpus, self.manifest, self._copies, self.step, range(first, first + self._in_update))
             for each in self._copies:
                 each.end(self.step)
         self.step += 1
 
 
-def _update(corpus: Corpus, copies: Sequence[_Copies], step: int, indices: range) -> None:
+def _update(corpus: Corpus, manifest: Manifest, copies: Sequence[_Copies], step: int, indices: range) -> None:
     """An update of every copy, of these microbatches of the step."""
+    forth, back = (parse_allowed(name).most_exact for name in (manifest.wire.activations, manifest.wire.activation_gradients))
     told = [corpus.microbatch(step, index) for index in indices]
     hidden, labels = torch.stack([tokens for tokens, _ in told]), torch.stack([of_each for _, of_each in told])
     loss = torch.zeros(())
     for each in copies:
         order = each.order(indices)
-        back = torch.argsort(order)
+        in_turn = torch.argsort(order)
         passed = each.forward(*(given[order].view(each.num_copies, -1, *given.shape[1:]) for given in (hidden, labels)))
         if each.stage.is_last:
             loss = passed
         else:
-            hidden = passed.flatten(0, 1)[back]
+            shared = len(indices) // each.num_copies
+            hidden = _Boundary.apply(passed.flatten(0, 1)[in_turn], forth, back, shared)  # type: ignore[no-untyped-call]
     found = iter(torch.autograd.grad(loss, [value for each in copies for value in each.values.values()]))
     for each in copies:
         each.update(step, {name: next(found) for name in each.values})
+
+
+class _Boundary(torch.autograd.Function):
+    """Activations of microbatches [M, ...] as the next stage gets them, and their gradients as the stage before gets these."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, forth: Codec, back: Codec, num_shared: int) -> Tensor:
+        """`num_shared`: microbatches whose mean loss is one copy's loss. Between peers each has the gradient of its own loss."""
+        ctx.back, ctx.num_shared = back, num_shared
+        return _each_through(forth, hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _each_through(ctx.back, gradient * ctx.num_shared) / ctx.num_shared, None, None, None
+
+
+def _each_through(codec: Codec, values: Tensor) -> Tensor:
+    return torch.stack([through(codec, each) for each in values])
 
 
 class _Copies:

@@ -9,7 +9,7 @@ both have made as many updates. The loss is that of the averaged model on evalua
 The table also has the time to a loss at 20 Mbit/s and 60 ms: that of the best synchronous rate after a share of its tokens (--target). How
 long a step takes there is simulated by peerd's own policies for a run of home size, as in `scripts/bench race`: 8 stages of some 130
 million parameters, two peers each. Boundaries are in int8 there, and so are averages of synchronous steps, which costs their loss nothing
-here, unless --synchronous names another codec, with which they are trained.
+here, unless --boundary and --synchronous name other codecs, with which they are trained.
 
 Each result is appended to --results as it is there, and what is there is not computed again: a table may be made in pieces. A training that
 was stopped goes on from the file beside it (.part).
@@ -67,6 +67,8 @@ class Cell:
     """Share of the tokens with which a synchronous beginning trains."""
     codec: str = "none"
     """Of averages. Where time counts, those of a synchronous run with "none" are in int8, which costs their loss nothing here."""
+    boundary: str = "none"
+    """Codec of activations and their gradients between the stages. Where time counts, "none" is int8."""
     seed: int = 0
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: float = 0.0
@@ -77,6 +79,7 @@ class Cell:
         rate = f"rate {self.rate:g}" + (f" {self.schedule}" if self.schedule != "constant" else "")
         rate += f" after {self.warmup:.0%} of rising" if self.warmup else ""
         codec = f", {self.codec}" if self.codec != "none" else ""
+        codec += f", boundaries {self.boundary}" if self.boundary != "none" else ""
         if not self.updates:
             return f"synchronous, {rate}{codec}"
         is_plain = (self.outer_rate, self.outer_momentum) == (1.0, 0.0)
@@ -120,7 +123,7 @@ class Size:
                 outer_momentum=cell.outer_momentum,
             ),
             compute=ComputeConfig(threads=1),
-            wire=WireConfig(weight_gradients=cell.codec),
+            wire=WireConfig(activations=cell.boundary, activation_gradients=cell.boundary, weight_gradients=cell.codec),
         )
 
 
@@ -137,14 +140,14 @@ def loss_of(size: Size, cell: Cell, part: Path | None) -> dict[str, object]:
 
 
 @functools.lru_cache
-def step_at_home_s(updates: int, codec: str, is_local: bool) -> float:
+def step_at_home_s(updates: int, boundary: str, codec: str, is_local: bool) -> float:
     """Seconds of a step at home size, with `updates` times the microbatches of a synchronous run; `codec`: of averages."""
     home = HomeSize()
     microbatches = home.microbatches * max(1, updates)
     train = dataclasses.replace(
         home.run.train, microbatches_per_step=microbatches, local_batch=home.microbatches // NUM_REPLICAS if is_local else 0
     )
-    wire = WireConfig(activations="int8", activation_gradients="int8", weight_gradients=codec)
+    wire = WireConfig(activations=boundary, activation_gradients=boundary, weight_gradients=codec)
     return step_s(dataclasses.replace(home.run, train=train, wire=wire), home, LINE)
 
 
@@ -155,8 +158,9 @@ def seconds_at_home(size: Size, cell: Cell, tokens: float) -> float:
     exact = min(steps, float(manifest.train.local_steps_after)) if cell.updates else steps
     local = steps - exact
     codec = cell.codec if not cell.updates and cell.codec != "none" else "int8"
-    found = exact * step_at_home_s(cell.updates, codec, False) if exact else 0.0
-    return found + (local * step_at_home_s(cell.updates, cell.codec, True) if local else 0.0)
+    boundary = cell.boundary if cell.boundary != "none" else "int8"
+    found = exact * step_at_home_s(cell.updates, boundary, codec, False) if exact else 0.0
+    return found + (local * step_at_home_s(cell.updates, boundary, cell.codec, True) if local else 0.0)
 
 
 def sent_bytes(size: Size, cell: Cell) -> float:
@@ -178,12 +182,15 @@ def cells_of(given: argparse.Namespace) -> list[Cell]:
     outer = [tuple(map(float, text.split(":"))) for text in given.outer]
     found = []
     for seed in range(given.seeds):
-        plain = Cell(rate=0.0, seed=seed, schedule=given.schedule, warmup=given.warmup)
-        found += [dataclasses.replace(plain, rate=rate, codec=codec) for codec in given.synchronous for rate in given.rate]
+        plain = [Cell(rate=0.0, seed=seed, boundary=boundary, schedule=given.schedule, warmup=given.warmup) for boundary in given.boundary]
         found += [
-            dataclasses.replace(plain, rate=rate, updates=updates, outer_rate=outer_rate, outer_momentum=momentum, after=after, codec=codec)
-            for updates, (outer_rate, momentum), after, codec, rate in itertools.product(
-                given.updates, outer, given.after, given.codec, given.rate
+            dataclasses.replace(each, rate=rate, codec=codec)
+            for each, codec, rate in itertools.product(plain, given.synchronous, given.rate)
+        ]
+        found += [
+            dataclasses.replace(each, rate=rate, updates=updates, outer_rate=outer_rate, outer_momentum=momentum, after=after, codec=codec)
+            for each, updates, (outer_rate, momentum), after, codec, rate in itertools.product(
+                plain, given.updates, outer, given.after, given.codec, given.rate
             )
         ]
     return found
@@ -283,6 +290,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--after", type=float, nargs="+", default=[0.0], metavar="SHARE", help="synchronous beginnings (default 0)")
     parser.add_argument("--codec", nargs="+", default=["none"], metavar="CODEC", help="of the averaged changes (default none)")
     parser.add_argument("--synchronous", nargs="+", default=["none"], metavar="CODEC", help="of their averages (default none)")
+    parser.add_argument("--boundary", nargs="+", default=["none"], metavar="CODEC", help="between the stages (default none)")
     parser.add_argument("--target", type=float, default=0.75, metavar="SHARE", help="of the best synchronous run's tokens (default 0.75)")
     parser.add_argument("--results", type=Path, metavar="FILE", help="append results here, and do not compute again what is there")
     given = parser.parse_args()

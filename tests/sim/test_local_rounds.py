@@ -39,14 +39,14 @@ def test_a_row_says_how_far_it_is_behind_and_how_much_sooner_it_is_there() -> No
     first, second, third = table_of(SIZE, known, target=0.75)
     assert [first["sooner"], first["behind"]] == [1.0, 0.0]
     assert second["behind"] == pytest.approx(0.05)
-    assert second["sooner"] == pytest.approx(8 * step_at_home_s(0, "int8", False) / step_at_home_s(8, "int8", True))
+    assert second["sooner"] == pytest.approx(8 * step_at_home_s(0, "int8", "int8", False) / step_at_home_s(8, "int8", "int8", True))
     assert third["sooner"] is None
 
 
 def test_a_synchronous_beginning_takes_the_time_of_synchronous_steps() -> None:
     cell = Cell(rate=2e-3, updates=8, outer_rate=1.0, codec="sparse:64", after=0.25)
     steps, per_step = SIZE.manifest(cell).train.steps, SIZE.manifest(cell).tokens_per_step
-    exact, local = step_at_home_s(8, "int8", False), step_at_home_s(8, "sparse:64", True)
+    exact, local = step_at_home_s(8, "int8", "int8", False), step_at_home_s(8, "int8", "sparse:64", True)
     assert exact > local
     assert seconds_at_home(SIZE, cell, steps * per_step) == pytest.approx(steps * (0.25 * exact + 0.75 * local))
 

@@ -17,11 +17,17 @@ from scripts.benchmarks._together import train_together
 from tests.tiny_run import corpus_of, replace_train, tiny_manifest
 
 
-@pytest.mark.parametrize(("local_batch", "codec", "momentum"), [(0, "none", 0.0), (1, "int8", 0.0), (2, "none", 0.5)])
-def test_copies_that_compute_together_train_as_the_reference_does(local_batch: int, codec: str, momentum: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("local_batch", "codec", "momentum", "boundary"),
+    [(0, "none", 0.0, "none"), (1, "int8", 0.0, "none"), (2, "none", 0.5, "none"), (0, "none", 0.0, "int4"), (2, "none", 0.0, "int4")],
+)
+def test_copies_that_compute_together_train_as_the_reference_does(
+    local_batch: int, codec: str, momentum: float, boundary: str, tmp_path: Path
+) -> None:
     manifest = tiny_manifest(2, 0.1, microbatches_per_step=12, microbatch_size=2, sequence_length=8, local_batch=local_batch)
     settings = {"steps": 4, "evaluate_every_steps": 2, "learning_rate": 0.01, "schedule": "cosine", "outer_momentum": momentum}
-    manifest = replace(replace_train(manifest, **settings), wire=WireConfig(weight_gradients=codec))
+    wire = WireConfig(activations=boundary, activation_gradients=boundary, weight_gradients=codec)
+    manifest = replace(replace_train(manifest, **settings), wire=wire)
     corpus = corpus_of(manifest, tmp_path)
     found = train_together(manifest, corpus, 3)
     expected = train_reference(manifest, corpus, 4, num_replicas=3 if local_batch else 1).evaluations
