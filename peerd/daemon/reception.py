@@ -30,6 +30,7 @@ from peerd.wire.messages import (
     StateRequest,
     TensorBytes,
     ToldMoves,
+    ToldSketch,
     Verified,
 )
 from peerd.wire.text_messages import Extended, TextCall
@@ -111,6 +112,10 @@ class Reception:
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         with self._served() as seat:
             return await seat.snapshots.snapshot(caller, wanted)
+
+    async def sketch(self, stage: int, seed: bytes) -> ToldSketch:
+        with self._served() as seat:
+            return await seat.snapshots.sketch(stage, seed)
 
     def offer_text(self, caller: PeerId, stage: int) -> TextOffer:
         return self._present().texts.offer(stage)

@@ -125,3 +125,53 @@ class StateMessage(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___StateMessage: _TypeAlias = StateMessage  # noqa: Y015
+
+@_typing.final
+class SketchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    stage: _builtins.int
+    seed: _builtins.bytes
+    """drawn by the caller after its download"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        stage: _builtins.int = ...,
+        seed: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "seed", b"seed", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SketchRequest: _TypeAlias = SketchRequest  # noqa: Y015
+
+@_typing.final
+class SketchReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """of the state that is told of"""
+    sums: _builtins.bytes
+    """float64, little-endian: so many of each tensor, in the order of their names (peerd/stage/sketches.py)"""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        sums: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SketchReply: _TypeAlias = SketchReply  # noqa: Y015

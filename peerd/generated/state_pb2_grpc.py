@@ -39,6 +39,11 @@ class StateStub:
                 request_serializer=peerd_dot_generated_dot_state__pb2.StateRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_state__pb2.StateMessage.FromString,
                 _registered_method=True)
+        self.GetSketch = channel.unary_unary(
+                '/peerd.State/GetSketch',
+                request_serializer=peerd_dot_generated_dot_state__pb2.SketchRequest.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_state__pb2.SketchReply.FromString,
+                _registered_method=True)
 
 
 class StateServicer:
@@ -52,6 +57,13 @@ class StateServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSketch(self, request, context):
+        """Answered by a peer that serves the stage, whatever its step: a joiner compares what it has downloaded with what others hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StateServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_StateServicer_to_server(servicer, server):
                     servicer.GetState,
                     request_deserializer=peerd_dot_generated_dot_state__pb2.StateRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_state__pb2.StateMessage.SerializeToString,
+            ),
+            'GetSketch': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSketch,
+                    request_deserializer=peerd_dot_generated_dot_state__pb2.SketchRequest.FromString,
+                    response_serializer=peerd_dot_generated_dot_state__pb2.SketchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,6 +105,33 @@ class State:
             '/peerd.State/GetState',
             peerd_dot_generated_dot_state__pb2.StateRequest.SerializeToString,
             peerd_dot_generated_dot_state__pb2.StateMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSketch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/peerd.State/GetSketch',
+            peerd_dot_generated_dot_state__pb2.SketchRequest.SerializeToString,
+            peerd_dot_generated_dot_state__pb2.SketchReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class StateStub:
     """The first request says which snapshot; the answer to it is the header. Each request after that asks for one chunk, and the chunks come
     in the order in which they were asked for. The caller ends the stream when it needs no more.
     """
+    GetSketch: _grpc.UnaryUnaryMultiCallable[_state_pb2.SketchRequest, _state_pb2.SketchReply]
+    """Answered by a peer that serves the stage, whatever its step: a joiner compares what it has downloaded with what others hold."""
 
 @_typing.type_check_only
 class StateAsyncStub(StateStub):
@@ -43,6 +45,8 @@ class StateAsyncStub(StateStub):
     """The first request says which snapshot; the answer to it is the header. Each request after that asks for one chunk, and the chunks come
     in the order in which they were asked for. The caller ends the stream when it needs no more.
     """
+    GetSketch: _aio.UnaryUnaryMultiCallable[_state_pb2.SketchRequest, _state_pb2.SketchReply]  # type: ignore[assignment]
+    """Answered by a peer that serves the stage, whatever its step: a joiner compares what it has downloaded with what others hold."""
 
 class StateServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -54,5 +58,13 @@ class StateServicer(metaclass=_abc_1.ABCMeta):
         """The first request says which snapshot; the answer to it is the header. Each request after that asks for one chunk, and the chunks come
         in the order in which they were asked for. The caller ends the stream when it needs no more.
         """
+
+    @_abc_1.abstractmethod
+    def GetSketch(
+        self,
+        request: _state_pb2.SketchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_state_pb2.SketchReply, _abc.Awaitable[_state_pb2.SketchReply]]:
+        """Answered by a peer that serves the stage, whatever its step: a joiner compares what it has downloaded with what others hold."""
 
 def add_StateServicer_to_server(servicer: StateServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -59,6 +59,9 @@ class Downloader:
         """When it ended; None: it is under way."""
         self.previous_s = 0.0
         """How long the previous parameters would take to download, by the last download."""
+        self.givers: frozenset[PeerId] = frozenset()
+        """Those that offered what the last download has brought."""
+        self._distrusted_until_s: dict[PeerId, float] = {}
         self._unfinished: PartialState | None = None
         """What came of the last download, if that failed just now: the line may be back soon, and the donor keeps the copy for as long."""
 
@@ -98,6 +101,15 @@ class Downloader:
         if partial.header is not None and partial.landing.num_bytes:
             self.previous_s = (clock_s() - self._began_s) * partial.header.previous_bytes / partial.landing.num_bytes
         return found
+
+    async def sketch(self, peer: PeerId, stage: int, seed: bytes) -> tuple[int, bytes]:
+        """Ask a mate for the sketch of the state that it holds. Returns its step, and the sums. Raises RemoteError."""
+        told = await self._client.sketch(peer, stage, seed, self._patience_s)
+        return told.step, told.sums
+
+    def distrust(self, donors: Collection[PeerId], for_s: float) -> None:
+        """Ask these for a state only where there are no others: what they gave was not the state of their stage."""
+        self._distrusted_until_s |= dict.fromkeys(donors, clock_s() + for_s)
 
     def _keep(self, partial: PartialState) -> None:
         """Let a download that begins soon go on with this one."""
@@ -150,7 +162,11 @@ class Downloader:
         return await self._download(partial, self._donors_of(stage), prefer)
 
     def _donors_of(self, stage: int) -> Candidates:
-        return lambda live, tried: donors(live, stage, tried, self._certifies)
+        def trusted(live: LiveView, tried: frozenset[PeerId]) -> list[PeerRecord]:
+            able = donors(live, stage, tried, self._certifies)
+            return [r for r in able if self._distrusted_until_s.get(r.peer, 0.0) <= clock_s()] or able
+
+        return trusted
 
     async def _begun(self, stage: int, tied_only: bool = False) -> PartialState:
         return PartialState(stage, await asyncio.to_thread(self._most_bytes, stage, tied_only), tied_only, spools=self._spools)
@@ -168,7 +184,7 @@ class Downloader:
             self._ended_s = clock_s()
 
     async def _of_donors(self, partial: PartialState, candidates: Candidates, prefer: PeerId | None) -> Downloaded:
-        tried = Tried()
+        tried, agreeing = Tried(), set[PeerId]()
         while True:
             gathering = Gathering(lambda donor: self._client.open(donor, partial.request, self._patience_s), partial)
             try:
@@ -176,9 +192,12 @@ class Downloader:
                     pass
             finally:
                 await gathering.close()
+                agreeing |= gathering.agreeing
             if partial.header is not None and partial.is_complete:
                 try:
-                    return await asyncio.to_thread(partial.whole, partial.header)
+                    found = await asyncio.to_thread(partial.whole, partial.header)
+                    self.givers = frozenset(agreeing)
+                    return found
                 except BadMessageError as error:
                     tried.failed |= gathering.givers
                     tried.last_error = error.message
@@ -186,6 +205,7 @@ class Downloader:
                 told = f"the state of stage {partial.stage} cannot be downloaded: {tried.last_error}"
                 raise StageError(told, "wait for another of its peers and join again")
             partial.start_over()
+            agreeing.clear()
             tried.others.clear()
 
     async def _gather(self, gathering: Gathering[Snapshot], tried: Tried, candidates: Candidates, prefer: PeerId | None) -> bool:

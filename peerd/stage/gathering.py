@@ -84,6 +84,8 @@ class Gathering(Generic[Header]):
         self._changed = asyncio.Event()
         """Set, and replaced by a new one, when chunks that were asked for may have to be asked of others, or all are here."""
         self._silent: set[PeerId] = set()
+        self.agreeing: set[PeerId] = set()
+        """Those that have offered the very file that is downloaded."""
         self._given: Counter[PeerId] = Counter()
         """Chunks that each donor has given since it was last asked."""
         if partial.header is not None:
@@ -170,6 +172,7 @@ class Gathering(Generic[Header]):
             chosen = self._partial.header
             if chosen is None or self._partial.claim_of(header) != self._partial.claim_of(chosen):
                 raise OtherFileError("it gives another one than others do")
+            self.agreeing.add(donor)
             await self._take_chunks(donor, opened)
 
     async def _take_chunks(self, donor: PeerId, opened: Offer[Header]) -> None:

@@ -26,7 +26,7 @@ from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId, Phase
 from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
-from peerd.wire.messages import Snapshot, StateRequest
+from peerd.wire.messages import Snapshot, StateRequest, ToldSketch
 from peerd.wire.tensors import file_of
 
 LOG = structlog.get_logger()
@@ -35,6 +35,8 @@ MOST_COPIES = 2
 """Copies of its state that a peer keeps for those who download it: the newest, and one that another joiner has begun with."""
 SHARED_STEPS = 2
 """A joiner that no copy can be made for gets one that is so many steps old. The averages since then are kept for an earlier joiner."""
+SKETCH_PAUSE = 10.0
+"""After a sketch a peer makes none for so many times as long as it took."""
 WAIT_SHARE, ASK_AGAIN_S = 0.5, 1.0
 """A copy is made between two passes, which may take minutes. A joiner waits for this share of its patience, and then asks again."""
 
@@ -133,6 +135,7 @@ class SnapshotServer:
         self._whole: weakref.ReferenceType[Downloaded] | None = None
         """The last copy of the whole state, while it is in use."""
         self._making = asyncio.Lock()
+        self._next_sketch_s = 0.0
         self._under_way: dict[tuple[int, bool, bool], asyncio.Task[tuple[_Copy, CutFile]]] = {}
         """By stage and kind, the making of a copy, until somebody has taken it."""
 
@@ -232,6 +235,23 @@ class SnapshotServer:
     async def own(self) -> Downloaded:
         """This peer's own state, as a joiner would get it."""
         return await self._own(tied_only=False)
+
+    async def sketch(self, stage: int, seed: bytes) -> ToldSketch:
+        """The sketch of this peer's state under a joiner's seed. Sketches take a small share of the time, however many joiners ask."""
+        if (left_s := self._next_sketch_s - clock_s()) > 0:
+            raise BusyError("this peer has just told another one of its state", left_s)
+        began_s = clock_s()
+        self._next_sketch_s = began_s + self._patience_s
+        try:
+            return await self._executor.run(Priority.LEDGER, lambda: self._sketch(stage, seed))
+        finally:
+            self._next_sketch_s = clock_s() + SKETCH_PAUSE * (clock_s() - began_s)
+
+    def _sketch(self, stage: int, seed: bytes) -> ToldSketch:
+        record = self._state.record
+        if record.stage != stage or record.phase is Phase.JOINING:
+            raise WrongStateError(f"this peer holds no state of stage {stage}")
+        return ToldSketch(record.step, self._state.holdings.sketch(record, seed).to_bytes())
 
     def forget(self) -> None:
         """Drop the kept snapshot. Called after a commit, so that the next joiner gets the new step."""

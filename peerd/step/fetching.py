@@ -81,6 +81,8 @@ class Fetching:
         self._tasks = Tasks()
         self.sections: frozenset[tuple[PeerId, int]] = frozenset()
         """(mate, section): sections of the average that are on their way."""
+        self.previous_s = 0.0
+        """How long the previous parameters would take to download, by the last download."""
         self._found_no_donor_s = float("-inf")
         self._nobody_has: tuple[int, Lineage] | None = None
         """The step and lineage of which no mate has the previous parameters, as it has just begun."""

@@ -27,6 +27,7 @@ from peerd.stage.state import StageState
 from peerd.step.believing import Belief
 from peerd.step.fetching import Fetching
 from peerd.step.joining import Joining
+from peerd.step.proving import Proving
 from peerd.step.rules import rules_in
 from peerd.step.trials import Trials
 from peerd.swarm.clock import clock_s
@@ -90,8 +91,7 @@ class Stepper:
         self.joining = Joining(state, downloader)
         self._belief = Belief(state, membership, rounds, rules)
         self._fetching = Fetching(state, executor, rounds, downloader, self._trials, self.joining, self._belief)
-        self._previous_s = 0.0
-        """How long the previous parameters would take to download, by the last download."""
+        self.proving = Proving(state, executor, membership, downloader, rules)
         self._done_seen = 0
         self._fence_to = 0
         self._committed = asyncio.Event()
@@ -121,6 +121,7 @@ class Stepper:
             except Exception as error:  # a bug
                 await self._trials.failed(error, self._state.record.step, self.decision.reason)
         self._fetching.stop()
+        self.proving.end()
         await self._executor.run(Priority.LEDGER, self._state.begin_joining)
         await self._rounds.close_present("leaving")
         self._host.announce()
@@ -130,6 +131,7 @@ class Stepper:
         is_quiet = self._membership.is_quiet
         if self._fence_to:
             await self._apply_fence()
+        await self.proving.keep_up()
         record = self._state.record
         act = acts.Wait("listening after a fence") if is_quiet and record.phase is Phase.JOINING else self._decide_or_wait()
         in_vain = (act, record) == self._done
@@ -187,7 +189,7 @@ class Stepper:
             unbelieved=self._fetching.unbelieved(),
             reloads_in_vain=self._fetching.reloads_in_vain,
             lacks_previous=self._fetching.lacks_previous(self._beginning.step),
-            previous_s=self._previous_s,
+            previous_s=self._fetching.previous_s,
             has_start=not self._beginning.needs_state,
         )
 
@@ -212,7 +214,7 @@ class Stepper:
             self._lost_since_s = now.now_s
         in_vain = self.joining.why_wait(live, now.now_s) if own.record.phase is Phase.JOINING else ""
         own = replace(own, lost_since_s=self._lost_since_s, cannot_catch_up=in_vain)
-        own = self._clocks.noted(own, live, self._rules, now.now_s)
+        own = self.proving.noted(self._clocks.noted(own, live, self._rules, now.now_s), now)
         at_start = own.record.step <= self._beginning.step
         resumes = own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage)
         act = self._recover(now) if resumes else decide(replace(now, own=own))
@@ -253,6 +255,7 @@ class Stepper:
         try:
             if found is not None:
                 await self._take_over(found)
+                self.proving.end()
                 self.resumed_at = step
                 return
         except BadMessageError as error:  # the organiser has changed the run since it was written
@@ -326,6 +329,9 @@ class Stepper:
                 await self._trials.update(self._state.skip_step)
             case acts.StepBack():
                 await self._step_back()
+            case acts.GiveUpState(reason=reason):
+                await self.proving.give_up(reason, self._beginning.step)
+                self._beginning = replace(self._beginning, needs_state=True)  # what is loaded is not what the run began from
             case acts.Serve():
                 await self._executor.run(Priority.CONTROL, self._state.serve)
             case acts.LoadCheckpoint():
@@ -382,7 +388,8 @@ class Stepper:
         self._host.announce()
         try:
             await self._take_over(await self._downloader.download(self._state.record.stage, donor))
-            self._previous_s = self._downloader.previous_s
+            self.proving.begin()
+            self._fetching.previous_s = self._downloader.previous_s
             self._fetching.forget_refusals()
         except (RemoteError, StageError):
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -27,6 +27,7 @@ from peerd.wire.messages import (
     StateRequest,
     TensorBytes,
     ToldMoves,
+    ToldSketch,
     Verified,
 )
 from peerd.wire.text_messages import Extended, TextCall
@@ -112,6 +113,10 @@ class AveragingHandler(Protocol):
 class StateHandler(Protocol):
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         """Return a snapshot's header, and its file for the caller to ask for chunks. All downloads share one copy of it in memory."""
+
+    async def sketch(self, stage: int, seed: bytes) -> ToldSketch:
+        """Return the sketch of the state that this peer holds now. Raises BusyError if others have had many of late."""
+        ...
 
 
 class TextHandler(Protocol):

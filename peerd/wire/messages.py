@@ -290,6 +290,17 @@ class StateRequest:
     tied_only: bool = False
 
 
+SKETCH_SEED_BYTES, MOST_SKETCH_BYTES = 32, 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class ToldSketch:
+    """The sketch of the state that a peer holds at a step."""
+
+    step: int
+    sums: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Description:
     """What a peer tells about itself to any caller."""

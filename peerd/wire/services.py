@@ -41,7 +41,7 @@ from peerd.wire.deliveries import Delivery, Lending
 from peerd.wire.door import Door
 from peerd.wire.frames import UNHEADED, LatestWord, count_sent, frames_of, messages_of
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
-from peerd.wire.messages import Call, CallResult, ProposalAnswer, StateRequest, Verified
+from peerd.wire.messages import SKETCH_SEED_BYTES, Call, CallResult, ProposalAnswer, StateRequest, Verified
 from peerd.wire.open_conversations import Held
 from peerd.wire.receipts import tell_signed
 from peerd.wire.replies import Replies
@@ -370,3 +370,11 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
                         await uplink.turn(len(chunk), caller, lending.left_s)
                         yield state_pb2.StateMessage(chunk=chunk)
                         self._door.traffic.gave("state", PeerRole.RECIPIENT, len(chunk))
+
+    async def GetSketch(self, request: state_pb2.SketchRequest, context: Any) -> state_pb2.SketchReply:
+        async with self._door.answering(context, request.run) as caller:
+            if len(request.seed) != SKETCH_SEED_BYTES:
+                raise BadMessageError("a sketch is asked for under a damaged seed")
+            told = await self._handler.sketch(request.stage, request.seed)
+        await self._door.slow_down(caller)
+        return state_pb2.SketchReply(step=told.step, sums=told.sums)

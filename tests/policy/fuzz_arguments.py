@@ -91,6 +91,7 @@ def _situation(world: World) -> Situation:
         joined=frozenset(world.many(lambda: AverageId(world.raw(16)))),
         refuted=world.maybe(lambda: roster(world)),
         has_start=random.random() < 0.8,
+        unproven=random.choice(("", "why")),
     )
     return Situation(state, world.live, world.now_s, _rules(world))
 

@@ -98,6 +98,8 @@ class Kind(enum.Enum):
     """For a while a peer's record tells parameters of another history than it has, and it joins no round."""
     MISNORM = "misnorm"
     """For a while a peer's record tells other gradient norms than its averages have, and than it has applied."""
+    MISGIVE = "misgive"
+    """For a while the states that a peer gives to joiners are made up, under its true step and lineage."""
     FALSIFY = "falsify"
     """For a while the gradients that a peer adds are wrong."""
     DENOUNCE = "denounce"
@@ -139,7 +141,8 @@ _LIES_OF_RECORDS = {
     Kind.MUTE,
 }
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
-LIES_OF_NUMBERS = frozenset({Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME, Kind.STRAY, Kind.MISNORM})
+_LIES_OF_AVERAGES = {Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME}
+LIES_OF_NUMBERS = frozenset(_LIES_OF_AVERAGES | {Kind.STRAY, Kind.MISNORM, Kind.MISGIVE})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})
 LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS | LIES_OF_WORK)
 HONEST = tuple(kind for kind in Kind if kind not in LIES and kind is not Kind.BAN)

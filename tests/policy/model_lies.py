@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.certificates import FEWEST, SignedSlice
 from peerd.policy.step.ledger import full
 from peerd.policy.step.roster import Roster, entry_of, why_inexact
 from peerd.table.forms import MAX_COUNT
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.policy.model_kept import Held
     from tests.policy.model_peer import ModelPeer
     from tests.policy.model_sections import Section
+    from tests.policy.model_states import Snapshot
 
 BOASTED_STEPS = 10
 MAKE_UP = (Kind.FABRICATE, Kind.SIT, Kind.HOARD)
@@ -188,6 +189,12 @@ class Lies:
         peer.trust.confirms(claim)
         peer.world.counts["made up"] += 1
         return claim, numbers
+
+    def state(self, found: Snapshot) -> Snapshot:
+        """Its state as it gives it to a joiner, true where others could not tell: of two peers nobody can say which one lies."""
+        others = [m for m in self._peer.live().serving(found.stage) if m.peer != self._peer.name]
+        lies = len(others) >= FEWEST - 1 and self._tells(Kind.MISGIVE)
+        return replace(found, theta=self._peer.world.thetas.made_up(found.theta)) if lies else found
 
     def given(self, held: Held) -> Held:
         """An average as it gives it to a mate."""

@@ -304,6 +304,8 @@ class ModelPeer:
                 self._next_step(self.world.thetas.skipped(self.theta), lineage_skipped(self.record.lineage, self.record.step), None)
             case acts.LoadCheckpoint(step=step):
                 self.recovery.load(step)
+            case acts.GiveUpState():
+                self.recovery.proving.give_up()
             case acts.StepBack() if "step back" not in off:
                 self.recovery.step_back()
             case acts.Serve():
@@ -352,7 +354,7 @@ class ModelPeer:
         norms = self._norms_with(norm)
         self.record = at_next_step(self.record)
         self.change(phase=phase, average_id=NO_AVERAGE, lineage=lineage, norms=norms, voids=())
-        self.world.check_history(self)
+        self.recovery.proving.check_history()
 
     def _norms_with(self, norm: float | None) -> tuple[StepNorm, ...]:
         if norm is None or "norms told" in self.world.scenario.off:

@@ -12,6 +12,7 @@ from peerd.policy.step.recovery import Beginning, plan
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide
 from peerd.table.record import NO_AVERAGE, Lineage, PeerId, Phase
+from tests.policy.model_proving import Proving
 from tests.policy.model_states import Snapshot
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Recovery:
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
         self.clocks = StepClocks()
+        self.proving = Proving(peer)
         self.lacks_previous = False
         """Its state is downloaded, and it has applied no average since."""
 
@@ -56,6 +58,7 @@ class Recovery:
         kept = next(each for each in peer.world.checkpoints[peer.name] if (each.stage, each.step) == (peer.record.stage, step))
         peer.theta, peer.previous = kept.theta, kept.previous
         self.lacks_previous = False
+        self.proving.end()
         peer.world.resumes_at(step)
         peer.change(step=kept.step, lineage=kept.lineage, norms=kept.norms)
         peer.tied.take_over(kept.copy)
@@ -65,6 +68,7 @@ class Recovery:
         off = self._peer.world.scenario.off
         if self.lacks_previous and "wait for previous" not in off:
             own = replace(own, lacks_previous=True, previous_s=PREVIOUS_S)
+        own = self.proving.noted(own, live)
         noted = self.clocks.noted(own, live, self._rules, self._peer.now)
         noted = replace(noted, complete_since_s=None) if "take turns" in off else noted
         noted = replace(noted, last_in_turn=own.last_in_turn) if "remember the mute" in off else noted
@@ -114,6 +118,7 @@ class Recovery:
             peer.downloading = False
 
         able = [r for r in donors(peer.live(), peer.record.stage, tried, peer.world.rules.certifies) if r.peer not in tried]
+        able = [r for r in able if r.peer not in self.proving.distrusted] or able
         if not able:
             peer.after(1.0, ended)
             return
@@ -126,6 +131,7 @@ class Recovery:
             ended()
             peer.theta, peer.previous = snapshot.theta, None
             self.lacks_previous = snapshot.step > 0
+            self.proving.begin(donor)
             if peer.record.phase is Phase.JOINING:
                 peer.change(step=snapshot.step, lineage=snapshot.lineage, norms=snapshot.norms)
                 peer.tied.take_over(snapshot.copy)

@@ -52,7 +52,7 @@ class States:
         if peer.record.phase is Phase.JOINING:
             return None
         peer.kept.give_state(joiner, lasts_s)
-        return self.now()
+        return peer.lies.state(self.now())
 
     def now(self) -> Snapshot:
         peer, record = self._peer, self._peer.record

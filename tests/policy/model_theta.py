@@ -57,6 +57,10 @@ class Thetas:
         """Half of one and half of the other, as a download of moving parameters would give."""
         return front if front == back else self._intern(("torn", front, back), self.step_of(front), self._before[front])
 
+    def made_up(self, theta: ThetaId) -> ThetaId:
+        """Something else of the same step."""
+        return self._intern(("made up", theta), self.step_of(theta), self._before[theta])
+
     def local(self, version: ThetaId, batch: Average) -> ThetaId:
         """After an update of a peer's own within a step, by a batch of gradients."""
         made = self._intern(("local", version, batch), self.step_of(version), self._before[version])

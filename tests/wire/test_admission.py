@@ -61,7 +61,7 @@ async def assert_refuses_work(callee: Callee, index: int = 0) -> None:
 
 METHODS = [
     *("/peerd.Swarm/Gossip", "/peerd.Swarm/Converse", "/peerd.Swarm/Contributions", "/peerd.Swarm/Accounts", "/peerd.Swarm/Timeline"),
-    *("/peerd.Stage/Backpropagate", "/peerd.Stage/Cancel", "/peerd.State/GetState"),
+    *("/peerd.Stage/Backpropagate", "/peerd.Stage/Cancel", "/peerd.State/GetState", "/peerd.State/GetSketch"),
     *("/peerd.Averaging/Propose", "/peerd.Averaging/Give", "/peerd.Averaging/Take", "/peerd.Averaging/Beat", "/peerd.Averaging/Abort"),
     *("/peerd.Averaging/GetAverage", "/peerd.Averaging/GetTied", "/peerd.Averaging/GetMoves"),
 ]

@@ -75,6 +75,7 @@ class Calls:
             ("/peerd.Averaging/GetAverage", self._average),
             ("/peerd.Averaging/GetTied", lambda: [averaging_pb2.TiedRequest(run=RUN, id=self._bytes(16))]),
             ("/peerd.Averaging/GetMoves", lambda: [averaging_pb2.MovesRequest(run=RUN, incarnation=1, first=self._number())]),
+            ("/peerd.State/GetSketch", lambda: [state_pb2.SketchRequest(run=RUN, stage=1, seed=self._bytes(32))]),
             ("/peerd.State/GetState", lambda: [state_pb2.StateRequest(run=RUN, stage=1), state_pb2.StateRequest(chunk=0)]),
         ]
 

@@ -27,7 +27,7 @@ from peerd.table.record import AverageId, Lineage, PeerId, RunId
 from peerd.wire.chunks import CutFile, state_chunk_bytes
 from peerd.wire.clients import AveragingClient, StageClient
 from peerd.wire.door import Door
-from peerd.wire.messages import Average, Beat, StateRequest
+from peerd.wire.messages import SKETCH_SEED_BYTES, Average, Beat, StateRequest
 from peerd.wire.services import AveragingServicer
 from peerd.wire.state_client import StateClient
 from peerd.wire.swarm_client import SwarmClient
@@ -42,6 +42,27 @@ async def test_state_of_another_stage_and_averages_that_are_not_held_are_refused
     averaging = await callee.served.stub(averaging_pb2_grpc.AveragingStub, callee.caller.peer)
     with pytest.raises(grpc.aio.AioRpcError, match="this peer holds no average"):
         await drain(averaging.GetAverage(iter([averaging_pb2.AverageRequest(run=RUN, stage=1, step=9)])))
+
+
+async def test_two_peers_with_one_state_have_one_sketch_under_each_seed_and_unlike_ones_under_unlike_seeds(callee: Callee) -> None:
+    """A peer that has just made one says that it is busy for a while, so that joiners take a small share of its time."""
+    client, told, busy = StateClient(callee.links(), RUN), list[bytes](), 0
+    for number in range(2):
+        while len(told) <= number:
+            try:
+                told.append((await client.sketch(callee.caller.peer, 1, bytes([number] * SKETCH_SEED_BYTES), PATIENCE_S)).sums)
+            except BusyError:
+                busy += 1
+    assert told[0] != told[1]
+    assert len(told[0]) == len(told[1]) > 0
+    assert busy
+
+
+async def test_a_sketch_is_refused_for_another_stage_and_under_a_damaged_seed(callee: Callee) -> None:
+    with pytest.raises(WrongStateError, match="no state of stage 0"):
+        await StateClient(callee.links(), RUN).sketch(callee.caller.peer, 0, bytes(SKETCH_SEED_BYTES), PATIENCE_S)
+    stub = await callee.served.stub(state_pb2_grpc.StateStub, callee.caller.peer)
+    await assert_refused(callee, stub.GetSketch(state_pb2.SketchRequest(run=RUN, stage=1, seed=b"short")), BAD, "seed")
 
 
 async def test_a_joiner_asks_for_chunks_by_number_and_gets_them_in_the_order_in_which_it_asked(callee: Callee) -> None:

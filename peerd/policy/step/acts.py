@@ -130,6 +130,13 @@ class Reload(_Reasoned):
         return mate.peer != mine.peer and mate.step >= self.step and (mate.step > mine.step or is_better)
 
 
+@dataclass(frozen=True, slots=True)
+class GiveUpState(_Reasoned):
+    """Hold the downloaded state no more, which is not that of the stage, and ask none of those that gave it for a while."""
+
+    verb = "give the downloaded state up"
+
+
 # What ends a round, a ledger or a step
 
 
@@ -209,6 +216,7 @@ Act = (
     | Reload
     | CloseRound
     | GiveUpAverage
+    | GiveUpState
     | DropSums
     | SealBatch
     | SkipStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from peerd.policy.step.acts import Reload
+from peerd.policy.step.acts import Act, GiveUpState, Reload, Serve, Wait
 from peerd.policy.step.certificates import FEWEST, apart_from_most, is_backed_by, voters, why_unproven
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import Situation
@@ -111,3 +111,10 @@ def mates_to_follow(now: Situation) -> list[PeerRecord]:
     """The mates by whose steps a joiner goes."""
     apart = apart_from_most(now.mates) if now.rules.certifies else ()
     return [m for m in now.mates if m.peer not in apart]
+
+
+def as_proven(now: Situation, act: Act) -> Act:
+    """Rule 21 (prove): the act of a joiner in place of `act`, as long as its downloaded state is not known to be that of its stage."""
+    if now.own.disproved:
+        return GiveUpState(now.own.disproved)
+    return Wait(now.own.unproven) if now.own.unproven and isinstance(act, Serve) else act

@@ -136,6 +136,10 @@ class OwnState:
     """The time since which this joiner has lacked them at its present step, at every look; None: it lacks none."""
     cannot_catch_up: str = ""
     """Why this joiner asks its mates for nothing now: averages reach it more slowly than its stage makes them; empty: they do not."""
+    unproven: str = ""
+    """Why this joiner does not serve with the state that it has downloaded yet: rule 21 (prove); empty: nothing speaks against it."""
+    disproved: str = ""
+    """Why its state is not that of its stage; empty: nothing shows that."""
     has_start: bool = True
     """False: the run begins from a state that this peer does not hold yet, so its parameters do not count."""
 

@@ -22,7 +22,7 @@ from peerd.policy.step import acts
 from peerd.policy.step.acts import Act
 from peerd.policy.step.asides import sums_to_drop
 from peerd.policy.step.batches import batch_to_seal
-from peerd.policy.step.certifying import are_ahead, mates_to_follow, reload_better, why_give_up, why_uncounted
+from peerd.policy.step.certifying import are_ahead, as_proven, mates_to_follow, reload_better, why_give_up, why_uncounted
 from peerd.policy.step.judging import given_up_after_s
 from peerd.policy.step.ledger import full, held, stage_step, why_no_average, why_no_work, why_not_averaged
 from peerd.policy.step.recovery import (
@@ -47,7 +47,7 @@ LONG_ROUND_S = 2.0
 def decide(now: Situation) -> Act:
     """The first rule that holds; Wait when none does."""
     if now.mine.phase is Phase.JOINING:
-        return _join(now)
+        return as_proven(now, _join(now))
     for rule in _RULES:
         act = rule(now)
         if act is not None and not (now.own.reloads_in_vain and isinstance(act, acts.Reload)):

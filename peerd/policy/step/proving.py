@@ -1,0 +1,89 @@
+"""Whether the state that a joiner has downloaded is that of its stage: rule 21 (prove).
+
+A lineage says which averages the parameters of a state should have gone through, and nothing in a state shows that they have. So a joiner
+of a certified run compares its state with those of its mates, by sketches under a seed that it draws after the download: a giver cannot
+know it. Each mate tells the sketch of the state that it has just then, whatever its step. The joiner knows its own sketch of each step that
+it comes through as it catches up, so nobody waits for anybody to be at one step.
+
+What counts is by how much each mate's state is off the joiner's. Unlike devices round differently, so mates may be a little off each other,
+and the joiner may be off them by about as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+
+from peerd.policy.hashing import digest
+from peerd.table.record import PeerId, PeerRecord
+
+MOST_ASKED = 16
+"""So many mates are asked, drawn by the joiner: who lies cannot choose to be among them."""
+TOLERANCE = 1e-4
+"""How far two states of one stage may be apart in any case, of each tensor as a share of its norm. With devices of one kind they are equal
+to the bit. Unlike ones apply the same averages, so they differ by the rounding of updates alone."""
+TIMES_APART = 4.0
+"""The joiner may be so many times as far off its mates as more than half of them are off each other."""
+MOST_APART = 1e-2
+"""Mates that are further apart than that do not hold one state, on whatever devices."""
+PATIENCE_TIMES = 2.0
+"""For so many lives of a record (or five seconds, where they are shorter) a mate that does not answer is waited for."""
+
+Distance = Callable[[PeerId | None, PeerId | None], float]
+"""How far two states are apart, each of a mate, or this joiner's own (None)."""
+
+
+class StateVerdict(Enum):
+    RIGHT = "more than half of those that were asked hold it"
+    WRONG = "more than half of those that were asked hold another one"
+    OPEN = "some have yet to answer"
+    DISPUTED = "all have answered, and no state is held by more than half"
+
+
+def verdict(known: Sequence[PeerId], num_asked: int, distance: Distance) -> StateVerdict:
+    """What the mates whose states are known say of the joiner's, of as many as were asked.
+
+    The mate that has more than half of all within the least distance stands for them. Before all have answered these must be as near as
+    devices of one kind are: later ones may be nearer still.
+    """
+    is_all, most = len(known) >= num_asked, num_asked // 2 + 1
+    if len(known) < most:
+        return StateVerdict.DISPUTED if is_all else StateVerdict.OPEN
+    radius, own = min((sorted(distance(one, other) for other in known)[most - 1], distance(one, None)) for one in known)
+    if not radius <= (MOST_APART if is_all else TOLERANCE):
+        return StateVerdict.DISPUTED if is_all else StateVerdict.OPEN
+    return StateVerdict.RIGHT if own <= max(TOLERANCE, TIMES_APART * radius) else StateVerdict.WRONG
+
+
+class Proof:
+    """The proof of one downloaded state. Times are seconds on the caller's clock."""
+
+    def __init__(self, givers: Collection[PeerId], seed: bytes, now_s: float, patience_s: float) -> None:
+        """`givers`: the donors that offered this very state, each of which says thereby that it holds it."""
+        self.givers = frozenset(givers)
+        self._seed = seed
+        self._until_s = now_s + PATIENCE_TIMES * patience_s
+
+    def asked(self, mates: Sequence[PeerRecord]) -> list[PeerId]:
+        """Those whose states count."""
+        return sorted((mate.peer for mate in mates), key=lambda peer: digest(self._seed, peer))[:MOST_ASKED]
+
+    def judge(
+        self, mates: Sequence[PeerRecord], known: Collection[PeerId], behind: Collection[PeerId], distance: Distance, now_s: float
+    ) -> StateVerdict:
+        """What comes of it now. `known`: mates whose states can be compared; `behind`: those that have answered from an earlier step than
+        that of the download.
+
+        A mate that says nothing for long does not count any more: nobody is kept out by one that is mute. Where most are behind for as
+        long, the state is not that of this stage. A dispute stands once it has lasted as long.
+        """
+        asked = self.asked(mates)
+        told = [peer for peer in asked if peer in known or peer in self.givers]
+        if now_s >= self._until_s:
+            asked = [peer for peer in asked if peer in told or peer in behind]
+        if not asked:
+            return StateVerdict.RIGHT
+        found, is_over = verdict(told, len(asked), distance), now_s >= self._until_s
+        if found is StateVerdict.OPEN and is_over:
+            return StateVerdict.WRONG
+        return StateVerdict.OPEN if found is StateVerdict.DISPUTED and not is_over else found

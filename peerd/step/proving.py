@@ -1,0 +1,146 @@
+"""Compares the state that a joiner has downloaded with those of its mates: rule 21 (prove) of docs/protocol.md."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from peerd.background import Tasks
+from peerd.errors import BadMessageError, BusyError, RemoteError
+from peerd.policy.step.certifying import mates_to_follow
+from peerd.policy.step.proving import Proof, StateVerdict
+from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.stage.download import Downloader
+from peerd.stage.executor import Executor, Priority
+from peerd.stage.sketches import Sketch, StateResidual, new_seed
+from peerd.stage.state import StageState
+from peerd.swarm.clock import clock_s
+from peerd.swarm.membership import Membership
+from peerd.table.record import PeerId, Phase
+from peerd.table.swarm_view import CONDEMNED_LIVES
+
+LOG = structlog.get_logger()
+ASKS_AGAIN_S, LEAST_PATIENCE_S = 0.2, 5.0
+MOST_KEPT = 64
+"""Own sketches that a joiner keeps, of the steps through which it catches up."""
+
+
+class Proving:
+    """In a run that does not certify it takes every state."""
+
+    def __init__(self, state: StageState, executor: Executor, membership: Membership, downloader: Downloader, rules: StepRules) -> None:
+        self._state = state
+        self._executor = executor
+        self._membership = membership
+        self._downloader = downloader
+        self._rules = rules
+        self._tasks = Tasks()
+        self._proof: Proof | None = None
+        self._seed = b""
+        self._own: dict[int, Sketch] = {}
+        """Of this joiner's state, by step."""
+        self._told: dict[PeerId, tuple[int, bytes]] = {}
+        """The steps and sums of mates."""
+        self._residuals: dict[PeerId, StateResidual] = {}
+        """How far mates' states are off this joiner's, as far as that is known."""
+        self._next_ask_s: dict[PeerId, float] = {}
+        self.given_up = 0
+        """States that were not those of the stage."""
+
+    def begin(self) -> None:
+        """A state was downloaded and loaded."""
+        self.end()
+        if self._rules.certifies:
+            self._seed = new_seed()
+            patience_s = max(LEAST_PATIENCE_S, self._membership.view.ttl_s)
+            self._proof = Proof(self._downloader.givers, self._seed, clock_s(), patience_s)
+
+    def end(self) -> None:
+        """There is nothing to prove: it is proven, or this peer's state comes from its own disk."""
+        self._tasks.cancel()
+        self._proof = None
+        self._own, self._told, self._residuals, self._next_ask_s = {}, {}, {}, {}
+
+    async def keep_up(self) -> None:
+        """Make this joiner's sketch of the step at which it is."""
+        record = self._state.record
+        if self._proof is None or record.phase is not Phase.JOINING or record.step in self._own:
+            return
+        sketch = await self._executor.run(Priority.LEDGER, lambda: self._state.holdings.sketch(record, self._seed))
+        self._own[record.step] = sketch
+        for step in sorted(self._own)[1:-MOST_KEPT]:
+            del self._own[step]
+
+    def noted(self, own: OwnState, now: Situation) -> OwnState:
+        """With what is known of the state. What is yet to be known is asked for."""
+        proof = self._proof
+        if proof is None:
+            return own
+        if own.record.phase is not Phase.JOINING:
+            self.end()
+            return own
+        if not self._own:
+            return replace(own, unproven="its state is yet to be compared with those of its mates")
+        mates = mates_to_follow(now)
+        for mate in set(proof.asked(mates)) - proof.givers:
+            self._compare(mate, proof)
+        first = min(self._own)
+        behind = {mate for mate, (step, _sums) in self._told.items() if step < first}
+        match proof.judge(mates, self._residuals, behind, self._distance, now.now_s):
+            case StateVerdict.RIGHT:
+                self.end()
+                return own
+            case StateVerdict.OPEN:
+                return replace(own, unproven="its state is being compared with those of its mates")
+            case StateVerdict.WRONG:
+                return replace(own, disproved="most of the stage hold another state than the one that was downloaded")
+        return replace(own, disproved="the peers of the stage hold unlike states, and not more than half of them the downloaded one")
+
+    async def give_up(self, reason: str, first_step: int) -> None:
+        """Hold nothing any more, and ask those that gave this state no more for a while, if there are others."""
+        givers = sorted(self._proof.givers) if self._proof is not None else []
+        LOG.warning("the downloaded state is refused; it is downloaded anew", reason=reason, givers=givers)
+        self._downloader.distrust(givers, CONDEMNED_LIVES * self._membership.view.ttl_s)
+        self.given_up += 1
+        self.end()
+        await self._executor.run(Priority.LEDGER, lambda: self._state.give_up_state(first_step))
+
+    def _distance(self, one: PeerId | None, other: PeerId | None) -> float:
+        """States that the donors of this joiner's own offered are equal to it."""
+        mine, theirs = (self._residuals.get(peer) if peer is not None else None for peer in (one, other))
+        if mine is None:
+            return 0.0 if theirs is None else theirs.distance()
+        return mine.distance(theirs)
+
+    def _compare(self, mate: PeerId, proof: Proof) -> None:
+        """Compare a mate's state with this joiner's of the same step, or ask for it."""
+        told = self._told.get(mate)
+        if mate in self._residuals:
+            return
+        if told is not None and told[0] in self._own:
+            try:
+                self._residuals[mate] = self._own[told[0]].residual(told[1])
+                return
+            except BadMessageError as error:
+                LOG.warning("a mate's sketch of its state is refused", mate=mate, error=error.message)
+                del self._told[mate]
+        elif told is not None and told[0] > max(self._own):
+            return  # this joiner gets there
+        if clock_s() >= self._next_ask_s.get(mate, 0.0):
+            self._next_ask_s[mate] = clock_s() + LEAST_PATIENCE_S
+            self._tasks.start(self._ask(mate, proof))
+
+    async def _ask(self, mate: PeerId, proof: Proof) -> None:
+        pause_s = ASKS_AGAIN_S
+        try:
+            told = await self._downloader.sketch(mate, self._state.record.stage, self._seed)
+            if proof is self._proof:
+                self._told[mate] = told
+        except BusyError as error:
+            pause_s = max(pause_s, error.retry_after_s or 0.0)
+        except RemoteError as error:
+            LOG.debug("a mate did not tell what state it holds", mate=mate, error=error.message)
+        if proof is self._proof:
+            self._next_ask_s[mate] = clock_s() + pause_s
+            self._membership.wake()
