@@ -26,6 +26,7 @@ from peerd.policy.route.evaluating import (
     due_step,
     is_my_turn_in_jury,
     jury_of,
+    may_check,
     needed_of,
     newest_evaluation,
     settled_evaluation,
@@ -114,6 +115,8 @@ class Evaluator:
             return None
         is_known = self._is_known(step)
         self._takeover.look(reached, step, is_known, now_s)
+        if self._apart is not None and not may_check(live, train.num_stages, step):
+            return None
         return step if not is_known and step > self._given_up and self._is_mine(live, step, now_s) else None
 
     def _is_mine(self, live: LiveView, step: int, now_s: float) -> bool:
@@ -148,7 +151,7 @@ class Evaluator:
                     if (loss := await self._loss_by(step, index, taken)) is None:
                         return None
                     tried[tuple(taken[stage] for stage in range(len(way)))] = loss
-                    if (agreed := agreed_loss(tried, self._membership.live(), step, self._apart)) is not None:
+                    if (agreed := agreed_loss(tried, self._membership.live(), self._apart)) is not None:
                         return agreed
         self._refusal = f"{len(tried)} ways through different peers do not have the same loss"
         return None

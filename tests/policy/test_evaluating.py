@@ -17,6 +17,7 @@ from peerd.policy.route.evaluating import (
     is_my_turn,
     is_my_turn_in_jury,
     jury_of,
+    may_check,
     needed_of,
     newest_evaluation,
     settled_evaluation,
@@ -139,7 +140,7 @@ class Liars:
             tried, agreed = dict[Way, float](), None
             for way in ways(self.live(me), self.num_stages, STEP, index):
                 tried[way] = self.loss_by(way)
-                if (agreed := agreed_loss(tried, self.live(me), STEP, LOSSES_APART)) is not None:
+                if (agreed := agreed_loss(tried, self.live(me), LOSSES_APART)) is not None:
                     break
             if agreed is None:
                 return None
@@ -181,6 +182,16 @@ def test_a_liar_in_each_stage_changes_no_evaluation_that_honest_peers_show(mates
 def test_of_two_peers_of_a_stage_nobody_can_say_which_one_lies_so_there_is_no_evaluation() -> None:
     assert Liars(2, frozenset({"p10"}), 0.5).settle() == {None}
     assert Liars(2, frozenset(), 0.0).settle() == Liars(1, frozenset(), 0.0).settle() == {Evaluation(STEP, HONEST)}
+
+
+@given(st.sampled_from([-1, 1]), st.integers(2, 4))
+def test_hole_68_a_liar_that_is_the_first_or_the_last_at_a_step_is_not_alone_in_its_stage(others: int, mates: int) -> None:
+    """Its word alone made a microbatch's loss, as if its stage had nobody else. Where the others are behind, one waits for them."""
+    swarm = Liars(mates, frozenset({"p10"}), 0.5)
+    swarm.records = [r if r.peer == "p10" or r.stage == 0 else replace(r, step=STEP + others) for r in swarm.records]
+    me = PeerId("p00")
+    assert may_check(swarm.live(me), NUM_STAGES, STEP) == (others > 0)
+    assert swarm.make(me) == (Evaluation(STEP, HONEST) if others > 0 and mates > 2 else None)
 
 
 def test_a_jury_of_which_all_are_honest_makes_no_more_evaluations_than_have_to_agree() -> None:

@@ -23,6 +23,16 @@ def test_one_peer_that_tells_a_false_loss_changes_nothing(step: int, loss: float
     assert newest_loss(view, NUM_STAGES) == 2.5
 
 
+@pytest.mark.parametrize("loss", [0.0, 2.4, 1e30])
+def test_a_liar_that_tells_a_step_before_most_have_ended_it_changes_nothing(loss: float) -> None:
+    """One that tells less than the first honest peer was believed: of two that had told, the smaller loss was shown and remembered."""
+    told = {PeerId("liar"): loss, PeerId("a"): 2.5}
+    assert loss_of(told, 3) is None
+    assert loss_of({**told, PeerId("b"): 2.5}, 3) == 2.5
+    view = view_of(last("liar", 6, loss), last("a", 6, 2.5), last("b", 5, 2.6))  # type: ignore[arg-type]
+    assert newest_loss(view, NUM_STAGES) in (2.5, 2.6)
+
+
 def test_a_step_that_half_of_the_stage_have_not_ended_is_not_shown_yet() -> None:
     view = view_of(last("a", 6, 2.0), last("b", 5, 2.5), last("c", 5, 2.5))  # type: ignore[arg-type]
     assert newest_loss(view, NUM_STAGES) == 2.5

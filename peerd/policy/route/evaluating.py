@@ -20,7 +20,7 @@ from statistics import median_low
 from peerd.policy.hashing import digest
 from peerd.policy.route.launching import those_who_train
 from peerd.policy.step.ledger import work_step
-from peerd.table.record import Evaluation, PeerId
+from peerd.table.record import Evaluation, PeerId, PeerRecord
 from peerd.table.view import LiveView
 
 LEAST_TAKEOVER_S, FIRST_TAKEOVER_S = 60.0, 600.0
@@ -120,7 +120,10 @@ def ways(live: LiveView, num_stages: int, step: int, index: int) -> Iterator[Way
 
     Nothing comes where a stage has no peer that may hold the parameters of `step`.
     """
-    orders = [sorted(able, key=lambda peer: digest("evaluates", peer, step, index, size=8)) for able in _able(live, num_stages, step)]
+    able, orders = _able(live, num_stages, step), list[list[PeerId]]()
+    for records in able:
+        ordered = sorted(records, key=lambda r: (r.step != step, digest("evaluates", r.peer, step, index, size=8)))
+        orders.append([record.peer for record in ordered])
     if not all(orders):
         return
     if num_stages <= MOST_CROSSED:
@@ -131,22 +134,29 @@ def ways(live: LiveView, num_stages: int, step: int, index: int) -> Iterator[Way
             yield tuple(order[(number + stage * (number // len(order))) % len(order)] for stage, order in enumerate(orders))
 
 
-def _able(live: LiveView, num_stages: int, step: int) -> list[list[PeerId]]:
-    """By stage, the peers that may hold the parameters of a step."""
-    found = []
-    for stage in range(num_stages):
-        serving = [record for record in live.serving(stage) if record.step >= step and not record.leaving]
-        found.append([record.peer for record in serving if record.step == step] or [record.peer for record in serving])
-    return found
+def may_check(live: LiveView, num_stages: int, step: int) -> bool:
+    """Whether each microbatch of the evaluation of `step` can be sent through two peers of each stage of two or more."""
+    able = _able(live, num_stages, step)
+    return all(len(records) >= min(2, size) for records, size in zip(able, _sizes(live, num_stages), strict=True))
 
 
-def agreed_loss(tried: Mapping[Way, float], live: LiveView, step: int, share: float) -> float | None:
+def _able(live: LiveView, num_stages: int, step: int) -> list[list[PeerRecord]]:
+    """By stage, the peers that may hold the parameters of a step: those that are at it, and those that have gone on, which keep them."""
+    return [[r for r in live.serving(stage) if r.step >= step and not r.leaving] for stage in range(num_stages)]
+
+
+def _sizes(live: LiveView, num_stages: int) -> list[int]:
+    """The number of peers in each stage, at whatever step: one that is the first or the last at a step is not alone (hole 68)."""
+    return [max(1, sum(not record.leaving for record in live.serving(stage))) for stage in range(num_stages)]
+
+
+def agreed_loss(tried: Mapping[Way, float], live: LiveView, share: float) -> float | None:
     """The loss of a microbatch that cannot be false while no more than one peer of a stage lies; None: more ways have to be tried.
 
     With few stages that is one which all ways have that lead through two peers of each stage, in all combinations: one of these ways has no
     liar. With many stages it is one that three ways have which have no peer in common. A stage of one peer is not checked.
     """
-    sizes = [len(able) for able in _able(live, len(next(iter(tried))), step)] if tried else []
+    sizes = _sizes(live, len(next(iter(tried)))) if tried else []
     if len(sizes) > MOST_CROSSED:
         least = min([APART, *(size for size in sizes if size > 1)]) if any(size > 1 for size in sizes) else 1
         groups = itertools.combinations(tried, least)

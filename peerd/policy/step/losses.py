@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from statistics import median_low
 
+from peerd.policy.step.certificates import FEWEST
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
+
+SAME = 1e-4
+"""How far two honest losses of one step may be apart, as a share: averages of unlike rosters differ by rounding."""
 
 
 def told_losses(live: LiveView, num_stages: int) -> dict[int, dict[PeerId, float]]:
@@ -20,13 +23,25 @@ def told_losses(live: LiveView, num_stages: int) -> dict[int, dict[PeerId, float
 
 
 def loss_of(told: Mapping[PeerId, float], num_serving: int) -> float | None:
-    """The loss of a step, once more than half of the `num_serving` peers of the last stage have told one: the median. None: not yet."""
-    return median_low(told.values()) if 2 * len(told) > num_serving else None
+    """The loss of a step, once more than half of the `num_serving` peers of the last stage have told the same; None: not yet.
+
+    Of two peers nobody can say which one is wrong: the smaller one is shown.
+    """
+    losses = sorted(told.values())
+    if num_serving < FEWEST:
+        return median_low(losses) if 2 * len(losses) > num_serving else None
+    for loss in losses:
+        alike = [other for other in losses if abs(other - loss) <= SAME * abs(loss)]
+        if 2 * len(alike) > num_serving:
+            return median_low(alike)
+    return None
 
 
 def newest_loss(live: LiveView, num_stages: int) -> float | None:
-    """The loss of the newest step that more than half of the last stage have ended, by the median of those that tell it; None: unknown."""
+    """The loss of the newest step that more than half of the last stage tell alike. Where they are at several steps, the median of all
+    that they tell, which lies between losses of honest ones. None: unknown."""
     told = told_losses(live, num_stages)
-    counts = Counter({step: len(each) for step, each in told.items()})
-    ended = [step for step in counts if 2 * sum(n for later, n in counts.items() if later >= step) > counts.total()]
-    return median_low(told[max(ended)].values()) if ended else None
+    losses = [loss for each in told.values() for loss in each.values()]
+    agreed = (loss_of(told[step], max(FEWEST, len(losses))) for step in sorted(told, reverse=True))
+    found = next((loss for loss in agreed if loss is not None), None)
+    return found if found is not None or not losses else median_low(losses)
