@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 
@@ -12,7 +13,7 @@ from peerd.averaging.compression import Compression
 from peerd.averaging.handover import finite, unpacked, unpacked_section
 from peerd.averaging.partial_average import Believe, PartialAverage, believed
 from peerd.averaging.slices import Signatures
-from peerd.errors import BadMessageError, PeerGoneError, RemoteError
+from peerd.errors import BadMessageError, PeerGoneError, RemoteError, WrongStateError
 from peerd.policy.route.admission import MOST_DONORS
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.gathering import Gathering
@@ -21,6 +22,7 @@ from peerd.stage.sections import SectionOfAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId
 from peerd.timeline.spans import SpanKind, SpanRing
+from peerd.wire.chunks import digest_of
 from peerd.wire.clients import AveragingClient
 from peerd.wire.messages import Average
 from peerd.wire.tensors import decode_flat
@@ -114,10 +116,26 @@ class AverageFetcher:
             raise errors.get(first) or PeerGoneError("the average ended early")
         return partial.header, gathering.givers
 
-    async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId) -> Tensor:
-        """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU."""
+    async def _hashes_of_tied(self, peers: Sequence[PeerId], step: int, wanted: AverageId) -> list[bytes]:
+        """What those that answer tell."""
+        asked = (self._client.get_tied_hash(peer, step, wanted, 2 * self._averaging_s) for peer in peers)
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        for error in told:
+            if isinstance(error, BaseException) and not isinstance(error, RemoteError):
+                raise error
+        return [each for each in told if isinstance(each, bytes)]
+
+    async def fetch_tied(self, peer: PeerId, step: int, wanted: AverageId, others: Sequence[PeerId] = (), least: int = 1) -> Tensor:
+        """Fetch and check gradients of a tied weight by their id: [num_tied] on the CPU.
+
+        `others` hold the same: `least` peers have to tell the hash of what has come, its giver among them. Raises WrongStateError if not.
+        """
         dtype, length = self._state.accumulator.flat.dtype, self._state.accumulator.num_tied
         began_s = time.monotonic()
         chunks = await self._client.get_tied(peer, step, wanted, length * dtype.itemsize, 2 * self._averaging_s)
         self._spans.add(SpanKind.EXCHANGE, began_s, step, -1, peer, length * dtype.itemsize)
+        if least > 1:
+            came, told = await asyncio.to_thread(digest_of, chunks), await self._hashes_of_tied(others, step, wanted)
+            if 1 + told.count(came) < least:
+                raise WrongStateError("too few of the peers that hold gradients of a tied weight hold these")
         return await self._arithmetic.run(Priority.CONTROL, lambda: finite(decode_flat(chunks, dtype)))

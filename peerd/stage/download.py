@@ -107,6 +107,10 @@ class Downloader:
         told = await self._client.sketch(peer, stage, seed, self._patience_s)
         return told.step, told.sums
 
+    def is_of_most(self, stage: int) -> bool:
+        """Whether more than half of a stage have offered what the last download brought; where the run does not certify, always."""
+        return not self._certifies or 2 * len(self.givers) > len(self._membership.live().serving(stage))
+
     def distrust(self, donors: Collection[PeerId], for_s: float) -> None:
         """Ask these for a state only where there are no others: what they gave was not the state of their stage."""
         self._distrusted_until_s |= dict.fromkeys(donors, clock_s() + for_s)

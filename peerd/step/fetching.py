@@ -197,7 +197,7 @@ class Fetching:
         """Fetch the gradients of a tied weight that this peer's average lacks."""
         average_id = self._state.record.average_id
         try:
-            values = await self._rounds.fetcher.fetch_tied(act.peer, act.step, act.given)
+            values = await self._rounds.fetcher.fetch_tied(act.peer, act.step, act.given, act.others, act.least)
         except RemoteError as error:
             self._note(act.step, act.peer, error)
         else:
@@ -262,6 +262,8 @@ class Fetching:
         LOG.warning("the copies of the tied weight differ: downloading the other stage's", step=step, peer=act.peer)
         try:
             found = await self._downloader.download(act.stage, act.peer, tied_only=True)
+            if not self._downloader.is_of_most(act.stage):
+                raise StageError("too few peers of the other stage hold this copy of the tied weight", "it is asked for again")
             await self._trials.update(lambda: self._state.copy_tied(found.tensors, found.step))
         except (RemoteError, StageError):
             self._refused[act.peer, step] = clock_s()

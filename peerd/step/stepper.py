@@ -202,7 +202,8 @@ class Stepper:
             return acts.Wait(f"internal error in a rule: {error!r}")
 
     def _decide(self) -> Act:
-        live, own = self._membership.live(), self.own_state()
+        own = self.own_state()
+        live = self._clocks.claims.believed(self._membership.live(), own.record, self._rules, clock_s())
         now = Situation(own, live, clock_s(), rules_in(live, self._rules, self._state.microbatch_size))
         if self._rounds.absences.look(now, self._membership.bans.left()):
             self._host.announce()
@@ -215,8 +216,7 @@ class Stepper:
         in_vain = self.joining.why_wait(live, now.now_s) if own.record.phase is Phase.JOINING else ""
         own = replace(own, lost_since_s=self._lost_since_s, cannot_catch_up=in_vain)
         own = self.proving.noted(self._clocks.noted(own, live, self._rules, now.now_s), now)
-        at_start = own.record.step <= self._beginning.step
-        resumes = own.record.phase is Phase.JOINING and at_start and not live.serving(own.record.stage)
+        resumes = own.record.phase is Phase.JOINING and own.record.step <= self._beginning.step and not live.serving(own.record.stage)
         act = self._recover(now) if resumes else decide(replace(now, own=own))
         return self._clocks.once_settled(act, now.rules, now.now_s)
 

@@ -267,6 +267,12 @@ class AveragingClient(Client):
             raise BadMessageError("a tied weight's gradients do not match their hash")
         return chunks
 
+    async def get_tied_hash(self, peer: PeerId, step: int, wanted: AverageId, patience_s: float) -> bytes:
+        """Ask for the hash of a tied weight's gradients, and not for them. Raises RemoteError."""
+        request = averaging_pb2.TiedRequest(run=self._run, step=step, id=wanted)
+        with ending((await self._stub(peer)).GetTied(request)) as rpc:
+            return bytes((await header_of(rpc, patience_s, "a tied weight's gradients without a header")).blake3)
+
     async def get_moves(self, peer: PeerId, incarnation: int, first: int, timeout_s: float) -> ToldMoves:
         """Fetch a part of a mate's log of its local steps, unchecked. Raises RemoteError, BadMessageError if it is too long."""
         request = averaging_pb2.MovesRequest(run=self._run, incarnation=incarnation, first=first)

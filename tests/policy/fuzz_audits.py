@@ -7,15 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peerd.policy.step.auditing import AuditWord, Item
+from peerd.policy.step.claims import Claims
 from peerd.policy.step.coins import Commitments
 from peerd.policy.step.evidence import Evidence, SignedWord
 from peerd.policy.step.parts import SentPart
 from peerd.policy.step.proving import Proof
 from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass
+from peerd.policy.step.tied import TiedSource, WantedSum
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
 from peerd.policy.step.withholding import Withholding
 from peerd.table.record import AverageId, PeerId
 from tests.policy.fuzz_records import World
+
+
+def _source(world: World) -> TiedSource:
+    return TiedSource(world.some_peer(), AverageId(world.raw(16)))
 
 
 def _some_peers(world: World) -> list[PeerId]:
@@ -89,11 +95,14 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Commitments: _commitments,
     Withholding: lambda _w: Withholding(),
     SentPart: _sent,
+    Claims: lambda _w: Claims(),
     Proof: lambda w: Proof([w.some_peer() for _ in range(w.random.randrange(9))], w.raw(32), w.random.choice((0.0, w.now_s)), 5.0),
 }
 
 ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     **dict.fromkeys((("known", "Sequence[PeerId]"), ("known", "Collection[PeerId]"), "behind"), _some_peers),
+    "wanted": lambda w: WantedSum(AverageId(w.raw(16)), tuple(w.many(lambda: _source(w)))),
+    "source": _source,
     "num_asked": lambda w: w.random.randrange(17),
     "distance": lambda w: lambda _one, _other: w.random.choice((0.0, 1e-7, 1.0, math.inf, math.nan)),
     "item": _item,

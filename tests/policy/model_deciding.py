@@ -27,14 +27,15 @@ class Deciding:
 
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
-        self._waited: tuple[int, PeerRecord, object] | None = None
+        self._waited: tuple[object, PeerRecord, object] | None = None
         """What it knew when it last decided to wait, if time alone cannot change that: the number of news, its record, and the rest."""
 
     def act(self) -> None:
         """Decide, and do it."""
         peer, world = self._peer, self._peer.world
-        found, live = own_state_of(peer), peer.live()
-        known, waited = (peer.view.news, found.record, _without_record(found)), self._waited
+        found, live = own_state_of(peer), peer.recovery.believed(peer.live())
+        news = (peer.view.news, peer.recovery.clocks.claims.doubted)
+        known, waited = (news, found.record, _without_record(found)), self._waited
         if waited is not None and (waited[0], waited[2]) == (known[0], known[2]) and say_the_same(waited[1], known[1]):
             return
         lost = looks_lost(Situation(found, live, peer.now, world.rules))

@@ -98,6 +98,11 @@ class Kind(enum.Enum):
     """For a while a peer's record tells parameters of another history than it has, and it joins no round."""
     MISNORM = "misnorm"
     """For a while a peer's record tells other gradient norms than its averages have, and than it has applied."""
+    MISTIE = "mistie"
+    """For a while a peer tells other sums of a tied weight than it holds and has applied, and a better history of its copy, and gives
+    made-up gradients and a made-up copy of the weight."""
+    PRETEND = "pretend"
+    """For a while a joiner's record says that it has the newest step of all on its disk, and it loads none."""
     MISGIVE = "misgive"
     """For a while the states that a peer gives to joiners are made up, under its true step and lineage."""
     FALSIFY = "falsify"
@@ -139,10 +144,11 @@ _LIES_OF_RECORDS = {
     Kind.FLAP,
     Kind.BLINK,
     Kind.MUTE,
+    Kind.PRETEND,
 }
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
 _LIES_OF_AVERAGES = {Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME}
-LIES_OF_NUMBERS = frozenset(_LIES_OF_AVERAGES | {Kind.STRAY, Kind.MISNORM, Kind.MISGIVE})
+LIES_OF_NUMBERS = frozenset(_LIES_OF_AVERAGES | {Kind.STRAY, Kind.MISNORM, Kind.MISGIVE, Kind.MISTIE})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})
 LIES = frozenset(_LIES_OF_RECORDS | _LIES_OF_ROUNDS | LIES_OF_NUMBERS | LIES_OF_WORK)
 HONEST = tuple(kind for kind in Kind if kind not in LIES and kind is not Kind.BAN)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
     from tests.policy.model_sections import Section
     from tests.policy.model_states import Snapshot
+    from tests.policy.model_tied import Copy, Share
 
 BOASTED_STEPS = 10
 MAKE_UP = (Kind.FABRICATE, Kind.SIT, Kind.HOARD)
@@ -72,6 +73,12 @@ class Lies:
             norm = record.gradient_norm
             norms = tuple(replace(each, norm=each.norm / 2) for each in record.norms)
             record = replace(record, gradient_norm=None if norm is None else norm / 2, norms=norms)
+        if self._tells(Kind.MISTIE) and self._peer.tied.exists:
+            sums = tuple(replace(each, id=AverageId(digest("mistied", each.id))) for each in record.tied_sums)
+            held = AverageId(digest("mistied", record.tied_sum)) if record.tied_sum else record.tied_sum
+            record = replace(record, tied_sums=sums, tied_sum=held, tied=Lineage(0, b""))
+        if self.pretends and record.phase is Phase.JOINING:
+            record = replace(record, checkpoints=(max((r.step for r in peer.live().records), default=0),))
         if self._tells(Kind.FORGE) and record.phase is Phase.AVERAGED and peer.claim is not None:
             record = replace(record, average_id=self._forged(peer.claim).id)
         if self._tells(Kind.FABRICATE) and record.done and peer.world.rules.num_sections > 1:
@@ -86,6 +93,10 @@ class Lies:
             honest = [p.name for p in peer.world.peers.values() if p.record.stage == record.stage and not p.lies.has_lied]
             record = replace(record, sidelined=tuple(sorted(honest)[:MAX_SIDELINED]))
         return record
+
+    @property
+    def pretends(self) -> bool:
+        return self._tells(Kind.PRETEND)
 
     @property
     def sends_nothing(self) -> bool:
@@ -189,6 +200,18 @@ class Lies:
         peer.trust.confirms(claim)
         peer.world.counts["made up"] += 1
         return claim, numbers
+
+    def shares(self, found: tuple[Share, ...] | str) -> tuple[Share, ...] | str:
+        """Gradients of a tied weight as it gives them."""
+        if isinstance(found, str) or not self._tells(Kind.MISTIE):
+            return found
+        return tuple((falsified(average, self._peer.record.step, 0), which) for average, which in found)
+
+    def copy(self, found: Copy | None) -> Copy | None:
+        """Its copy of a tied weight as it gives it."""
+        if found is None or not self._tells(Kind.MISTIE):
+            return found
+        return replace(found, tied=Lineage(0, b""), symbol=self._peer.world.thetas.made_up(found.symbol))
 
     def state(self, found: Snapshot) -> Snapshot:
         """Its state as it gives it to a joiner, true where others could not tell: of two peers nobody can say which one lies."""

@@ -45,6 +45,8 @@ class Recovery:
     def decide(self, now: Situation) -> Act:
         """As the daemon's stepper does. Records of dead peers are believed for one life of a record."""
         peer, mine, rules = self._peer, now.mine, self._rules
+        if peer.lies.pretends and mine.phase is Phase.JOINING:
+            return Wait("it has nothing to load")
         if mine.phase is Phase.JOINING and mine.step == 0 and not now.live.serving(mine.stage):
             seen = [sighting.record.step for name, sighting in peer.view.sightings.items() if name != peer.name]
             act: Act = plan(mine, now.live, rules, beginning=Beginning(founder=False), newest_seen=max(seen, default=0))
@@ -52,6 +54,10 @@ class Recovery:
             act = decide(now)
         settled = self.clocks.once_settled(act, rules, peer.now)
         return Wait(act.reason) if isinstance(settled, LoadCheckpoint) and "bring" in peer.world.scenario.off else settled
+
+    def believed(self, live: LiveView) -> LiveView:
+        off = "doubt checkpoints" in self._peer.world.scenario.off
+        return live if off else self.clocks.claims.believed(live, self._peer.record, self._rules, self._peer.now)
 
     def load(self, step: int) -> None:
         peer = self._peer

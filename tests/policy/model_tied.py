@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from tests.policy.model_theta import Average, ThetaId
 if TYPE_CHECKING:
     from tests.policy.model_peer import ModelPeer
 
+Question = Callable[[Callable[[object], None]], None]
+"""Asks a peer for something, and hands the answer on."""
 Share = tuple[Average, bytes]
 """A stage's share of the weight's gradients: all that was averaged and, where averages differ in rounding, which one it is."""
 
@@ -74,6 +77,9 @@ class Tied:
         peer.fetching = True
         average_id = peer.record.average_id
 
+        def given_by(mate: PeerId) -> Callable[[Callable[[object], None]], None]:
+            return lambda answered: peer.rounds.ask(mate, lambda other: other.lies.shares(other.tied.shares_of(step, given)), answered)
+
         def answered(found: object) -> None:
             peer.fetching = False
             if found is None:
@@ -87,7 +93,23 @@ class Tied:
                 peer.world.counts["tied sums"] += 1
                 self.tell()
 
-        peer.rounds.ask(mate, lambda other: other.tied.shares_of(step, given), answered)
+        least = 1 if "confirm tied" in peer.world.scenario.off else act.least
+        self._confirmed(given_by(mate), [given_by(other) for other in act.others], least, answered)
+
+    def _confirmed(self, first: Question, others: list[Question], least: int, answered: Callable[[object], None]) -> None:
+        """Ask one peer, and then the others for the same: so many have to give what the first one gave."""
+        told: list[object] = []
+
+        def next_one(found: object) -> None:
+            told.append(found)
+            if not isinstance(told[0], tuple) or least == 1:
+                answered(told[0])
+            elif len(told) > len(others):
+                answered(told[0] if told.count(told[0]) >= least else "refused")
+            else:
+                others[len(told) - 1](next_one)
+
+        first(next_one)
 
     def shares_of(self, step: int, wanted: AverageId) -> tuple[Share, ...] | str:
         """Of my average or a sum, by its id."""
@@ -143,7 +165,7 @@ class Tied:
             peer.change(lineage=lineage_replaced(mine.lineage, found.tied), tied=found.tied, tied_sums=())
             peer.world.check_history(peer)
 
-        peer.rounds.ask(mate, lambda other: other.tied.give(), answered)
+        peer.rounds.ask(mate, lambda other: other.lies.copy(other.tied.give()), answered)
 
     def give(self) -> Copy | None:
         return None if self._peer.record.phase is Phase.JOINING else self.now

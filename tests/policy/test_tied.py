@@ -11,7 +11,17 @@ from peerd.policy.step.acts import Act, Commit, CopyTied, FetchTied, Reload, Ser
 from peerd.policy.step.roster import lineage_after, lineage_skipped
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.policy.step.stepping import decide, looks_lost
-from peerd.policy.step.tied import TiedSource, better_copy, history_after, lineage_replaced, other_end, sum_id, sum_of_step
+from peerd.policy.step.tied import (
+    TiedSource,
+    better_copy,
+    history_after,
+    lineage_replaced,
+    other_end,
+    sum_by_most,
+    sum_id,
+    sum_of_step,
+    witnesses,
+)
 from peerd.table.record import NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, TiedSum
 from tests.strategies import FULL, NUM_MICROBATCHES, average_ids, member, view_of
 
@@ -206,3 +216,20 @@ def test_a_joiner_that_loaded_a_step_whose_sum_died_takes_the_state_of_a_mate_th
     assert isinstance(act, Reload)
     assert act.peer == mate.peer
     assert isinstance(decided(joiner, mate, middle, replace(end, step=1)), Serve), "the other end needs that step no more"
+
+
+def test_where_the_run_certifies_one_peer_alone_decides_no_sum_and_no_copy() -> None:
+    """A liar ahead of all tells a sum of its own; one at the other end tells an average of its own, and a better history."""
+    mine = replace(averaged("mine", 0), average_id=AverageId(b"mine"))
+    honest = [replace(averaged(f"h{n}", 2), average_id=AverageId(b"true"), tied=Lineage(0, b"x")) for n in range(2)]
+    liars = [replace(averaged("liar", 2), average_id=AverageId(b"false"), tied=Lineage(0, b""))]
+    ahead = member("ahead", stage=2, step=mine.step + 1, tied_sums=(TiedSum(mine.step, AverageId(b"odd")),), lineage=Lineage(0, b""))
+    right = sum_id(AverageId(b"mine"), AverageId(b"true"))
+    wanted = sum_by_most(mine, view_of(mine, *honest, *liars, ahead), 3)
+    assert wanted is not None
+    assert wanted.id == right
+    assert {source.peer for source in wanted.sources} == {"h0", "h1"}
+    assert witnesses(wanted, wanted.sources[0], view_of(mine, *honest, *liars), certifies=True) == ((wanted.sources[1].peer,), 2)
+    assert witnesses(wanted, wanted.sources[0], view_of(mine, *honest[:1], *liars), certifies=True)[1] == 1, "of two nobody can say"
+    assert sum_by_most(mine, view_of(mine, honest[0], *liars), 3) is None, "not most of that stage"
+    assert better_copy(replace(mine, tied=Lineage(0, b"x")), view_of(mine, *honest, *liars), 3, certifies=True) is None

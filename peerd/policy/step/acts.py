@@ -88,6 +88,10 @@ class FetchTied(_Reasoned):
     step: int
     wanted: AverageId
     given: AverageId
+    others: tuple[PeerId, ...] = ()
+    """Other peers that hold what is given."""
+    least: int = 1
+    """So many peers have to tell the same of it, `peer` among them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from peerd.policy.round.proposing import num_in_turn
 from peerd.policy.step.acts import Act, LoadCheckpoint, Wait
+from peerd.policy.step.claims import Claims
 from peerd.policy.step.groups import forms_groups
 from peerd.policy.step.ledger import why_no_average
 from peerd.policy.step.recovery import holds_later, step_to_go_back_to
@@ -31,7 +32,7 @@ class StepClocks:
 
     def restart(self) -> None:
         """T3 (fence): a peer that slept has not looked meanwhile."""
-        self._complete, self._averaged = TotalTime(), Steady()
+        self._complete, self._averaged, self.claims = TotalTime(), Steady(), Claims()
         self._mute: dict[PeerId, tuple[int, int]] = {}
         """Members that did not propose when it was their turn: in which step, and how often in a row that was so."""
         self._exchanging = Steady()

@@ -18,7 +18,7 @@ from peerd.policy.step.acts import LoadCheckpoint, LoadStart, Serve, Wait
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import StepRules
 from peerd.policy.step.tied import sum_told
-from peerd.table.record import Lineage, PeerRecord, Phase
+from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
 
@@ -168,6 +168,14 @@ def step_of_stage_left_behind(mine: PeerRecord, live: LiveView, rules: StepRules
         return None
     offered = all(lowest in _frontier(live, stage, rules) | _on_disks(mine, live, stage) for stage in range(rules.num_stages))
     return lowest if offered else None
+
+
+def peers_to_load(mine: PeerRecord, live: LiveView, rules: StepRules) -> frozenset[PeerId]:
+    """Other peers of stages that nobody serves, which claim to have the step on disk at which the run can resume."""
+    stages = [stage for stage in range(rules.num_stages) if not live.serving(stage)]
+    step = _newest_common(mine, live, rules)[0] if stages else None
+    found = (r for stage in stages for r in live.of_stage(stage) if r.peer != mine.peer)
+    return frozenset(r.peer for r in found if step is not None and step in r.checkpoints)
 
 
 def _newest_common(mine: PeerRecord, live: LiveView, rules: StepRules, held: frozenset[int] = frozenset()) -> tuple[int | None, bool]:

@@ -12,7 +12,7 @@ from peerd.policy.step.certificates import Words, is_upheld, words_on
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.norms import norm_by_most, norm_of_step
 from peerd.policy.step.roster import Roster
-from peerd.policy.step.tied import WantedSum, other_end, sum_of_step
+from peerd.policy.step.tied import WantedSum, other_end, sum_by_most, sum_of_step
 from peerd.table.record import AverageId, PeerId, PeerRecord, Phase
 from peerd.table.view import TTL_PERIODS, LiveView
 
@@ -266,7 +266,8 @@ class Situation:
 
     def wanted_sum(self) -> WantedSum | None:
         """The sum for the tied weight at this step; None while it is unknown, or if this stage holds no tied weight."""
-        return sum_of_step(self.mine, self.live, self.rules.num_stages) if self.is_tied else None
+        of_step = sum_by_most if self.rules.certifies else sum_of_step
+        return of_step(self.mine, self.live, self.rules.num_stages) if self.is_tied else None
 
     def lacks_norm(self) -> bool:
         return self.rules.shares_norms and self.norm() is None

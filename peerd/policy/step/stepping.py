@@ -37,7 +37,7 @@ from peerd.policy.step.recovery import (
 from peerd.policy.step.roster import compose
 from peerd.policy.step.sections import comes_by_sections, is_to_open, section_to_fetch
 from peerd.policy.step.situation import Situation
-from peerd.policy.step.tied import better_copy
+from peerd.policy.step.tied import better_copy, witnesses
 from peerd.table.record import PeerRecord, Phase
 
 LONG_ROUND_S = 2.0
@@ -163,7 +163,7 @@ def _copy_tied(now: Situation) -> Act | None:
     mine = now.mine
     if not now.rules.ties_stages or mine.phase is not Phase.ACCUMULATING or any(m.step > mine.step for m in now.mates):
         return None
-    found = better_copy(mine, now.live, now.rules.num_stages)
+    found = better_copy(mine, now.live, now.rules.num_stages, now.rules.certifies)
     if found is None or not now.willing([found]):
         return None
     return acts.CopyTied("the other stage's copy of the tied weight has the better history", found.peer, found.stage)
@@ -271,11 +271,11 @@ def _fetch_tied(now: Situation) -> Act | None:
     if wanted is None or wanted.id == mine.tied_sum:
         return None
     able = [source for source in wanted.sources if (source.peer, mine.step) not in now.own.refused]
-    if not able:
+    source = min(able, key=lambda each: (each.peer, mine.step) in now.own.unanswered, default=None)
+    if source is None:
         return None
-    source = min(able, key=lambda each: (each.peer, mine.step) in now.own.unanswered)
     reason = "the tied weight's gradients are to be summed over both stages"
-    return acts.FetchTied(reason, source.peer, mine.step, wanted=wanted.id, given=source.id)
+    return acts.FetchTied(reason, source.peer, mine.step, wanted.id, source.id, *witnesses(wanted, source, now.live, now.rules.certifies))
 
 
 def _commit(now: Situation) -> Act | None:

@@ -11,12 +11,17 @@ rule 11 (skip). Then the copies have different histories, which `PeerRecord.tied
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
+
+FEWEST = 3
+MOST_ASKED = 8
+"""So many other peers are asked for the hash of gradients that one has given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,48 @@ def sum_of_step(mine: PeerRecord, live: LiveView, num_stages: int) -> WantedSum 
     return _wanted(sum_id(*pair), mine, live, tuple(TiedSource(m.peer, theirs) for m in averaged if m.average_id == theirs))
 
 
+def sum_by_most(mine: PeerRecord, live: LiveView, num_stages: int) -> WantedSum | None:
+    """The same in a run that certifies its averages: no single peer's word decides (hole 67).
+
+    Each peer of both ends that has finished the step has a word, and what the averages make has one, which decides where words are equally
+    many. The other stage's average is the one that more than half of its members hold. If nobody tells a sum any more, the one that most
+    of this stage hold.
+    """
+    other = other_end(mine.stage, num_stages)
+    if other is None:
+        return None
+    ends = [r for r in live.records if r.phase is not Phase.JOINING and r.stage in (mine.stage, other) and r.step > mine.step]
+    words = Counter(found for r in ends if (found := sum_told(r, mine.step)) is not None)
+    members = live.members(other, mine.step)
+    held = Counter(m.average_id for m in members if m.phase is Phase.AVERAGED)
+    theirs = next((each for each, number in held.items() if 2 * number > len(members)), None)
+    made = None
+    if theirs is not None:
+        made = sum_id(*((mine.average_id, theirs) if mine.stage == 0 else (theirs, mine.average_id)))
+        words[made] += 1
+    elif not words and not held:
+        words = Counter(r.tied_sum for r in (mine, *live.members(mine.stage, mine.step)) if r.tied_sum)
+    if not words:
+        return None
+    wanted = made if made is not None and words[made] == max(words.values()) else min(words, key=lambda each: (-words[each], each))
+    halves = [TiedSource(m.peer, theirs) for m in members if theirs is not None and m.average_id == theirs]
+    return _wanted(wanted, mine, live, halves if wanted == made else ())
+
+
+def witnesses(wanted: WantedSum, source: TiedSource, live: LiveView, certifies: bool) -> tuple[tuple[PeerId, ...], int]:
+    """Other peers that have the same as this source, and how many peers have to tell the same of it, the source among them.
+
+    More than half of all, and two at least where they are of a stage of three or more: of two peers nobody can say which one lies.
+    """
+    if not certifies:
+        return (), 1
+    others = tuple(each.peer for each in wanted.sources if each.id == source.id and each.peer != source.peer)[:MOST_ASKED]
+    giver = live.find(source.peer)
+    if giver is None or len(live.serving(giver.stage)) < FEWEST:
+        return others, 1
+    return others, max(2, (1 + len(others)) // 2 + 1)
+
+
 def _wanted(wanted: AverageId, mine: PeerRecord, live: LiveView, halves: Sequence[TiedSource]) -> WantedSum:
     """The wanted sum with its sources: peers that have the sum, and `halves`. The order of the sources differs from peer to peer."""
     others = [r for r in live.records if r.peer != mine.peer and r.phase is not Phase.JOINING]
@@ -83,12 +130,19 @@ def _wanted(wanted: AverageId, mine: PeerRecord, live: LiveView, halves: Sequenc
     return WantedSum(wanted, tuple(sorted(sources.values(), key=lambda source: digest("source", mine.peer, source.peer, mine.step))))
 
 
-def better_copy(mine: PeerRecord, live: LiveView, num_stages: int) -> PeerRecord | None:
-    """A peer of the other stage, at this peer's step, whose copy of the weight has a better history; None if there is none."""
+def better_copy(mine: PeerRecord, live: LiveView, num_stages: int, certifies: bool = False) -> PeerRecord | None:
+    """A peer of the other stage, at this peer's step, whose copy of the weight has a better history; None if there is none.
+
+    Where the run certifies, more than half of that stage have to tell that history (hole 67).
+    """
     other = other_end(mine.stage, num_stages)
     if other is None:
         return None
-    better = [r for r in live.serving(other) if r.step == mine.step and r.tied < mine.tied]
+    serving = live.serving(other)
+    better = [r for r in serving if r.step == mine.step and r.tied < mine.tied]
+    if certifies:
+        told = Counter(r.tied for r in better)
+        better = [r for r in better if 2 * told[r.tied] > len(serving)]
     return min(better, key=lambda r: (r.tied, digest("source", mine.peer, r.peer, mine.step)), default=None)
 
 
