@@ -67,6 +67,9 @@ class Proving:
         record = self._state.record
         if self._proof is None or record.phase is not Phase.JOINING or record.step in self._own:
             return
+        if self._own and record.step < min(self._own):  # it has given this state up for what is on its disk
+            self.end()
+            return
         sketch = await self._executor.run(Priority.LEDGER, lambda: self._state.holdings.sketch(record, self._seed))
         self._own[record.step] = sketch
         for step in sorted(self._own)[1:-MOST_KEPT]:

@@ -84,6 +84,7 @@ class Recovery:
         """Rule 14 (step back): hold nothing any more, and offer what is on the disk."""
         peer = self._peer
         peer.world.counts["stepped back"] += 1
+        self.proving.end()
         peer.drop_ledgers()
         peer.rounds.drop()
         peer.average = None
