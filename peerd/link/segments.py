@@ -1,10 +1,11 @@
 """How many TCP segments this process's connections have sent, and how many of them again, as the kernel counts them by connection.
 
-While it looks, it also bounds what may be under way to this peer over each connection (`policy/route/receive_window.py`).
+While it looks, it also bounds what may be under way over each connection, to this peer and from it (`policy/route/receive_window.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -14,6 +15,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +25,18 @@ OPEN_FILES = Path("/dev/fd")
 Ends = tuple[int, str, int]
 """The port here, and the address and port there, which tell a connection from all others."""
 Window = Callable[[float], int]
-"""How many bytes may be under way to this peer over a connection, by its least round trip in seconds."""
+"""How many bytes may be under way over a connection, by its least round trip in seconds."""
+BUFFER_LOCK = 72
+"""SO_BUF_LOCK of Linux (asm-generic/socket.h): 0 lets the kernel choose a connection's buffers again."""
+ROOM_IN_BUFFER = 0.75
+"""Of a buffer that is full, at most so much is what was sent: the kernel counts its own notes on each segment, too."""
+
+
+class Bounds(NamedTuple):
+    """What may be under way over each connection that leaves this machine; None: as much as the kernels like."""
+
+    to_here: Window | None = None
+    from_here: Window | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +85,14 @@ class KernelInfo(NamedTuple):
     window_option: int | None = None
     """Of `setsockopt`, which bounds the window that a connection announces."""
 
-    def bound(self, connection: socket.socket, window: Window, least_s: float) -> None:
-        """Bound the window of a connection. The kernel forgets that where it enlarges its buffer, so this is done again at each look."""
-        if self.window_option is not None and least_s > 0:
-            connection.setsockopt(socket.IPPROTO_TCP, self.window_option, window(least_s))
+    def bound(self, connection: socket.socket, bounds: Bounds, least_s: float) -> None:
+        """Bound a connection. The kernel forgets windows where it enlarges its buffer, so this is done again at each look."""
+        if self.window_option is None or not least_s > 0:
+            return
+        if bounds.to_here is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, self.window_option, bounds.to_here(least_s))
+        if bounds.from_here is not None:
+            _give_room(connection, bounds.from_here(least_s))
 
     def read(self, connection: socket.socket) -> Segments | None:
         """None where the kernel gives less, as an older one does. Raises OSError if this is no connection any more."""
@@ -87,6 +104,24 @@ class KernelInfo(NamedTuple):
         sent, again = (self.form.unpack_from(answer, place)[0] for place in (self.sent_at, self.again_at))
         round_trip, least = (_number(answer, place, 4) for place in (self.round_trip_at, self.least_at))
         return Segments(sent, again, self.unit_s * round_trip, 1e-6 * _number(answer, self.busy_at, 8), self.unit_s * least)
+
+
+def _give_room(connection: socket.socket, num_bytes: int) -> None:
+    """Let so many bytes wait or be under way from here. Where that is more than a program may ask for, the kernel chooses."""
+    buffer_bytes = int(num_bytes / ROOM_IN_BUFFER)
+    if buffer_bytes <= _most_buffer_bytes():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes // 2)  # the kernel doubles it
+        return
+    with contextlib.suppress(OSError):  # before Linux 5.15 a buffer that was bounded once stays so until the connection ends
+        connection.setsockopt(socket.SOL_SOCKET, BUFFER_LOCK, 0)
+
+
+@cache
+def _most_buffer_bytes() -> int:
+    """The largest buffer that a program gets (net.core.wmem_max)."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 def _number(answer: bytes, place: int | None, num_bytes: int) -> int:
@@ -111,13 +146,13 @@ class SegmentCounts:
         self.total = Segments()
         """Since the first look."""
 
-    def look(self, window: Window | None = None) -> dict[str, Segments]:
+    def look(self, bounds: Bounds | None = None) -> dict[str, Segments]:
         """What was sent to each address since the last look. Empty where the kernel does not tell: on neither Linux nor macOS.
 
-        `window`: bound what may be under way to this peer over each connection that leaves this machine (Linux); None: leave it as it is.
+        `bounds`: what may be under way over each connection that leaves this machine (Linux); None: leave it as it is.
         """
         kernel = KERNELS.get(sys.platform)
-        now = {} if kernel is None else dict(filter(None, (_told_of(number, kernel, window) for number in _open_files())))
+        now = {} if kernel is None else dict(filter(None, (_told_of(number, kernel, bounds) for number in _open_files())))
         found = defaultdict[str, Segments](Segments)
         for ends, so_far in now.items():
             host = ends[1].removeprefix("::ffff:")
@@ -138,7 +173,7 @@ def _is_here(host: str) -> bool:
     return ipaddress.ip_address(host.removeprefix("::ffff:").partition("%")[0]).is_loopback
 
 
-def _told_of(number: int, kernel: KernelInfo, window: Window | None) -> tuple[Ends, Segments] | None:
+def _told_of(number: int, kernel: KernelInfo, bounds: Bounds | None) -> tuple[Ends, Segments] | None:
     """A connection's ends and what it has sent; None if the open file is no TCP connection."""
     try:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
@@ -148,8 +183,8 @@ def _told_of(number: int, kernel: KernelInfo, window: Window | None) -> tuple[En
                 return None
             host, port = connection.getpeername()[:2]
             segments = kernel.read(connection)
-            if window is not None and segments is not None and not _is_here(str(host)):
-                kernel.bound(connection, window, segments.least_s)
+            if bounds is not None and segments is not None and not _is_here(str(host)):
+                kernel.bound(connection, bounds, segments.least_s)
             return ((connection.getsockname()[1], str(host), port), segments) if segments is not None else None
     except OSError:  # it was closed meanwhile, or listens
         return None

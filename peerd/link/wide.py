@@ -21,9 +21,9 @@ from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import ID_BYTES, Bundle
 from peerd.link.line import OwnLine
 from peerd.link.links import CHANNEL_OPTIONS, LONGEST_CALL_S, ending, remote_errors
-from peerd.link.segments import SegmentCounts, Segments, Window
+from peerd.link.segments import Bounds, SegmentCounts, Segments
 from peerd.policy.route.parallel import Parallel, own_queue_s
-from peerd.policy.route.receive_window import receive_window
+from peerd.policy.route.receive_window import receive_window, send_room
 
 LOOK_S = 1.0
 """Period at which the number of connections is looked at, and segments are counted."""
@@ -212,22 +212,24 @@ class Widening:
             await self._changed.wait()
 
 
-def _window(line: OwnLine) -> Window | None:
-    """What may be under way to this peer over a connection; None while nothing is known of its line.
+def _bounds(line: OwnLine) -> Bounds:
+    """What may be under way over a connection, as far as this peer's line is known.
 
-    A line is hardly ever slower downwards, and what arrives shows what others send.
+    A line is hardly ever slower downwards, and what arrives shows what others send. Upwards tensors may show less than a line carries, and
+    more would never be under way: a probe has to have shown it.
     """
     up, down = line.measured
-    return partial(receive_window, max(up or 0.0, down)) if down is not None else None
+    to_here = partial(receive_window, max(up or 0.0, down)) if down is not None else None
+    return Bounds(to_here, partial(send_room, up) if up is not None and line.probes.rate is not None else None)
 
 
 async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]], line: OwnLine) -> None:
-    """Count what is lost on the way over each path, and bound what is under way over each to this peer's `line`, until cancelled."""
+    """Count what is lost on the way over each path, and bound what is under way over each by this peer's `line`, until cancelled."""
     took_s = 0.0
     while True:
         await asyncio.sleep(max(LOOK_S, took_s / LOOK_SHARE))
         began_s = time.thread_time()
-        found = counts.look(_window(line))
+        found = counts.look(_bounds(line))
         took_s = time.thread_time() - began_s
         queue_s = own_queue_s((each.round_trip_s, each.least_s) for each in found.values())
         for path in paths():

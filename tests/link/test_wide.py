@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
 import struct
 import sys
 import tempfile
+import termios
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ from peerd.link.bundle import ID_BYTES, MOST_OF_ONE, Bundles
 from peerd.link.direct import DirectPaths
 from peerd.link.line import OwnLine
 from peerd.link.links import Links
-from peerd.link.segments import KERNELS, SegmentCounts, Segments, Window
+from peerd.link.segments import KERNELS, Bounds, SegmentCounts, Segments
 from peerd.link.streams import Stream
 from peerd.policy.route.parallel import LOOKS_LOSSY
 from peerd.table.record import PeerId
@@ -31,6 +33,8 @@ from tests.wire.callee import new_identity
 
 NUMBER = 5
 MANY = 1000
+LARGEST_SEGMENT = 64 << 10
+"""Of TCP on this machine: one may be begun where there is any room."""
 LOST = Segments(200, 4, busy_s=8.0)
 
 
@@ -187,13 +191,13 @@ def test_a_look_bounds_what_others_may_have_under_way_to_this_peer(monkeypatch: 
         other, _ = server.accept()
         with other:
             pass_to_and_fro(one, other)
-            counts.look(window)
+            counts.look(Bounds(to_here=window))
             pass_to_and_fro(one, other)
             assert not asked  # what stays on this machine crosses no line
             assert sent_window(one) > 40_000
             monkeypatch.setattr(segments, "_is_here", lambda _host: False)
             for _ in range(MANY):  # what was allowed before may still be sent
-                counts.look(window)
+                counts.look(Bounds(to_here=window))
                 pass_to_and_fro(one, other)
                 if max(sent_window(one), sent_window(other)) <= 40_960:
                     break
@@ -202,23 +206,56 @@ def test_a_look_bounds_what_others_may_have_under_way_to_this_peer(monkeypatch: 
             assert all(0 < each < 1 for each in asked)
 
 
-async def test_windows_follow_the_line_and_are_left_alone_while_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, windows = OwnLine(), asyncio.Queue[Window | None]()
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds buffers on Linux alone")
+def test_a_look_bounds_what_this_peer_has_under_way_until_its_line_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(room: int) -> None:
+        SegmentCounts().look(Bounds(from_here=lambda _round_trip_s: room))
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            one.sendall(b"data")
+            assert other.recv(4) == b"data"
+            usual = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            look(60_000)
+            assert one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == usual  # what stays on this machine crosses no line
+            monkeypatch.setattr(segments, "_is_here", lambda _host: False)
+            look(60_000)
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    one.send(bytes(16_384))
+            waiting = bytearray(4)
+            fcntl.ioctl(one, termios.TIOCOUTQ, waiting)
+            assert 0 < int.from_bytes(waiting, sys.byteorder) < 60_000 + LARGEST_SEGMENT
+            assert one.getsockopt(socket.SOL_SOCKET, segments.BUFFER_LOCK)
+            look(1 << 40)  # more than a program may ask for
+            assert not one.getsockopt(socket.SOL_SOCKET, segments.BUFFER_LOCK)
+
+
+async def test_bounds_follow_the_line_and_are_left_alone_while_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    line, told = OwnLine(), asyncio.Queue[Bounds | None]()
 
     class Counts(SegmentCounts):
-        def look(self, window: Window | None = None) -> dict[str, Segments]:
-            windows.put_nowait(window)
+        def look(self, bounds: Bounds | None = None) -> dict[str, Segments]:
+            told.put_nowait(bounds)
             return {}
 
     monkeypatch.setattr(wide, "LOOK_S", 0.0)
     counting = asyncio.ensure_future(wide.count_losses(Counts(), list, line))
     try:
-        assert await asyncio.wait_for(windows.get(), WITHIN_S) is None
+        assert await asyncio.wait_for(told.get(), WITHIN_S) == Bounds()
         line.received_from(PeerId("other"), 4_000_000, 5.0)
+        line.delivered_to(PeerId("other"), 4_000_000, 5.0)  # shows no more than a lower bound
         async with asyncio.timeout(WITHIN_S):
-            while (window := await windows.get()) is None:
+            while (bounds := await told.get()) is None or bounds.to_here is None:
                 pass
-        assert window(0.3) == pytest.approx(800_000 * 0.5, rel=0.01)
+            assert bounds.to_here(0.3) == pytest.approx(800_000 * 0.5, rel=0.01)
+            assert bounds.from_here is None
+            line.probes.saw(1_600_000.0, 1.0, 0.0)
+            while (bounds := await told.get()) is None or bounds.from_here is None:
+                pass
+        assert bounds.from_here(0.3) == pytest.approx(1_600_000 * 1.5 * 0.4, rel=0.01)
     finally:
         counting.cancel()
 

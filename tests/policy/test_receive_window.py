@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.receive_window import BEYOND, LEAST_BYTES, LEAST_RATE, MOST_BYTES, receive_window
+from peerd.policy.route.receive_window import (
+    BEYOND,
+    LEAST_BYTES,
+    LEAST_RATE,
+    LEAST_SENT_BYTES,
+    MOST_BYTES,
+    receive_window,
+    send_room,
+)
 
 BUFFER_S = 1.0
 """Of a modem, as scripts/benchmarks/_switch.py has it."""
@@ -37,3 +45,24 @@ def test_windows_are_never_of_a_few_segments_nor_larger_than_the_kernel_takes() 
     assert receive_window(0.0, 0.1) == receive_window(5e-324, 5e-324) == LEAST_BYTES
     assert receive_window(0.0, 0.5) == 0.5 * LEAST_RATE
     assert receive_window(math.inf, 0.3) == receive_window(1e300, 1e9) == MOST_BYTES
+
+
+ONE_THIRD_FREE = 2 / 3
+"""Of its room a connection still has so much to send when its kernel asks for more."""
+
+
+@given(rates, round_trips_s)
+def test_a_connection_never_runs_dry_before_its_kernel_asks_for_more(rate: float, round_trip_s: float) -> None:
+    room = send_room(rate, round_trip_s)
+    assert ONE_THIRD_FREE * (room + 1) >= rate * round_trip_s or room == MOST_BYTES
+
+
+@pytest.mark.parametrize(("mbit", "round_trip_s"), [(5 / 3, 0.15), (20 / 3, 0.3), (20, 0.06), (20, 0.3), (100, 0.03)])
+def test_what_two_connections_send_fits_into_the_buffer_before_their_line(mbit: float, round_trip_s: float) -> None:
+    rate = mbit * 125e3
+    assert 2 * send_room(rate, round_trip_s) <= rate * (round_trip_s + BUFFER_S)
+
+
+def test_room_is_never_for_a_few_segments_nor_larger_than_the_kernel_takes() -> None:
+    assert send_room(0.0, 0.1) == LEAST_SENT_BYTES
+    assert send_room(math.inf, 0.3) == send_room(1e300, 1e9) == MOST_BYTES

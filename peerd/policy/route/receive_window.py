@@ -1,10 +1,14 @@
-"""How many bytes may be under way to this peer over one TCP connection, which is the window that its kernel announces.
+"""How many bytes may be under way over one TCP connection: to this peer, which is the window that its kernel announces, and from it.
 
 By itself a sender has more and more bytes under way, until the buffer before the slowest line is full and loses some. Home routers hold up
 to a second there, and both ways suffer. Gradients wait behind that second. So do acknowledgements on a full uplink, so what comes the other
 way takes a second more for each round trip of its slow start. What is lost is lost in hundreds of segments, and TCP passes nothing on until
 it has sent them again. At 6.7 Mbit/s and 300 ms one stage had 1.6 MB under way, lost 67 segments at its end, and sent nothing to that peer
 for 5 s. Windows keep such queues short, whatever the sender does.
+
+Windows follow the receivers' lines. A slow uplink to fast ones fills its own modem all the same: at 1.7 Mbit/s round trips of 0.15 s took
+1.2 s. The acknowledgements of what comes to that peer waited in the same queue, so gradients came to it in 2 s and not in the 1.3 that its
+downlink takes. Hence a peer bounds what it has under way itself, too.
 """
 
 from __future__ import annotations
@@ -20,6 +24,19 @@ LEAST_RATE = 1e6
 they show a slow line at first: 262 KB over 0.6 s show 0.1 MB/s. A window of so little would keep them slow, and the line unknown."""
 MOST_BYTES = 1 << 30
 """The kernel takes no larger numbers, and has smaller buffers."""
+
+SENT_QUEUE_S, REFILLED = 0.1, 1.5
+"""The same for what this peer sends. A kernel asks for more once a third of the room is free, so there is `REFILLED` times as much room as
+is always to be under way. What two connections send fits in a modem's buffer of a second up to a round trip of 0.35 s."""
+LEAST_SENT_BYTES = 48 << 10
+
+
+def send_room(line_rate: float, round_trip_s: float) -> int:
+    """The bytes that may wait or be under way from this peer over a connection whose segments take `round_trip_s` at the least.
+
+    `line_rate`: what this peer's line carries upwards, in bytes per second, as a probe has shown it.
+    """
+    return int(min(max(line_rate * REFILLED * (round_trip_s + SENT_QUEUE_S), LEAST_SENT_BYTES), MOST_BYTES))
 
 
 def receive_window(line_rate: float, round_trip_s: float) -> int:
