@@ -25,6 +25,8 @@ from peerd.table.record import PeerId
 
 AVERAGING_SHARE = 0.1
 """Time for a round, as a share of the rest of the step."""
+NEAR_BYTES_PER_S = 1e9
+"""Between peers on one machine there is no line. What a round shows of them is how busy its processors are, and each chunk keeps them busier."""
 Rates = Callable[[PeerId], tuple[float | None, float | None]]
 """Returns bytes per second up and down of a peer; None where nothing is known."""
 
@@ -83,8 +85,6 @@ class Proposing:
         plan = replace(roster, codecs=names, shares=shares, expected_s=expected_s)
         layout = RoundLayout(plan, length, compression, [codecs[codec] for codec in chosen], room)
         lasts_s = min(expected_s, self.within_s(plan, sum(layout.slice_bytes)))  # judges end a longer one: no chunk is cut for it
-        if all(map(self._is_near, roster.peers)):
-            lasts_s = 0.0  # their processors are all that they wait for, and each chunk is work for them
         count = num_chunks(layout.slice_bytes, lasts_s, self._averaging_s, any(map(self._is_lossy, roster.peers)))
         return replace(plan, num_chunks=min(count, MOST_CHUNKS))
 
@@ -102,6 +102,8 @@ class Proposing:
         What rounds have shown here counts before what records say, for both directions: a peer measures no more of its line than it had to
         send, and no more than others sent to it.
         """
+        if all(map(self._is_near, peers)):
+            return [NEAR_BYTES_PER_S] * len(peers), [NEAR_BYTES_PER_S] * len(peers)
         told = [self._rates(peer) for peer in peers]
         ups = filled(believed_ups([up for up, _ in told], [self._known.get(peer) for peer in peers]), HOME_BYTES_PER_S)
         downs = [math.inf if down is None or peer in self._known else down for peer, (_, down) in zip(peers, told, strict=True)]

@@ -96,14 +96,15 @@ def test_no_chunks_are_cut_for_a_line_that_no_round_waits_for() -> None:
 
 
 @pytest.mark.parametrize("is_far", [False, True])
-def test_where_all_members_are_on_one_machine_no_chunks_are_cut_for_a_line(is_far: bool) -> None:
+def test_where_all_members_are_on_one_machine_slices_are_equal_and_whole(is_far: bool) -> None:
     """They wait for processors. A round that is slow for want of them would have more chunks the next time, and take longer still."""
     codecs, compression = parse_averaged("none"), Compression(parse_averaged("none"), torch.float32)
     near = set(NAMES[is_far:])
     proposing = Proposing(codecs, AVERAGING_S, lambda _peer: (None, None), 0.0, is_near=near.__contains__)
-    proposing.exchanged({peer: SentRate(4e5) for peer in NAMES}, took_s=4.0, expected_s=4.0)
+    proposing.exchanged({peer: SentRate(4e5 * number + 1e5) for number, peer in enumerate(NAMES)}, took_s=4.0, expected_s=4.0)
     plan = proposing.planned(roster_of(8), compression, LENGTH, 1.0)
-    assert plan.num_chunks == 1 if not is_far else plan.num_chunks > 20
+    assert (plan.num_chunks == 1, plan.shares == ()) == (not is_far, not is_far)
+    assert plan.num_chunks == 1 or plan.num_chunks > 20
 
 
 def test_nothing_is_planned_for_a_member_that_is_alone() -> None:
