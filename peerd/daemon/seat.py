@@ -34,6 +34,7 @@ from peerd.policy.step.following import Followers, num_kept
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.step.roster import Roster, cut_links
+from peerd.policy.swarm.dialling import is_on_this_machine
 from peerd.policy.swarm.pace import way_s
 from peerd.policy.swarm.queues import MeanQueue
 from peerd.policy.swarm.rates import SampleDemand, computed_elsewhere
@@ -243,9 +244,8 @@ class Seat:
 
     def _lend(self) -> tuple[Lease, Downloaded]:
         """Lend the state as it is. The commit of the step under way waits until it is written."""
-        state = self.state
-        lease = state.holdings.lend(state.record)
-        return lease, Downloaded(state.record.step, state.record.lineage, lease.tensors, tuple(state.history))
+        lease = self.state.holdings.lend(record := self.state.record)
+        return lease, Downloaded(record.step, record.lineage, lease.tensors, tuple(self.state.history))
 
     # News of the parts
 
@@ -337,8 +337,7 @@ class Seat:
         return has_signed(peer, message, signature)
 
     def pass_s(self) -> float:
-        train = self.peer.place.manifest.train
-        return way_s(self.peer.membership.live(), train.num_stages, train.microbatch_size)
+        return way_s(self.peer.membership.live(), (train := self.peer.place.manifest.train).num_stages, train.microbatch_size)
 
     def rose_s(self, peer: PeerId) -> float:
         known = self.peer.membership.view.sightings.get(peer)
@@ -351,7 +350,8 @@ class Seat:
         return self.peer.network.links.is_lossy(peer)
 
     def is_near(self, peer: PeerId) -> bool:
-        return peer == self.peer.membership.me or self.peer.network.links.is_local(peer)
+        known = self.peer.membership.find(peer)
+        return self.peer.network.links.is_local(peer) or (known is not None and is_on_this_machine(known.addresses))
 
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         record = self.peer.membership.find(peer)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.swarm.dialling import MAX_KEPT, MOST_NEW, MOST_NEW_IN_ALL, DialRation, is_dialable
+from peerd.policy.swarm.dialling import MAX_KEPT, MOST_NEW, MOST_NEW_IN_ALL, DialRation, is_dialable, is_on_this_machine
 from peerd.table.record import PeerId
 
 A = PeerId("a")
@@ -66,3 +66,17 @@ def test_only_tcp_at_a_host_is_dialled(address: str, expected: bool) -> None:
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_whatever_a_peer_calls_an_address_raises_nothing(text: str, other: str) -> None:
     DialRation().among(A, [text, f"/ip4/{text}/tcp/{other}", f"/ip6/{text}/tcp/1"], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_here"),
+    [
+        (("/ip4/127.0.0.1/tcp/4001",), True),
+        (("/ip4/127.0.0.1/tcp/4001", "/ip6/::1/tcp/4001"), True),
+        (("/ip4/127.0.0.1/tcp/4001", "/ip4/192.0.2.1/tcp/4001"), False),
+        (("/ip4/127.0.0.1/tcp/4001/p2p/abc/p2p-circuit/p2p/def",), False),
+        ((), False),
+    ],
+)
+def test_a_peer_that_names_loopback_alone_is_on_this_machine(addresses: tuple[str, ...], is_here: bool) -> None:
+    assert is_on_this_machine(addresses) == is_here

@@ -58,6 +58,11 @@ def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 1 << 16
 
 
+def is_on_this_machine(addresses: Sequence[str]) -> bool:
+    """True if a peer names addresses on loopback and no others: whoever may dial it is where it is."""
+    return bool(addresses) and all(map(_is_loopback, addresses))
+
+
 @lru_cache(maxsize=MAX_KEPT)
 def _is_loopback(address: str) -> bool:
     host = _host(address.split("/"))
