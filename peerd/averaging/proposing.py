@@ -26,7 +26,7 @@ from peerd.table.record import PeerId
 AVERAGING_SHARE = 0.1
 """Time for a round, as a share of the rest of the step."""
 NEAR_BYTES_PER_S = 1e9
-"""Between peers on one machine there is no line. What a round shows of them is how busy its processors are, and each chunk keeps them busier."""
+"""Between peers on one machine there is no line: a round shows how busy its processors are, and each chunk keeps them busier."""
 Rates = Callable[[PeerId], tuple[float | None, float | None]]
 """Returns bytes per second up and down of a peer; None where nothing is known."""
 

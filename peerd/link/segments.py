@@ -30,7 +30,7 @@ BUFFER_LOCK = 72
 """SO_BUF_LOCK of Linux (asm-generic/socket.h): 0 lets the kernel choose a connection's buffers again."""
 
 
-class Bounds(NamedTuple):
+class UnderWayBounds(NamedTuple):
     """What may be under way over each connection that leaves this machine; None: as much as the kernels like."""
 
     to_here: Window | None = None
@@ -83,7 +83,7 @@ class KernelInfo(NamedTuple):
     window_option: int | None = None
     """Of `setsockopt`, which bounds the window that a connection announces."""
 
-    def bound(self, connection: socket.socket, bounds: Bounds, least_s: float) -> None:
+    def bound(self, connection: socket.socket, bounds: UnderWayBounds, least_s: float) -> None:
         """Bound a connection. The kernel forgets windows where it enlarges its buffer, so this is done again at each look."""
         if self.window_option is None or not least_s > 0:
             return
@@ -143,7 +143,7 @@ class SegmentCounts:
         self.total = Segments()
         """Since the first look."""
 
-    def look(self, bounds: Bounds | None = None) -> dict[str, Segments]:
+    def look(self, bounds: UnderWayBounds | None = None) -> dict[str, Segments]:
         """What was sent to each address since the last look. Empty where the kernel does not tell: on neither Linux nor macOS.
 
         `bounds`: what may be under way over each connection that leaves this machine (Linux); None: leave it as it is.
@@ -170,7 +170,7 @@ def _is_here(host: str) -> bool:
     return ipaddress.ip_address(host.removeprefix("::ffff:").partition("%")[0]).is_loopback
 
 
-def _told_of(number: int, kernel: KernelInfo, bounds: Bounds | None) -> tuple[Ends, Segments] | None:
+def _told_of(number: int, kernel: KernelInfo, bounds: UnderWayBounds | None) -> tuple[Ends, Segments] | None:
     """A connection's ends and what it has sent; None if the open file is no TCP connection."""
     try:
         if not stat.S_ISSOCK(os.fstat(number).st_mode):

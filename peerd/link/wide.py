@@ -21,7 +21,7 @@ from peerd.generated import direct_pb2, direct_pb2_grpc
 from peerd.link.bundle import ID_BYTES, Bundle
 from peerd.link.line import OwnLine
 from peerd.link.links import CHANNEL_OPTIONS, LONGEST_CALL_S, ending, remote_errors
-from peerd.link.segments import Bounds, SegmentCounts, Segments
+from peerd.link.segments import SegmentCounts, Segments, UnderWayBounds
 from peerd.policy.route.parallel import Parallel, own_queue_s
 from peerd.policy.route.receive_window import receive_window, send_room
 
@@ -212,7 +212,7 @@ class Widening:
             await self._changed.wait()
 
 
-def _bounds(line: OwnLine) -> Bounds:
+def _bounds(line: OwnLine) -> UnderWayBounds:
     """What may be under way over a connection, as far as this peer's line is known.
 
     A line is hardly ever slower downwards, and what arrives shows what others send. Upwards tensors may show less than a line carries, and
@@ -220,7 +220,7 @@ def _bounds(line: OwnLine) -> Bounds:
     """
     up, down = line.measured
     to_here = partial(receive_window, max(up or 0.0, down)) if down is not None else None
-    return Bounds(to_here, partial(send_room, up) if up is not None and line.probes.rate is not None else None)
+    return UnderWayBounds(to_here, partial(send_room, up) if up is not None and line.probes.rate is not None else None)
 
 
 async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]], line: OwnLine) -> None:

@@ -285,6 +285,9 @@ class Peerd:
 
         return verify(public_key_of(peer), message, signature)
 
+    def is_near(self, _peer: PeerId) -> bool:
+        return False
+
     def is_lossy(self, _peer: PeerId) -> bool:
         return False
 

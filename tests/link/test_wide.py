@@ -24,7 +24,7 @@ from peerd.link.bundle import ID_BYTES, MOST_OF_ONE, Bundles
 from peerd.link.direct import DirectPaths
 from peerd.link.line import OwnLine
 from peerd.link.links import Links
-from peerd.link.segments import KERNELS, Bounds, SegmentCounts, Segments
+from peerd.link.segments import KERNELS, SegmentCounts, Segments, UnderWayBounds
 from peerd.link.streams import Stream
 from peerd.policy.route.parallel import LOOKS_LOSSY
 from peerd.policy.route.receive_window import LEAST_RATE
@@ -192,13 +192,13 @@ def test_a_look_bounds_what_others_may_have_under_way_to_this_peer(monkeypatch: 
         other, _ = server.accept()
         with other:
             pass_to_and_fro(one, other)
-            counts.look(Bounds(to_here=window))
+            counts.look(UnderWayBounds(to_here=window))
             pass_to_and_fro(one, other)
             assert not asked  # what stays on this machine crosses no line
             assert sent_window(one) > 40_000
             monkeypatch.setattr(segments, "_is_here", lambda _host: False)
             for _ in range(MANY):  # what was allowed before may still be sent
-                counts.look(Bounds(to_here=window))
+                counts.look(UnderWayBounds(to_here=window))
                 pass_to_and_fro(one, other)
                 if max(sent_window(one), sent_window(other)) <= 40_960:
                     break
@@ -210,7 +210,7 @@ def test_a_look_bounds_what_others_may_have_under_way_to_this_peer(monkeypatch: 
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds buffers on Linux alone")
 def test_a_look_bounds_what_this_peer_has_under_way_until_its_line_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(room: int) -> None:
-        SegmentCounts().look(Bounds(from_here=lambda _round_trip_s: room))
+        SegmentCounts().look(UnderWayBounds(from_here=lambda _round_trip_s: room))
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
         other, _ = server.accept()
@@ -235,15 +235,15 @@ def test_a_look_bounds_what_this_peer_has_under_way_until_its_line_needs_more(mo
 
 
 async def test_bounds_follow_the_line_and_are_left_alone_while_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, told = OwnLine(), asyncio.Queue[Bounds]()
+    line, told = OwnLine(), asyncio.Queue[UnderWayBounds]()
 
     class Counts(SegmentCounts):
-        def look(self, bounds: Bounds | None = None) -> dict[str, Segments]:
+        def look(self, bounds: UnderWayBounds | None = None) -> dict[str, Segments]:
             assert bounds is not None
             told.put_nowait(bounds)
             return {}
 
-    async def until_told(holds: Callable[[Bounds], bool]) -> Bounds:
+    async def until_told(holds: Callable[[UnderWayBounds], bool]) -> UnderWayBounds:
         async with asyncio.timeout(WITHIN_S):
             while not holds(bounds := await told.get()):
                 pass
@@ -252,7 +252,7 @@ async def test_bounds_follow_the_line_and_are_left_alone_while_that_is_unknown(m
     monkeypatch.setattr(wide, "LOOK_S", 0.0)
     counting = asyncio.ensure_future(wide.count_losses(Counts(), list, line))
     try:
-        assert await asyncio.wait_for(told.get(), WITHIN_S) == Bounds()
+        assert await asyncio.wait_for(told.get(), WITHIN_S) == UnderWayBounds()
         line.received_from(PeerId("other"), 4_000_000, 40.0)
         line.delivered_to(PeerId("other"), 4_000_000, 40.0)  # shows no more than a lower bound
         bounds = await until_told(lambda bounds: bounds.to_here is not None)
@@ -272,7 +272,7 @@ async def test_counting_takes_at_most_a_hundredth_of_the_loop_however_many_files
     takes_s, pauses_s, spent_s = [0.0, 0.3, 2.0, 0.05, 0.004, 0.001], list[float](), [0.0]
 
     class Counts(SegmentCounts):
-        def look(self, window: Window | None = None) -> dict[str, Segments]:
+        def look(self, bounds: UnderWayBounds | None = None) -> dict[str, Segments]:
             spent_s[0] += takes_s.pop()
             return {}
 
