@@ -113,9 +113,9 @@ class Reception:
         with self._served() as seat:
             return await seat.snapshots.snapshot(caller, wanted)
 
-    async def sketch(self, stage: int, seed: bytes) -> ToldSketch:
+    async def sketch(self, stage: int, seed: bytes, previous: bool) -> ToldSketch:
         with self._served() as seat:
-            return await seat.snapshots.sketch(stage, seed)
+            return await seat.snapshots.sketch(stage, seed, previous)
 
     def offer_text(self, caller: PeerId, stage: int) -> TextOffer:
         return self._present().texts.offer(stage)

@@ -133,20 +133,24 @@ class SketchRequest(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     stage: _builtins.int
     seed: _builtins.bytes
     """drawn by the caller after its download"""
+    previous: _builtins.bool
+    """of the parameters of the step before alone"""
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         stage: _builtins.int = ...,
         seed: _builtins.bytes = ...,
+        previous: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "seed", b"seed", "stage", b"stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["previous", b"previous", "run", b"run", "seed", b"seed", "stage", b"stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

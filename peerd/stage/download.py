@@ -102,9 +102,12 @@ class Downloader:
             self.previous_s = (clock_s() - self._began_s) * partial.header.previous_bytes / partial.landing.num_bytes
         return found
 
-    async def sketch(self, peer: PeerId, stage: int, seed: bytes) -> tuple[int, bytes]:
-        """Ask a mate for the sketch of the state that it holds. Returns its step, and the sums. Raises RemoteError."""
-        told = await self._client.sketch(peer, stage, seed, self._patience_s)
+    async def sketch(self, peer: PeerId, stage: int, seed: bytes, previous: bool) -> tuple[int, bytes]:
+        """Ask a mate for the sketch of the state that it holds, or of the previous parameters. Returns its step, and the sums.
+
+        Raises RemoteError.
+        """
+        told = await self._client.sketch(peer, stage, seed, previous, self._patience_s)
         return told.step, told.sums
 
     def is_of_most(self, stage: int) -> bool:

@@ -25,7 +25,7 @@ from peerd.stage.parameters import by_kind, check_parameters, checked_state, cop
 from peerd.stage.passes import Passes
 from peerd.stage.places import Places
 from peerd.stage.precision import norm_tensors, norms_from
-from peerd.stage.sketches import Sketch, sketch_of
+from peerd.stage.sketches import KINDS, PREVIOUS, Sketch, sketch_of
 from peerd.table.record import Lineage, PeerRecord, StepNorm
 from peerd.transfers import fetch_later, has_own_memory
 
@@ -131,9 +131,9 @@ class Holdings:
         live = {name: value.clone() if value.device.type == "cpu" else value for name, value in live.items()}
         return self._leases.lend(live, changes_on_device_only=True)
 
-    def sketch(self, record: PeerRecord, seed: bytes) -> Sketch:
-        """The sketch under a seed of the tensors that `record`, this peer's present one, goes with."""
-        return sketch_of(self._live(record), seed)
+    def sketch(self, record: PeerRecord, seed: bytes, previous: bool = False) -> Sketch:
+        """The sketch under a seed of the tensors that `record`, this peer's present one, goes with, or of the previous parameters alone."""
+        return sketch_of(self._live(record), seed, PREVIOUS if previous else KINDS)
 
     def _live(self, record: PeerRecord) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {f"parameters/{name}": value for name, value in self.module.named_parameters()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,7 @@ COLUMNS, ROWS = 4096, 256
 """A tensor is read as rows of so many elements, which share a sign; so many rows at once."""
 KINDS = ("parameters", "ahead", "optimizer", "loss_scale", "tied")
 """Parts of a state that peers at one step have alike. Norms that were told of earlier steps may be fewer where a peer came later."""
+PREVIOUS = ("previous",)
 CODE_TIMES = 500.0
 """Moments of eight bits: where two devices round differently, some of their codes are neighbours."""
 
@@ -66,13 +67,13 @@ class StateResidual:
 
 
 @torch.no_grad()
-def sketch_of(tensors: Mapping[str, Tensor], seed: bytes) -> Sketch:
-    """The sketch of a state. The tensors are read where they are.
+def sketch_of(tensors: Mapping[str, Tensor], seed: bytes, kinds: Sequence[str] = KINDS) -> Sketch:
+    """The sketch of these kinds of a state's tensors. The tensors are read where they are.
 
     Of a tensor that has less than its share of all numbers of its kind, as its gradients are only noise, a difference is measured by that
     share.
     """
-    names = [name for name in sorted(tensors) if name.partition("/")[0] in KINDS]
+    names = [name for name in sorted(tensors) if name.partition("/")[0] in kinds]
     found = [_sums_of(tensors[name].detach().reshape(-1), blake3(seed + name.encode()).digest()) for name in names]
     squares: dict[str, tuple[float, int]] = {}
     for name, (_sums, square) in zip(names, found, strict=True):

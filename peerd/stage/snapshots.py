@@ -236,22 +236,27 @@ class SnapshotServer:
         """This peer's own state, as a joiner would get it."""
         return await self._own(tied_only=False)
 
-    async def sketch(self, stage: int, seed: bytes) -> ToldSketch:
-        """The sketch of this peer's state under a joiner's seed. Sketches take a small share of the time, however many joiners ask."""
+    async def sketch(self, stage: int, seed: bytes, previous: bool = False) -> ToldSketch:
+        """The sketch of this peer's state, or of the previous parameters, under a joiner's seed.
+
+        Sketches take a small share of the time, however many joiners ask.
+        """
         if (left_s := self._next_sketch_s - clock_s()) > 0:
             raise BusyError("this peer has just told another one of its state", left_s)
         began_s = clock_s()
         self._next_sketch_s = began_s + self._patience_s
         try:
-            return await self._executor.run(Priority.LEDGER, lambda: self._sketch(stage, seed))
+            return await self._executor.run(Priority.LEDGER, lambda: self._sketch(stage, seed, previous))
         finally:
             self._next_sketch_s = clock_s() + SKETCH_PAUSE * (clock_s() - began_s)
 
-    def _sketch(self, stage: int, seed: bytes) -> ToldSketch:
+    def _sketch(self, stage: int, seed: bytes, previous: bool) -> ToldSketch:
         record = self._state.record
         if record.stage != stage or record.phase is Phase.JOINING:
             raise WrongStateError(f"this peer holds no state of stage {stage}")
-        return ToldSketch(record.step, self._state.holdings.sketch(record, seed).to_bytes())
+        if previous and self._state.holdings.previous is None:
+            raise WrongStateError("this peer does not hold the parameters of the step before")
+        return ToldSketch(record.step, self._state.holdings.sketch(record, seed, previous).to_bytes())
 
     def forget(self) -> None:
         """Drop the kept snapshot. Called after a commit, so that the next joiner gets the new step."""

@@ -212,8 +212,11 @@ class Fetching:
         is_downloaded = record.phase is Phase.JOINING and record.step > first_step
         return is_downloaded and self._state.holdings.previous is None and self._nobody_has != (record.step, record.lineage)
 
-    async def previous(self, act: FetchPrevious, is_over: Callable[[], bool]) -> None:
-        """Fetch the parameters of the step before this joiner's, until it `is_over`: the stage has gone on, and a mate has the average."""
+    async def previous(self, act: FetchPrevious, is_over: Callable[[], bool], taken: Callable[[], object]) -> None:
+        """Fetch the parameters of the step before this joiner's, until it `is_over`: the stage has gone on, and a mate has the average.
+
+        `taken` is called once this peer has them.
+        """
         stage = self._state.record.stage
         fetching = start(self._downloader.download_previous(stage, act.peer), expects=(RemoteError, StageError))
         try:
@@ -230,6 +233,7 @@ class Fetching:
             fetching.cancel()
         if found.tensors:
             await self._trials.update(lambda: self._take_previous(found))
+            taken()
         else:
             self._nobody_has = found.step, found.lineage
 

@@ -37,7 +37,7 @@ class Proving:
         self._rules = rules
         self._tasks = Tasks()
         self._proof: Proof | None = None
-        self._seed = b""
+        self._seed, self._previous = b"", False
         self._own: dict[int, Sketch] = {}
         """Of this joiner's state, by step."""
         self._told: dict[PeerId, tuple[int, bytes]] = {}
@@ -48,10 +48,11 @@ class Proving:
         self.given_up = 0
         """States that were not those of the stage."""
 
-    def begin(self) -> None:
-        """A state was downloaded and loaded."""
+    def begin(self, previous: bool = False) -> None:
+        """A state was downloaded and loaded, or with `previous` the parameters of the step before."""
         self.end()
-        if self._rules.certifies:
+        self._previous = previous
+        if self._rules.certifies and not (previous and self._state.holdings.previous is None):
             self._seed = new_seed()
             patience_s = max(LEAST_PATIENCE_S, self._membership.view.ttl_s)
             self._proof = Proof(self._downloader.givers, self._seed, clock_s(), patience_s)
@@ -70,7 +71,7 @@ class Proving:
         if self._own and record.step < min(self._own):  # it has given this state up for what is on its disk
             self.end()
             return
-        sketch = await self._executor.run(Priority.LEDGER, lambda: self._state.holdings.sketch(record, self._seed))
+        sketch = await self._executor.run(Priority.LEDGER, lambda: self._state.holdings.sketch(record, self._seed, self._previous))
         self._own[record.step] = sketch
         for step in sorted(self._own)[1:-MOST_KEPT]:
             del self._own[step]
@@ -137,7 +138,7 @@ class Proving:
     async def _ask(self, mate: PeerId, proof: Proof) -> None:
         pause_s = ASKS_AGAIN_S
         try:
-            told = await self._downloader.sketch(mate, self._state.record.stage, self._seed)
+            told = await self._downloader.sketch(mate, self._state.record.stage, self._seed, self._previous)
             if proof is self._proof:
                 self._told[mate] = told
         except BusyError as error:

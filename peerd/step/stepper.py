@@ -311,7 +311,7 @@ class Stepper:
             case acts.CopyTied():
                 await self._fetching.copy_of_tied(act)
             case acts.FetchPrevious():
-                await self._fetching.previous(act, self._is_left_behind)
+                await self._fetching.previous(act, self._is_left_behind, lambda: self.proving.begin(previous=True))
             case acts.Reload():
                 await self._reload(act)
             case acts.CloseRound(reason=reason):

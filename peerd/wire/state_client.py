@@ -29,9 +29,10 @@ class StateClient(Client):
         async with offer((await self._stub(peer)).GetState, first, source, convert.snapshot_from) as opened:
             yield opened
 
-    async def sketch(self, peer: PeerId, stage: int, seed: bytes, timeout_s: float) -> ToldSketch:
-        """Ask a peer for the sketch of the state that it holds now. Raises RemoteError."""
-        reply = await self._ask(peer, "GetSketch", state_pb2.SketchRequest(run=self._run, stage=stage, seed=seed), timeout_s)
+    async def sketch(self, peer: PeerId, stage: int, seed: bytes, previous: bool, timeout_s: float) -> ToldSketch:
+        """Ask a peer for the sketch of the state that it holds now, or of the parameters of the step before alone. Raises RemoteError."""
+        request = state_pb2.SketchRequest(run=self._run, stage=stage, seed=seed, previous=previous)
+        reply = await self._ask(peer, "GetSketch", request, timeout_s)
         if len(reply.sums) > MOST_SKETCH_BYTES or reply.step >= MAX_COUNT:
             raise BadMessageError("the sketch of a state is damaged")
         return ToldSketch(reply.step, reply.sums)

@@ -217,7 +217,10 @@ class Lies:
         """Its state as it gives it to a joiner, true where others could not tell: of two peers nobody can say which one lies."""
         others = [m for m in self._peer.live().serving(found.stage) if m.peer != self._peer.name]
         lies = len(others) >= FEWEST - 1 and self._tells(Kind.MISGIVE)
-        return replace(found, theta=self._peer.world.thetas.made_up(found.theta)) if lies else found
+        if not lies:
+            return found
+        false = self._peer.world.thetas.made_up
+        return replace(found, theta=false(found.theta), previous=None if found.previous is None else false(found.previous))
 
     def given(self, held: Held) -> Held:
         """An average as it gives it to a mate."""

@@ -24,13 +24,15 @@ class Proving:
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
         self._proof: Proof | None = None
+        self._previous = False
         self._own: dict[int, ThetaId] = {}
         self._told: dict[PeerId, tuple[int, ThetaId]] = {}
         self._asked_at: dict[PeerId, float] = {}
         self._distrusted: dict[PeerId, float] = {}
 
-    def begin(self, giver: PeerId) -> None:
-        """A state is here."""
+    def begin(self, giver: PeerId, previous: bool = False) -> None:
+        """A state is here, or the parameters of the step before."""
+        self._previous = previous
         peer = self._peer
         is_off = "prove" in peer.world.scenario.off or not peer.world.rules.certifies
         self._proof = None if is_off else Proof([giver], f"{peer.name} {peer.now}".encode(), peer.now, LIFE_S)
@@ -58,7 +60,11 @@ class Proving:
         peer, mine = self._peer, own.record
         if self._proof is None or mine.phase is not Phase.JOINING:
             return own
-        self._own.setdefault(mine.step, peer.theta)
+        held = peer.previous if self._previous else peer.theta
+        if held is None:
+            self._proof = None
+            return own
+        self._own.setdefault(mine.step, held)
         mates = mates_to_follow(Situation(own, live, peer.now, peer.world.rules))
         first = min(self._own)
         for name in self._proof.asked(mates):
@@ -96,11 +102,12 @@ class Proving:
             if isinstance(found, tuple) and proof is self._proof:
                 self._told[name] = found
 
-        peer.rounds.ask(name, lambda mate: mate.recovery.proving.tell(), answered)
+        previous = self._previous
+        peer.rounds.ask(name, lambda mate: mate.recovery.proving.tell(previous), answered)
 
-    def tell(self) -> tuple[int, ThetaId] | None:
-        mine = self._peer.record
-        return None if mine.phase is Phase.JOINING else (mine.step, self._peer.theta)
+    def tell(self, previous: bool) -> tuple[int, ThetaId] | None:
+        mine, held = self._peer.record, self._peer.previous if previous else self._peer.theta
+        return None if mine.phase is Phase.JOINING or held is None else (mine.step, held)
 
     def give_up(self) -> None:
         """Hold nothing any more, and ask others first."""

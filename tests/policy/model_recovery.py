@@ -157,6 +157,7 @@ class Recovery:
                 return
             if isinstance(found, Snapshot) and (found.step, found.lineage) == (mine.step, mine.lineage):
                 peer.previous, self.lacks_previous = found.previous, False
+                self.proving.begin(act.peer, previous=True)
                 peer.world.counts["previous fetched"] += 1
 
         def answered(found: object) -> None:

@@ -44,13 +44,13 @@ class Stage:
     async def run(self, _priority: object, job: Any) -> Any:
         return job()
 
-    def own_sketch(self, record: Any, seed: bytes) -> Any:
+    def own_sketch(self, record: Any, seed: bytes, _previous: bool) -> Any:
         return sketch_of({"parameters/w": self.own_factor * (FIRST + record.step * UPDATE)}, seed)
 
     def give_up(self, step: int) -> None:
         self.given_up_to = step
 
-    async def sketch(self, mate: PeerId, _stage: int, seed: bytes) -> tuple[int, bytes]:
+    async def sketch(self, mate: PeerId, _stage: int, seed: bytes, _previous: bool) -> tuple[int, bytes]:
         self.asked.append(mate)
         if mate in self.busy:
             raise BusyError("a pass runs", 0.01)

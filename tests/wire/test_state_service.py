@@ -50,7 +50,7 @@ async def test_two_peers_with_one_state_have_one_sketch_under_each_seed_and_unli
     for number in range(2):
         while len(told) <= number:
             try:
-                told.append((await client.sketch(callee.caller.peer, 1, bytes([number] * SKETCH_SEED_BYTES), PATIENCE_S)).sums)
+                told.append((await client.sketch(callee.caller.peer, 1, bytes([number] * SKETCH_SEED_BYTES), False, PATIENCE_S)).sums)
             except BusyError:
                 busy += 1
     assert told[0] != told[1]
@@ -60,7 +60,13 @@ async def test_two_peers_with_one_state_have_one_sketch_under_each_seed_and_unli
 
 async def test_a_sketch_is_refused_for_another_stage_and_under_a_damaged_seed(callee: Callee) -> None:
     with pytest.raises(WrongStateError, match="no state of stage 0"):
-        await StateClient(callee.links(), RUN).sketch(callee.caller.peer, 0, bytes(SKETCH_SEED_BYTES), PATIENCE_S)
+        await StateClient(callee.links(), RUN).sketch(callee.caller.peer, 0, bytes(SKETCH_SEED_BYTES), False, PATIENCE_S)
+    while True:
+        with pytest.raises((WrongStateError, BusyError)) as raised:
+            await StateClient(callee.links(), RUN).sketch(callee.caller.peer, 1, bytes(SKETCH_SEED_BYTES), True, PATIENCE_S)
+        if isinstance(raised.value, WrongStateError):
+            assert "the step before" in raised.value.message
+            break
     stub = await callee.served.stub(state_pb2_grpc.StateStub, callee.caller.peer)
     await assert_refused(callee, stub.GetSketch(state_pb2.SketchRequest(run=RUN, stage=1, seed=b"short")), BAD, "seed")
 

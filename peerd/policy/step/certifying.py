@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from peerd.policy.step.acts import Act, GiveUpState, Reload, Serve, Wait
+from peerd.policy.step.acts import Act, FetchPrevious, GiveUpState, Reload, Serve, Wait
 from peerd.policy.step.certificates import FEWEST, apart_from_most, is_backed_by, voters, why_unproven
 from peerd.policy.step.ledger import stage_step
 from peerd.policy.step.situation import Situation
@@ -117,4 +117,4 @@ def as_proven(now: Situation, act: Act) -> Act:
     """Rule 21 (prove): the act of a joiner in place of `act`, as long as its downloaded state is not known to be that of its stage."""
     if now.own.disproved:
         return GiveUpState(now.own.disproved)
-    return Wait(now.own.unproven) if now.own.unproven and isinstance(act, Serve) else act
+    return Wait(now.own.unproven) if now.own.unproven and isinstance(act, Serve | FetchPrevious) else act

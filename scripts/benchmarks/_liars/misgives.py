@@ -1,6 +1,7 @@
 """Gives joiners a made-up state under its true step and lineage: every parameter times a factor.
 
-`late_s`: it answers after that time, or its next step: of the newest states that as many donors offer, joiners take the first one.
+With `busy` it tells each joiner once that it is busy, as donors do while a pass runs. A factor near 1 stands for a device that rounds in
+another way.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 from peerd.daemon.peer import Peer
+from peerd.errors import BusyError
 from peerd.stage import snapshots
 from peerd.stage.snapshots import Downloaded, SnapshotServer
 from peerd.stage.spool import StoredState
 from peerd.table.record import PeerId
 from peerd.wire.messages import StateRequest
 
-FACTOR = -1.0
+FACTOR, AGAIN_S = -1.0, 1.0
 
 
-async def lie(peer: Peer, arguments: Mapping[str, Any]) -> None:
-    factor, late_s = float(arguments.get("factor", FACTOR)), float(arguments.get("late_s", 0.0))
-    true_copy, true_answer = snapshots._as_snapshot, SnapshotServer.snapshot
+async def lie(_peer: Peer, arguments: Mapping[str, Any]) -> None:
+    factor, is_busy = float(arguments.get("factor", FACTOR)), bool(arguments.get("busy"))
+    true_copy, true_answer, told = snapshots._as_snapshot, SnapshotServer.snapshot, set[PeerId]()
 
     def false(state: Downloaded, tied_only: bool) -> Any:
         tensors = state.tensors
@@ -30,8 +32,9 @@ async def lie(peer: Peer, arguments: Mapping[str, Any]) -> None:
         return true_copy(replace(state, tensors=tensors), tied_only)
 
     async def answer(self: SnapshotServer, caller: PeerId, wanted: StateRequest) -> Any:
-        if late_s and not wanted.snapshot:
-            await peer.seat.stepper.committed(late_s)
+        if is_busy and caller not in told:
+            told.add(caller)
+            raise BusyError("a pass runs", AGAIN_S)
         return await true_answer(self, caller, wanted)
 
     setattr(snapshots, "_as_snapshot", false)  # noqa: B010 - it is a lie
