@@ -149,6 +149,8 @@ class Recovery:
         """The parameters of the step before, from a mate that is at the same step."""
         peer, mine = self._peer, self._peer.record
         peer.downloading = True
+        trusted = [m.peer for m in donors(peer.live(), mine.stage, frozenset(), peer.world.rules.certifies) if m.step == mine.step]
+        giver = next((each for each in (act.peer, *trusted) if each not in self.proving.distrusted), act.peer)
 
         def arrived(found: object) -> None:
             peer.downloading = False
@@ -157,10 +159,10 @@ class Recovery:
                 return
             if isinstance(found, Snapshot) and (found.step, found.lineage) == (mine.step, mine.lineage):
                 peer.previous, self.lacks_previous = found.previous, False
-                self.proving.begin(act.peer, previous=True)
+                self.proving.begin(giver, previous=True)
                 peer.world.counts["previous fetched"] += 1
 
         def answered(found: object) -> None:
             peer.after(peer.world.rng.uniform(0.0, 2.0), lambda: arrived(found))
 
-        peer.rounds.ask(act.peer, lambda mate: mate.states.give(peer.name, 0.0), answered)
+        peer.rounds.ask(giver, lambda mate: mate.states.give(peer.name, 0.0), answered)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from peerd.policy.hashing import turn_of
 from peerd.table.record import PeerId, Phase
 from tests.policy.model_faults import HONEST, Fault, Kind, Scenario, draw
 from tests.policy.protocol_model import Outcome, World
@@ -54,6 +55,28 @@ def test_a_proof_holds_nobody_up_whether_steps_are_short_or_long(delay: float) -
         return world.now
 
     assert joined_s(frozenset()) < joined_s(frozenset({"prove"})) + 1.0
+
+
+def joins_in_a_long_step(off: frozenset[str] = frozenset()) -> World:
+    """All of the first stage sleep, so the step goes on, and a joiner fetches the parameters of the one before, first of the liar."""
+    world = World(Scenario(seed=1, peers_per_stage=3, last_step=1000, certifies=True, off=off))
+    world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 6)
+    for name in ("p0", "p2", "p4"):
+        world.peers[PeerId(name)].awake_at = world.now + 60.0
+    joiner = next(name for name in map("q{}".format, range(100)) if min(["p1", "p3", "p5"], key=lambda mate: turn_of(name, mate)) == LIAR)
+    world.add(joiner, 1).join(1)
+    world.run(until=lambda: world.peers[PeerId(joiner)].recovery.lacks_previous)
+    world.strike(Fault(0, Kind.MISGIVE, name=LIAR, lasts_s=1e3))
+    world.run(until=lambda: world.peers[PeerId(joiner)].record.phase is Phase.ACCUMULATING)
+    assert world.peers[PeerId(joiner)].previous is not None
+    return world
+
+
+def test_hole_66_the_parameters_of_the_step_before_are_compared_too() -> None:
+    for off, fetched, kinds in ((frozenset[str](), 2, 1), (frozenset({"prove"}), 1, 2)):
+        world = joins_in_a_long_step(off)
+        assert world.counts["previous fetched"] == fetched
+        assert len({peer.previous for peer in world.peers.values() if peer.record.stage == 1 and peer.alive}) == kinds
 
 
 @pytest.mark.parametrize("seed", some(2, 6))
