@@ -41,8 +41,6 @@ MOST_NEWS = 48
 MOST_IN_A_TURN = 4
 """Questions of one turn, as long as answers are full."""
 MOST_TAGS = 512
-DUE_SHARE = 1 / 2
-"""A version that says nothing new is news once so much of the time between two announcements of its peer has passed. Some come late."""
 REST_SHARE = 1 / 6
 """A ledger rests once it has not grown for a period, and for this share of the time that its peer has been at the step."""
 PAGE_RECORDS, PAGE_BYTES = 512, 1 << 20
@@ -223,15 +221,10 @@ class NewsItem:
     risen_at_s: float
     is_for_mates: bool = False
     """Whether peers of its own stage alone are told."""
-    for_others: NewsItem | None = None
-    """What peers of other stages are told meanwhile, for as long as that is news."""
 
-    def seen_from(self, stage: int | None, since_s: float) -> NewsItem | None:
-        """What a peer of `stage` is told, if what is for all has risen since then; None: of any."""
-        if stage is None or self.record.stage == stage:
-            return self
-        found = self.for_others if self.is_for_mates else self
-        return found if found is not None and found.risen_at_s > since_s and concerns(found.record, stage) else None
+    def concerns(self, stage: int | None) -> bool:
+        """True if a peer of `stage` is told; None: of any."""
+        return stage is None or (self.record.stage == stage if self.is_for_mates else concerns(self.record, stage))
 
 
 @lru_cache(maxsize=PEERS_REMEMBERED)
@@ -310,7 +303,7 @@ class News:
         told, item = self._told.get(record.peer), NewsItem(record, raw, tag_of(record, raw), now_s)
         if told is None or _said(record) != _said(told.record):
             self._tell_all(item, is_change=told is not None)
-        elif now_s - told.to_all_s >= self._period_s * record.periods * DUE_SHARE:
+        elif now_s - told.to_all_s >= self._period_s * record.periods / 3:
             self._tell_all(item, is_change=False)
         elif told_by is ToldBy.PASSED_ON and not _is_same_to_mates(record, told.record):
             self._tell_mates(item, now_s)
@@ -341,13 +334,13 @@ class News:
     def _tell_mates(self, item: NewsItem, now_s: float) -> None:
         """Make a version news for mates.
 
-        All near stages get it, too, if it accuses somebody: callers of a peer that died know it first, and its own mates wait for it.
+        All near stages get it, too, if it replaces news for them that they may not have yet, or accuses somebody: callers of a peer that
+        died know it first, and its own mates wait for it.
         """
         told, before = self._told[item.record.peer], self._items.get(item.record.peer)
-        is_for_mates = item.record.suspects == told.record.suspects
-        for_others = before.for_others if before is not None and before.is_for_mates else before
+        is_for_mates = (before is None or before.is_for_mates) and item.record.suspects == told.record.suspects
         told.record, told.at_s, self._said_s = item.record, now_s, now_s
-        self._add(replace(item, risen_at_s=now_s, is_for_mates=is_for_mates, for_others=for_others if is_for_mates else None))
+        self._add(replace(item, risen_at_s=now_s, is_for_mates=is_for_mates))
 
     def _add(self, item: NewsItem) -> None:
         self._waiting.pop(item.record.peer, None)
@@ -376,10 +369,8 @@ class News:
         self._look(now_s)
         same, known = frozenset(tags), {tag[:_WHO_BYTES]: tag for tag in tags}
         found: list[RawRecord] = []
-        since_s = now_s - KEPT_TURNS * self.turn_s(now_s)
-        for newest in reversed(self._items.values()):
-            item = newest.seen_from(stage, since_s) if newest.tag not in same else None
-            if item is not None and item.tag not in same and _is_news(item.tag, known.get(item.tag[:_WHO_BYTES])):
+        for item in reversed(self._items.values()):
+            if item.tag not in same and item.concerns(stage) and _is_news(item.tag, known.get(item.tag[:_WHO_BYTES])):
                 found.append(item.raw)
                 if len(found) == MOST_NEWS:
                     break
