@@ -70,6 +70,8 @@ class Line:
     too_late: int
     whole_s: float | None
     """Median time from the last gradient of a step until a peer of the first stage knew all ledgers; None: no step ended."""
+    whole_last_s: float | None
+    """That of the peer that knew it last."""
     telling_all_kb_per_s: float
 
 
@@ -158,6 +160,7 @@ def simulate(scenario: GossipScenario, seconds: float, units: Units) -> Line:
         delay_p99_s=delays_s[len(delays_s) * 99 // 100],
         too_late=cost.too_late,
         whole_s=statistics.median(cost.whole_s) if cost.whole_s else None,
+        whole_last_s=max(cost.whole_s, default=None),
         telling_all_kb_per_s=2 * scenario.num_peers * units.record_bytes / scenario.period_s / 1000,
     )
 
@@ -165,12 +168,12 @@ def simulate(scenario: GossipScenario, seconds: float, units: Units) -> Line:
 def print_lines(lines: list[Line], units: Units) -> None:
     print(f"a record has {units.record_bytes} bytes and takes {units.record_s * 1e6:.0f} us; a call {units.call_s * 1e6:.0f} us, both ends")
     head = f"{'peers':>6} {'known':>6} {'every':>7} {'KB/s':>7} {'core':>7} {'delay':>7} {'p99':>7} {'late':>5}"
-    print(f"{head} {'whole':>7} {'telling all, KB/s':>18}")
+    print(f"{head} {'whole':>12} {'telling all, KB/s':>18}")
     for line in lines:
-        whole = f"{line.whole_s:.1f} s" if line.whole_s is not None else "-"
+        whole = f"{line.whole_s:.0f} to {line.whole_last_s:.0f} s" if line.whole_s is not None else "-"
         print(
             f"{line.peers:>6} {line.known:>6} {line.announces_every_s:>5.0f} s {line.kb_per_s:>7.2f} {100 * line.core_share:>5.2f} %"
-            f" {line.delay_s:>5.1f} s {line.delay_p99_s:>5.1f} s {line.too_late:>5} {whole:>7} {line.telling_all_kb_per_s:>18.0f}"
+            f" {line.delay_s:>5.1f} s {line.delay_p99_s:>5.1f} s {line.too_late:>5} {whole:>12} {line.telling_all_kb_per_s:>18.0f}"
         )
 
 
