@@ -61,7 +61,7 @@ class StateResidual:
     shares: Tensor
 
     def distance(self, other: StateResidual | None = None) -> float:
-        """Of all tensors, by how much that one is off which is off most: the other state, or the one that both were compared with."""
+        """Return by how much the tensor that is off most is off: the other state, or the one that both were compared with."""
         apart = self.shares if other is None else self.shares - other.shares
         return float(torch.linalg.vector_norm(apart, dim=1).max())
 
