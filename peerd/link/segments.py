@@ -28,6 +28,8 @@ Window = Callable[[float], int]
 """How many bytes may be under way over a connection, by its least round trip in seconds."""
 BUFFER_LOCK = 72
 """SO_BUF_LOCK of Linux (asm-generic/socket.h): 0 lets the kernel choose a connection's buffers again."""
+ROOM_IN_BUFFER = 0.75
+"""Of a buffer that is full, at most so much is what was sent: the kernel counts its own notes on each segment, too."""
 
 
 class UnderWayBounds(NamedTuple):
@@ -106,8 +108,9 @@ class KernelInfo(NamedTuple):
 
 def _give_room(connection: socket.socket, num_bytes: int) -> None:
     """Let so many bytes wait or be under way from here. Where that is more than a program may ask for, the kernel chooses."""
-    if num_bytes <= _most_buffer_bytes():
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, num_bytes // 2)  # the kernel doubles it
+    buffer_bytes = int(num_bytes / ROOM_IN_BUFFER)
+    if buffer_bytes <= _most_buffer_bytes():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes // 2)  # the kernel doubles it
         return
     with contextlib.suppress(OSError):  # before Linux 5.15 a buffer that was bounded once stays so until the connection ends
         connection.setsockopt(socket.SOL_SOCKET, BUFFER_LOCK, 0)

@@ -27,7 +27,6 @@ from peerd.link.links import Links
 from peerd.link.segments import KERNELS, SegmentCounts, Segments, UnderWayBounds
 from peerd.link.streams import Stream
 from peerd.policy.route.parallel import LOOKS_LOSSY
-from peerd.policy.route.receive_window import LEAST_RATE
 from peerd.table.record import PeerId
 from tests.link.direct_peers import WITHIN_S, Endpoint, caller_through, endpoint, tried
 from tests.wire.callee import new_identity
@@ -235,34 +234,28 @@ def test_a_look_bounds_what_this_peer_has_under_way_until_its_line_needs_more(mo
 
 
 async def test_bounds_follow_the_line_and_are_left_alone_while_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    line, told = OwnLine(), asyncio.Queue[UnderWayBounds]()
+    line, told = OwnLine(), asyncio.Queue[UnderWayBounds | None]()
 
     class Counts(SegmentCounts):
         def look(self, bounds: UnderWayBounds | None = None) -> dict[str, Segments]:
-            assert bounds is not None
             told.put_nowait(bounds)
             return {}
-
-    async def until_told(holds: Callable[[UnderWayBounds], bool]) -> UnderWayBounds:
-        async with asyncio.timeout(WITHIN_S):
-            while not holds(bounds := await told.get()):
-                pass
-        return bounds
 
     monkeypatch.setattr(wide, "LOOK_S", 0.0)
     counting = asyncio.ensure_future(wide.count_losses(Counts(), list, line))
     try:
         assert await asyncio.wait_for(told.get(), WITHIN_S) == UnderWayBounds()
-        line.received_from(PeerId("other"), 4_000_000, 40.0)
-        line.delivered_to(PeerId("other"), 4_000_000, 40.0)  # shows no more than a lower bound
-        bounds = await until_told(lambda bounds: bounds.to_here is not None)
-        assert bounds.to_here is not None
-        assert bounds.to_here(0.3) == LEAST_RATE * 0.3  # the line may be faster than it was seen to be
-        assert bounds.from_here is None
-        line.probes.saw(200_000.0, 1.0, 0.0)
-        bounds = await until_told(lambda bounds: bounds.from_here is not None)
-        assert bounds.from_here is not None
-        assert bounds.from_here(0.3) == 1.2 * LEAST_RATE * 0.3
+        line.received_from(PeerId("other"), 4_000_000, 5.0)
+        line.delivered_to(PeerId("other"), 4_000_000, 5.0)  # shows no more than a lower bound
+        async with asyncio.timeout(WITHIN_S):
+            while (bounds := await told.get()) is None or bounds.to_here is None:
+                pass
+            assert bounds.to_here(0.3) == pytest.approx(800_000 * 0.5, rel=0.01)
+            assert bounds.from_here is None
+            line.probes.saw(1_600_000.0, 1.0, 0.0)
+            while (bounds := await told.get()) is None or bounds.from_here is None:
+                pass
+        assert bounds.from_here(0.3) == pytest.approx(1_600_000 * 1.5 * 0.4, rel=0.01)
     finally:
         counting.cancel()
 

@@ -12,8 +12,8 @@ from peerd.policy.route.receive_window import (
     BEYOND,
     LEAST_BYTES,
     LEAST_RATE,
+    LEAST_SENT_BYTES,
     MOST_BYTES,
-    REFILLED,
     receive_window,
     send_room,
 )
@@ -57,22 +57,12 @@ def test_a_connection_never_runs_dry_before_its_kernel_asks_for_more(rate: float
     assert ONE_THIRD_FREE * (room + 1) >= rate * round_trip_s or room == MOST_BYTES
 
 
-@pytest.mark.parametrize(("mbit", "round_trip_s"), [(20 / 3, 0.3), (20, 0.06), (20, 0.3), (100, 0.03)])
+@pytest.mark.parametrize(("mbit", "round_trip_s"), [(5 / 3, 0.15), (20 / 3, 0.3), (20, 0.06), (20, 0.3), (100, 0.03)])
 def test_what_two_connections_send_fits_into_the_buffer_before_their_line(mbit: float, round_trip_s: float) -> None:
     rate = mbit * 125e3
     assert 2 * send_room(rate, round_trip_s) <= rate * (round_trip_s + BUFFER_S)
 
 
-def test_what_one_connection_sends_fits_into_the_buffer_before_a_slow_line() -> None:
-    assert send_room(5 / 3 * 125e3, 0.15) <= 5 / 3 * 125e3 * (0.15 + BUFFER_S)
-
-
 def test_room_is_never_for_a_few_segments_nor_larger_than_the_kernel_takes() -> None:
-    assert send_room(0.0, 0.1) == int(REFILLED * LEAST_BYTES)
+    assert send_room(0.0, 0.1) == LEAST_SENT_BYTES
     assert send_room(math.inf, 0.3) == send_room(1e300, 1e9) == MOST_BYTES
-
-
-@given(rates, round_trips_s)
-def test_about_as_much_is_under_way_from_a_line_as_to_it(rate: float, round_trip_s: float) -> None:
-    room, window = send_room(rate, round_trip_s), receive_window(rate, round_trip_s)
-    assert ONE_THIRD_FREE * room <= window <= room

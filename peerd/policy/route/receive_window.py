@@ -6,11 +6,9 @@ way takes a second more for each round trip of its slow start. What is lost is l
 it has sent them again. At 6.7 Mbit/s and 300 ms one stage had 1.6 MB under way, lost 67 segments at its end, and sent nothing to that peer
 for 5 s. Windows keep such queues short, whatever the sender does.
 
-Windows follow the receivers' lines. A slow uplink to fast ones fills its own modem all the same, so a peer bounds what it has under way
-itself, too. Both bounds have to be alike: where a line is full both ways, acknowledgements wait in the queue of the other direction. So a
-round trip takes as long as the direction with more under way needs, and the other one carries as much less as it has less under way. With
-1.7 Mbit/s and 0.15 s a tensor needs 1.32 s of the line. With a full modem upwards and 150 KB downwards gradients took 2 s, with 100 KB
-upwards and 150 KB downwards activations 1.8 to 2.0, with 100 to 140 KB upwards and 70 KB downwards gradients 1.7 to 1.9.
+Windows follow the receivers' lines. A slow uplink to fast ones fills its own modem all the same: at 1.7 Mbit/s round trips of 0.15 s took
+1.2 s. The acknowledgements of what comes to that peer waited in the same queue, so gradients came to it in 2 s and not in the 1.3 that its
+downlink takes. Hence a peer bounds what it has under way itself, too.
 """
 
 from __future__ import annotations
@@ -26,27 +24,25 @@ LEAST_RATE = 1e6
 they show a slow line at first: 262 KB over 0.6 s show 0.1 MB/s. A window of so little would keep them slow, and the line unknown."""
 MOST_BYTES = 1 << 30
 """The kernel takes no larger numbers, and has smaller buffers."""
-REFILLED = 1.2
-"""Room for what this peer sends, of what may be under way to it. A kernel asks for more once a third of the room is free, so what is under
-way is 0.8 to 1.2 of what comes the other way."""
 
-
-def receive_window(line_rate: float, round_trip_s: float) -> int:
-    """The bytes that may be under way to this peer over a connection whose segments take `round_trip_s` at the least.
-
-    `line_rate`: what this peer's line carries downwards, in bytes per second, as far as it is known.
-    """
-    return int(min(_under_way(line_rate, round_trip_s), MOST_BYTES))
+SENT_QUEUE_S, REFILLED = 0.1, 1.5
+"""The same for what this peer sends. A kernel asks for more once a third of the room is free, so there is `REFILLED` times as much room as
+is always to be under way. What two connections send fits in a modem's buffer of a second up to a round trip of 0.35 s."""
+LEAST_SENT_BYTES = 48 << 10
 
 
 def send_room(line_rate: float, round_trip_s: float) -> int:
-    """The bytes that may wait or be under way from this peer over such a connection.
+    """The bytes that may wait or be under way from this peer over a connection whose segments take `round_trip_s` at the least.
 
-    `line_rate`: what this peer's line carries upwards, as a probe has shown it.
+    `line_rate`: what this peer's line carries upwards, in bytes per second, as a probe has shown it.
     """
-    return int(min(REFILLED * _under_way(line_rate, round_trip_s), MOST_BYTES))
+    return int(min(max(line_rate * REFILLED * (round_trip_s + SENT_QUEUE_S), LEAST_SENT_BYTES), MOST_BYTES))
 
 
-def _under_way(line_rate: float, round_trip_s: float) -> float:
+def receive_window(line_rate: float, round_trip_s: float) -> int:
+    """The bytes that may be under way over a connection whose segments take `round_trip_s` at the least.
+
+    `line_rate`: what this peer's line carries downwards, in bytes per second, as far as it is known.
+    """
     under_way_s = max(round_trip_s + QUEUE_S, BEYOND * round_trip_s)
-    return max(line_rate * under_way_s, LEAST_RATE * round_trip_s, LEAST_BYTES)
+    return int(min(max(line_rate * under_way_s, LEAST_RATE * round_trip_s, LEAST_BYTES), MOST_BYTES))
