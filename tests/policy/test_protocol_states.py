@@ -39,7 +39,7 @@ def test_hole_66_without_the_proof_some_would() -> None:
 
 
 def test_hole_66_the_liar_was_asked_and_its_state_was_given_up() -> None:
-    assert sum(misgiven(seed, 1, 3).counts["states given up"] for seed in range(6)) > 0
+    assert any(misgiven(seed, 1, 3).counts["states given up"] for seed in range(6))
 
 
 @pytest.mark.parametrize("delay", [-5.0, -2.0])
