@@ -350,8 +350,8 @@ class Seat:
         return self.peer.network.links.is_lossy(peer)
 
     def is_near(self, peer: PeerId) -> bool:
-        known, is_local = self.peer.membership.find(peer), self.peer.network.links.is_local(peer)
-        return is_local or peer == self.peer.membership.me or (known is not None and is_on_this_machine(known.addresses))
+        known = self.peer.membership.find(peer)
+        return self.peer.network.links.is_local(peer) or (known is not None and is_on_this_machine(known.addresses))
 
     def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
         record = self.peer.membership.find(peer)
