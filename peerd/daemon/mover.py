@@ -15,7 +15,7 @@ from peerd.daemon.departure import Departure
 from peerd.daemon.seat import Seat
 from peerd.models.stages import estimate_stage_memory, placing_of_stage, stage_demands
 from peerd.planner.memory import Placing, least_on_device
-from peerd.policy.step.certificates import FEWEST
+from peerd.policy.step.ledger import FEWEST
 from peerd.policy.swarm.queues import READINGS, QueueReadings
 from peerd.policy.swarm.rebalance import Rebalancing, Rule, move_of, plan, seed_at
 from peerd.swarm.clock import clock_s

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +19,7 @@ from peerd.daemon.commits import Commits
 from peerd.daemon.device import give_back_memory
 from peerd.daemon.dispatching import dispatcher_of
 from peerd.daemon.move_copies import copies_of
+from peerd.daemon.other_peers import OtherPeers
 from peerd.daemon.thread_stacks import give_back_stacks
 from peerd.daemon.training import Training
 from peerd.errors import BadMessageError, PeerdError
@@ -33,9 +32,7 @@ from peerd.policy.step.contributions import unaveraged_after
 from peerd.policy.step.following import Followers, num_kept
 from peerd.policy.step.ledger import missing
 from peerd.policy.step.recovery import Beginning
-from peerd.policy.step.roster import Roster, cut_links
-from peerd.policy.swarm.dialling import is_on_this_machine
-from peerd.policy.swarm.pace import way_s
+from peerd.policy.step.roster import Roster
 from peerd.policy.swarm.queues import MeanQueue
 from peerd.policy.swarm.rates import SampleDemand, computed_elsewhere
 from peerd.policy.swarm.rebalance import Move
@@ -87,7 +84,7 @@ class Unwatched:
     def applied(self, roster: Roster) -> None: ...
 
 
-class Seat:
+class Seat(OtherPeers):
     """The parts that serve one stage. It passes their news to the swarm and to each other."""
 
     def __init__(
@@ -102,8 +99,8 @@ class Seat:
     ) -> None:
         place, membership, links, settings = peer.place, peer.membership, peer.network.links, peer.settings
         manifest, run = place.manifest, place.signed.run
-        self.peer, self.executor, self.state, self.store, self.room = peer, executor, state, store, room
-        self.stage = state.record.stage
+        super().__init__(peer, state.record.stage)
+        self.executor, self.state, self.store, self.room = executor, state, store, room
         self._watcher = watcher
         self.leaving = self.is_left = False
         """True once its tensors may be gone; the counts and the last record can still be read."""
@@ -305,12 +302,6 @@ class Seat:
     def own_records(self) -> list[RawRecord]:
         return [self.own_record()]
 
-    def learn(self, *records: RawRecord) -> None:
-        self.peer.membership.absorb(records)
-
-    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
-        self.peer.membership.absorb(records, sender)
-
     @property
     def is_committing(self) -> bool:
         return isinstance(self.stepper.decision, Commit)
@@ -335,42 +326,6 @@ class Seat:
 
     def has_signed(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
         return has_signed(peer, message, signature)
-
-    def pass_s(self) -> float:
-        return way_s(self.peer.membership.live(), (train := self.peer.place.manifest.train).num_stages, train.microbatch_size)
-
-    def rose_s(self, peer: PeerId) -> float:
-        known = self.peer.membership.view.sightings.get(peer)
-        return known.risen_at_s if known is not None else -math.inf
-
-    def cut_links(self) -> tuple[tuple[PeerId, PeerId], ...]:
-        return cut_links(self.peer.membership.live(), self.stage)
-
-    def is_lossy(self, peer: PeerId) -> bool:
-        return self.peer.network.links.is_lossy(peer)
-
-    def is_near(self, peer: PeerId) -> bool:
-        known = self.peer.membership.find(peer)
-        return self.peer.network.links.is_local(peer) or (known is not None and is_on_this_machine(known.addresses))
-
-    def rates_of(self, peer: PeerId) -> tuple[float | None, float | None]:
-        record = self.peer.membership.find(peer)
-        return (None, None) if record is None else self.peer.network.links.traffic.line.rates_of(record)
-
-    def is_mate(self, peer: PeerId) -> bool:
-        known = self.peer.membership.view.sightings.get(peer)
-        return known is not None and known.record.stage == self.stage and peer not in self.peer.membership.contradictory
-
-    def mates(self) -> Iterable[PeerId]:
-        live = self.peer.membership.live()
-        known = (*live.of_stage(self.stage), *live.suspected, *live.expired)
-        return {self.peer.membership.me, *(record.peer for record in known if record.stage == self.stage)}
-
-    def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None:
-        self.peer.network.links.traffic.line.delivered_to(peer, num_bytes, took_s)
-
-    def report_failure(self, peer: PeerId) -> None:
-        self.peer.liveness.report_failure(peer)
 
     def averages_needed_from(self) -> int | None:
         return self._followers.needed_from(self.peer.membership.live(), self.state.record, clock_s())

@@ -20,8 +20,7 @@ from peerd.errors import StageError
 from peerd.models.stages import estimate_stage_memory, keeps_graphs, largest_state_bytes, placing_of_stage, stage_demands
 from peerd.observe.archive import Archive
 from peerd.planner.memory import Memory, Placing, Room
-from peerd.policy.step.certificates import FEWEST
-from peerd.policy.step.ledger import stage_step
+from peerd.policy.step.ledger import FEWEST, stage_step
 from peerd.policy.step.recovery import Beginning
 from peerd.policy.swarm.choosing import Joiner, choose_stage
 from peerd.stage.checkpoints import Checkpoint, CheckpointStore

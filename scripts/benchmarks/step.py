@@ -34,6 +34,7 @@ MICROBATCHES = 16
 WARMUP = 2
 """Steps in which connections are opened and response times learnt."""
 TRACED_WITHIN_S = 600.0
+"""A trace waits for the steps that it shows."""
 MOST_TIMES = 20
 """Steps of a run, in units of those that are looked at: peers that have not joined by then join too slowly."""
 MOST_LOOPBACK_MS, MOST_ROUND_TRIPS = 40.0, 3.0

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.certificates import FEWEST, SignedSlice
-from peerd.policy.step.ledger import full
+from peerd.policy.step.certificates import SignedSlice
+from peerd.policy.step.ledger import FEWEST, full
 from peerd.policy.step.roster import Roster, entry_of, why_inexact
 from peerd.table.forms import MAX_COUNT
 from peerd.table.record import MAX_SIDELINED, NO_AVERAGE, AverageId, Lineage, PeerId, PeerRecord, Phase, Suspicion, Void

@@ -27,7 +27,7 @@ from peerd.policy.step.accounts import (
     why_not_certified,
     why_unsound,
 )
-from peerd.policy.step.certificates import FEWEST
+from peerd.policy.step.ledger import FEWEST
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId, RunId
 

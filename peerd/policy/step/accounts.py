@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.certificates import FEWEST
+from peerd.policy.step.ledger import FEWEST
 from peerd.table.record import PeerId, RunId
 
 NOBODY = PeerId("")

@@ -19,15 +19,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
-from peerd.policy.step.ledger import full
+from peerd.policy.step.ledger import FEWEST, full
 from peerd.policy.step.norms import told_by
 from peerd.policy.step.roster import Roster, entry_of, lineage_after, union_of, why_inexact
 from peerd.policy.step.tied import sum_told
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase, RunId
 from peerd.table.view import LiveView
 
-FEWEST = 3
-"""Of fewer peers no majority can say who of them is wrong."""
 MOST_WAYS = 4
 """So many ways in which peers have finished a step are looked at, the most common ones."""
 STATEMENT = b"peerd slice of a round\0"

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from peerd.policy.step.acts import Act, FetchPrevious, GiveUpState, Reload, Serve, Wait
-from peerd.policy.step.certificates import FEWEST, apart_from_most, is_backed_by, voters, why_unproven
-from peerd.policy.step.ledger import stage_step
+from peerd.policy.step.certificates import apart_from_most, is_backed_by, voters, why_unproven
+from peerd.policy.step.ledger import FEWEST, stage_step
 from peerd.policy.step.situation import Situation
 from peerd.table.record import PeerId, PeerRecord, Phase
 

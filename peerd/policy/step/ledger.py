@@ -18,6 +18,8 @@ from peerd.table.view import LiveView
 
 MOST_HEARD = 15
 """Number of peers that are believed to speak for a distant stage. Others that say so are left out, other ones in each step."""
+FEWEST = 3
+"""Of fewer peers no majority can say who of them is wrong."""
 
 
 def full(num_microbatches: int) -> int:

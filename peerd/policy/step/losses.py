@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median_low
 
-from peerd.policy.step.certificates import FEWEST
+from peerd.policy.step.ledger import FEWEST
 from peerd.table.record import PeerId
 from peerd.table.view import LiveView
 

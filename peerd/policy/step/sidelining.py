@@ -10,9 +10,9 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from peerd.policy.step.certificates import FEWEST
 from peerd.policy.step.groups import alone_in_rounds, forms_groups
 from peerd.policy.step.judging import NUM_JUDGES
+from peerd.policy.step.ledger import FEWEST
 from peerd.policy.step.probation import Probation
 from peerd.policy.step.roster import Roster
 from peerd.table.record import MAX_SIDELINED, PeerId, PeerRecord, Phase

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peerd.policy.hashing import digest
+from peerd.policy.step.ledger import FEWEST
 from peerd.table.record import AverageId, Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
 
-FEWEST = 3
 MOST_ASKED = 8
 """So many other peers are asked for the hash of gradients that one has given."""
 

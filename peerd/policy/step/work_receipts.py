@@ -22,7 +22,7 @@ from peerd.policy.step.accounts import (
     shortened,
     why_not_certified,
 )
-from peerd.policy.step.certificates import FEWEST
+from peerd.policy.step.ledger import FEWEST
 from peerd.table.record import MAX_STAGES, PeerId, RunId
 
 MOST_BYTES = 1 << 16

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import takewhile
 from operator import itemgetter
 from typing import TypeVar
 
@@ -51,7 +50,7 @@ SPEAKERS = 3
 KEEPERS = 4
 """Peers of a stage whose records the directory keeps, when it is too large for all: enough to hear of the others from."""
 PARTNERS, MATES_AMONG_PARTNERS = 16, 12
-NEARNESSES_REMEMBERED, PEERS_REMEMBERED = 1 << 12, 1 << 14
+NEARNESSES_REMEMBERED = 1 << 12
 MOST_TOLD = 32
 """Of so many peers of its stage, or of others, each may be told by pushes. Of more a few are: the rest hear of it by asking."""
 MOST_PAUSE = 12
@@ -227,15 +226,10 @@ class NewsItem:
         return stage is None or (self.record.stage == stage if self.is_for_mates else concerns(self.record, stage))
 
 
-@lru_cache(maxsize=PEERS_REMEMBERED)
-def _who(peer: PeerId) -> bytes:
-    return digest("tag", peer, size=_WHO_BYTES)
-
-
 def tag_of(record: PeerRecord, raw: RawRecord) -> bytes:
     """Name a record's peer, version and text in few bytes. The order of two versions is known if they are less than 32,768 apart."""
-    text = digest("text", raw[0], size=1)
-    return _who(record.peer) + (record.incarnation & 0xFF).to_bytes(1, "big") + text + (record.version % _VERSIONS).to_bytes(2, "big")
+    who, text = digest("tag", record.peer, size=_WHO_BYTES), digest("text", raw[0], size=1)
+    return who + (record.incarnation & 0xFF).to_bytes(1, "big") + text + (record.version % _VERSIONS).to_bytes(2, "big")
 
 
 def _is_news(tag: bytes, to: bytes | None) -> bool:
@@ -291,7 +285,7 @@ class News:
         self._items: dict[PeerId, NewsItem] = {}
         self._told: dict[PeerId, _Told] = {}
         self._waiting: dict[PeerId, tuple[float, NewsItem]] = {}
-        """Versions that are no news yet, newest last, and when they are, unless newer ones come before; never: at infinity."""
+        """Versions that are no news yet, and when they are, unless newer ones come before; never: at infinity."""
 
     def note(self, record: PeerRecord, raw: RawRecord, now_s: float, told_by: ToldBy = ToldBy.PUSHED) -> None:
         """Note a record that rose.
@@ -308,9 +302,7 @@ class News:
         elif told_by is ToldBy.PASSED_ON and not _is_same_to_mates(record, told.record):
             self._tell_mates(item, now_s)
         else:
-            due_s = self._due_s(record, told, told_by, now_s)
-            self._waiting.pop(record.peer, None)
-            self._waiting[record.peer] = (due_s, item)
+            self._waiting[record.peer] = (self._due_s(record, told, told_by, now_s), item)
 
     def _due_s(self, record: PeerRecord, told: _Told, told_by: ToldBy, now_s: float) -> float:
         """When a version that waits is news for mates, if no newer one comes before."""
@@ -367,10 +359,10 @@ class News:
     def unknown_to(self, tags: Collection[bytes], stage: int | None, now_s: float) -> list[RawRecord]:
         """The records that are new to a peer of `stage` and concern it; with stage None, all that are new."""
         self._look(now_s)
-        same, known = frozenset(tags), {tag[:_WHO_BYTES]: tag for tag in tags}
+        known = {tag[:_WHO_BYTES]: tag for tag in tags}
         found: list[RawRecord] = []
         for item in reversed(self._items.values()):
-            if item.tag not in same and item.concerns(stage) and _is_news(item.tag, known.get(item.tag[:_WHO_BYTES])):
+            if item.concerns(stage) and _is_news(item.tag, known.get(item.tag[:_WHO_BYTES])):
                 found.append(item.raw)
                 if len(found) == MOST_NEWS:
                     break
@@ -381,9 +373,9 @@ class News:
         for item in [item for due_s, item in self._waiting.values() if due_s <= now_s]:
             self._tell_mates(item, now_s)
         kept_s = KEPT_TURNS * self.turn_s(now_s)
-        oldest = takewhile(lambda item: now_s - item.risen_at_s >= kept_s, self._items.values())
-        for item in [item for item in oldest if not item.is_for_mates or now_s - item.risen_at_s >= TIMES_FOR_MATES * kept_s]:
-            del self._items[item.record.peer]
-        for due_s, item in [*takewhile(lambda waits: now_s - waits[1].risen_at_s >= kept_s, self._waiting.values())]:
-            if due_s == math.inf:
-                del self._waiting[item.record.peer]
+        for peer, item in [*self._items.items()]:
+            if now_s - item.risen_at_s >= (TIMES_FOR_MATES if item.is_for_mates else 1) * kept_s:
+                del self._items[peer]
+        for peer, (due_s, item) in [*self._waiting.items()]:
+            if due_s == math.inf and now_s - item.risen_at_s >= kept_s:
+                del self._waiting[peer]
