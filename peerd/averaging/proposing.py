@@ -18,7 +18,7 @@ from peerd.link.links import HOME_BYTES_PER_S
 from peerd.policy.round.chunks import num_chunks
 from peerd.policy.round.leads import KnownLine, SentRate, believed_ups, is_as_expected, line_after
 from peerd.policy.round.proposing import assumed_s, filled, fit, usual_s
-from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate
+from peerd.policy.round.slices import exchange_s, rates_matter, shares_by_rate, shares_of_neighbours
 from peerd.policy.step.groups import section_bounds
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster
 from peerd.table.record import PeerId
@@ -78,7 +78,10 @@ class Proposing:
         fitted = fit(up, down, sizes, within_s)
         chosen = [codec if codec >= 0 else len(codecs) - 1 for codec in fitted.codecs]
         paces = [min(up[k], down[k]) / sizes[codec] for k, codec in enumerate(chosen)]
-        shares = shares_of(shares_by_rate(paces)) if rates_matter(paces, self._averaging_s) else ()
+        if all(map(self._is_near, roster.peers)):
+            shares = shares_of(shares_of_neighbours(len(paces), max(sizes[codec] for codec in chosen), roster.step % len(paces)))
+        else:
+            shares = shares_of(shares_by_rate(paces)) if rates_matter(paces, self._averaging_s) else ()
         weights = [share / WHOLE for share in shares] or [1 / len(paces)] * len(paces)
         expected_s = min(exchange_s(1.0, paces, weights), MOST_EXPECTED_S)
         names = tuple(str(codecs[codec]) for codec in chosen) if self._allowed.is_auto else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from peerd.config.codec import parse_averaged, parse_codec
 from peerd.policy.round.chunks import LEEWAY, MOST_CHUNK_BYTES, ROWS
 from peerd.policy.round.leads import SentRate
 from peerd.policy.round.proposing import SLOWDOWN
+from peerd.policy.round.slices import NEAR_SLICE_BYTES
 from peerd.policy.step.roster import MOST_CHUNKS, MOST_EXPECTED_S, WHOLE, Roster, RosterEntry, why_never
 from peerd.table.record import PeerId
 from tests.strategies import member
@@ -103,8 +105,22 @@ def test_where_all_members_are_on_one_machine_slices_are_equal_and_whole(is_far:
     proposing = Proposing(codecs, AVERAGING_S, lambda _peer: (None, None), 0.0, is_near=near.__contains__)
     proposing.exchanged({peer: SentRate(4e5 * number + 1e5) for number, peer in enumerate(NAMES)}, took_s=4.0, expected_s=4.0)
     plan = proposing.planned(roster_of(8), compression, LENGTH, 1.0)
-    assert (plan.num_chunks == 1, plan.shares == ()) == (not is_far, not is_far)
-    assert plan.num_chunks == 1 or plan.num_chunks > 20
+    if is_far:
+        assert plan.num_chunks > 20
+        assert len(set(plan.shares)) > 2
+    else:
+        assert (plan.num_chunks, plan.shares) == (1, (WHOLE // 8,) * 8)
+
+
+def test_where_all_members_are_on_one_machine_no_slice_is_too_small_to_be_worth_its_messages() -> None:
+    """Each member still sends one part and gets one sum. Which members reduce changes with the step."""
+    codecs, compression = parse_averaged("none"), Compression(parse_averaged("none"), torch.float32)
+    proposing = Proposing(codecs, AVERAGING_S, lambda _peer: (None, None), 0.0, is_near=lambda _peer: True)
+    roster = roster_of(8)
+    for step in range(8):
+        few = proposing.planned(replace(roster, step=step), compression, NEAR_SLICE_BYTES // 4, 1.0)
+        assert few.shares == tuple(WHOLE if place == step else 0 for place in range(8))
+        assert few.num_chunks == 1
 
 
 def test_nothing_is_planned_for_a_member_that_is_alone() -> None:

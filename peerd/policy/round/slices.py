@@ -10,9 +10,13 @@ that have one are done at the same moment. One that is not done by then with its
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 UNEVEN, UNEVEN_FROM = 1.2, 0.1
 """Slices are cut by rates where even ones would take so many times as long, and such a share of an averaging time longer."""
+NEAR_SLICE_BYTES = 1 << 19
+"""Between peers of one machine slices are about so large, if there are members enough. To send a part and its sum takes as much processor
+time as so many bytes do, so smaller slices cost more than they save."""
 
 
 def shares_by_rate(rates: Sequence[float]) -> tuple[float, ...]:
@@ -27,6 +31,15 @@ def shares_by_rate(rates: Sequence[float]) -> tuple[float, ...]:
     shares = [max(0.0, (level * rate - 1) / (num_members - 2)) for rate in rates]
     whole = sum(shares)  # 1, but for rounding
     return tuple(share / whole for share in shares)
+
+
+def shares_of_neighbours(num_members: int, num_bytes: float, first: int) -> tuple[float, ...]:
+    """The shares of members that run on one machine: equal ones, but of no more members than there are worthwhile slices in `num_bytes`.
+
+    No line is slow there; what counts is the processor time that all of them share. Member `first` has the first slice.
+    """
+    num_slices = min(num_members, max(1, ceil(num_bytes / NEAR_SLICE_BYTES)))
+    return tuple(1 / num_slices if (k - first) % num_members < num_slices else 0.0 for k in range(num_members))
 
 
 def _level(rates: Sequence[float]) -> float:
