@@ -86,12 +86,12 @@ class HomeSize:
 def update_s(size: HomeSize, row: Contender, link: Link) -> float:
     """Seconds of an update: of a step without local steps, or its share of a step with them."""
     row = size.on(row, link)
-    return step_s(size.manifest(row), size, link) / row.updates_per_step
+    return step_s(size.manifest(row), size.flops, link) / row.updates_per_step
 
 
-def step_s(manifest: Manifest, size: HomeSize, link: Link) -> float:
-    """Seconds of a step of a run of home size."""
+def step_s(manifest: Manifest, flops: float, link: Link, num_replicas: int = NUM_REPLICAS) -> float:
+    """Seconds of a step of a run whose stages have so many peers, with devices of so many FLOP/s."""
     loads = model_loads(manifest)
     cost = run_cost(manifest, loads, stage_layers(manifest, loads))
-    peers = HomePeers(bytes_per_s=link.bytes_per_s, round_trip_s=link.round_trip_ms / 1000, flops=size.flops, num_replicas=NUM_REPLICAS)
+    peers = HomePeers(bytes_per_s=link.bytes_per_s, round_trip_s=link.round_trip_ms / 1000, flops=flops, num_replicas=num_replicas)
     return pace_of(cost, peers).step_s

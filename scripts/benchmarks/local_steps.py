@@ -7,9 +7,10 @@ A synchronous run makes an update of as many microbatches as all copies of a sta
 both have made as many updates. The loss is that of the averaged model on evaluation text.
 
 The table also has the time to a loss at 20 Mbit/s and 60 ms: that of the best synchronous rate after a share of its tokens (--target). How
-long a step takes there is simulated by peerd's own policies for a run of home size, as in `scripts/bench race`: 8 stages of some 130
-million parameters, two peers each. Boundaries are in int8 there, and so are averages of synchronous steps, which costs their loss nothing
-here, unless --boundary and --synchronous name other codecs, with which they are trained.
+long a step takes there is simulated by peerd's own policies, for two swarms: `own` is that of the table, with its model and its peers;
+`home` has 8 stages of some 130 million parameters, two peers each, as in `scripts/bench race`. Boundaries are in int8 there, and so are
+averages of synchronous steps, which costs their loss nothing here, unless --boundary and --synchronous name other codecs, with which they
+are trained. `at least` compares with the same synchronous run, if its averages came in the smallest codec and that cost its loss nothing.
 
 Each result is appended to --results as it is there, and what is there is not computed again: a table may be made in pieces. A training that
 was stopped goes on from the file beside it (.part).
@@ -29,7 +30,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -53,6 +54,10 @@ NUM_STAGES = 2
 MARKS = 8
 """Evaluations of a run, at equal distances in tokens."""
 LINE = Link(20, 60)
+SMALLEST = "powersgd:4"
+"""The codec of synchronous averages with the fewest bytes."""
+Swarm = Literal["own", "home"]
+SWARMS: tuple[Swarm, ...] = ("own", "home")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -140,27 +145,29 @@ def loss_of(size: Size, cell: Cell, part: Path | None) -> dict[str, object]:
 
 
 @functools.lru_cache
-def step_at_home_s(updates: int, boundary: str, codec: str, is_local: bool) -> float:
-    """Seconds of a step at home size, with `updates` times the microbatches of a synchronous run; `codec`: of averages."""
+def step_in_s(swarm: Swarm, size: Size, updates: int, boundary: str, codec: str, is_local: bool) -> float:
+    """Seconds of a step with `updates` times the microbatches of a synchronous run; `codec`: of averages."""
     home = HomeSize()
-    microbatches = home.microbatches * max(1, updates)
-    train = dataclasses.replace(
-        home.run.train, microbatches_per_step=microbatches, local_batch=home.microbatches // NUM_REPLICAS if is_local else 0
-    )
+    if swarm == "own":
+        run, replicas, in_update = size.manifest(Cell(rate=1.0)), size.replicas, size.replicas * size.local_batch
+    else:
+        run, replicas, in_update = home.run, NUM_REPLICAS, home.microbatches
+    local_batch = in_update // replicas if is_local else 0
+    train = dataclasses.replace(run.train, microbatches_per_step=in_update * max(1, updates), local_batch=local_batch)
     wire = WireConfig(activations=boundary, activation_gradients=boundary, weight_gradients=codec)
-    return step_s(dataclasses.replace(home.run, train=train, wire=wire), home, LINE)
+    return step_s(dataclasses.replace(run, train=train, wire=wire), home.flops, LINE, replicas)
 
 
-def seconds_at_home(size: Size, cell: Cell, tokens: float) -> float:
-    """Seconds in which so many tokens of a run of this table would be trained at home size."""
+def seconds_in(swarm: Swarm, size: Size, cell: Cell, tokens: float, codec: str = "int8") -> float:
+    """Seconds in which so many tokens would be trained. `codec`: of synchronous averages where the cell names none."""
     manifest = size.manifest(cell)
     steps = tokens / manifest.tokens_per_step
     exact = min(steps, float(manifest.train.local_steps_after)) if cell.updates else steps
     local = steps - exact
-    codec = cell.codec if not cell.updates and cell.codec != "none" else "int8"
+    codec = cell.codec if not cell.updates and cell.codec != "none" else codec
     boundary = cell.boundary if cell.boundary != "none" else "int8"
-    found = exact * step_at_home_s(cell.updates, boundary, codec, False) if exact else 0.0
-    return found + (local * step_at_home_s(cell.updates, boundary, cell.codec, True) if local else 0.0)
+    found = exact * step_in_s(swarm, size, cell.updates, boundary, codec, False) if exact else 0.0
+    return found + (local * step_in_s(swarm, size, cell.updates, boundary, cell.codec, True) if local else 0.0)
 
 
 def sent_bytes(size: Size, cell: Cell) -> float:
@@ -203,6 +210,8 @@ def known_in(path: Path | None, size: Size) -> dict[Cell, dict[str, object]]:
     return {Cell(**each["cell"]): each["found"] for each in told if each["size"] == dataclasses.asdict(size)}
 
 
+Row = dict[str, Any]
+"""A line of the table, as --json prints it."""
 Curve = list[tuple[float, float]]
 """Evaluation losses, with the tokens before each."""
 
@@ -228,7 +237,7 @@ def loss_after(curve: Curve, tokens: float) -> float:
     return curve[-1][1]
 
 
-def table_of(size: Size, known: dict[Cell, dict[str, object]], target: float) -> list[dict[str, object]]:
+def table_of(size: Size, known: dict[Cell, dict[str, object]], target: float) -> list[Row]:
     """A row for each setting: the mean curve of its seeds, how far its end is from the best synchronous one, and its time to the target.
 
     `target`: a share of the tokens, after which the best synchronous rate has the loss that counts.
@@ -238,11 +247,17 @@ def table_of(size: Size, known: dict[Cell, dict[str, object]], target: float) ->
     best = min((cell for cell in means if not cell.updates), key=lambda cell: means[cell][-1][1], default=None)
     wanted = -math.inf if best is None else loss_after(means[best], target * means[best][-1][0])
 
-    def hours(cell: Cell) -> float:
+    def hours(swarm: Swarm, cell: Cell, codec: str = "int8") -> float:
         tokens = reaches_at(means[cell], wanted)
-        return seconds_at_home(size, cell, tokens) / 3600 if math.isfinite(tokens) else math.inf
+        return seconds_in(swarm, size, cell, tokens, codec) / 3600 if math.isfinite(tokens) else math.inf
 
-    at_best = math.inf if best is None else min(hours(cell) for cell in means if not cell.updates)
+    def times(swarm: Swarm, cell: Cell) -> dict[str, float | None]:
+        took, synchronous = hours(swarm, cell), [each for each in means if not each.updates]
+        if not math.isfinite(took) or not synchronous:
+            return {"hours": None, "sooner": None, "at_least": None}
+        best, smallest = (min(hours(swarm, each, codec) for each in synchronous) for codec in ("int8", SMALLEST))
+        return {"hours": took, "sooner": best / took, "at_least": min(best, smallest) / took}
+
     return [
         {
             **dataclasses.asdict(cell),
@@ -252,23 +267,29 @@ def table_of(size: Size, known: dict[Cell, dict[str, object]], target: float) ->
             "behind": None if best is None else curve[-1][1] / means[best][-1][1] - 1,
             "sent_bytes": sent_bytes(size, cell),
             "target": wanted if math.isfinite(wanted) else None,
-            "hours": hours(cell) if math.isfinite(hours(cell)) else None,
-            "sooner": at_best / hours(cell) if math.isfinite(hours(cell)) else None,
+            **{swarm: times(swarm, cell) for swarm in SWARMS},
         }
         for cell, curve in sorted(means.items(), key=lambda item: (item[0].updates > 0, item[1][-1][1]))
     ]
 
 
-def print_rows(size: Size, rows: Sequence[dict[str, object]]) -> None:
+def print_rows(size: Size, rows: Sequence[Row]) -> None:
     print(
         f"{NUM_STAGES} stages of {size.replicas} peers, {size.layers} layers of width {size.d_model}, {size.tokens:,} tokens; evaluation "
-        f"losses at equal distances; hours at home size to {rows[0]['target']} at {LINE.name}"
+        f"losses at equal distances; hours to {rows[0]['target']} at {LINE.name}"
     )
     width = max(len(str(row["name"])) for row in rows)
+
+    def words(swarm: Swarm, row: Row) -> str:
+        told = row[swarm]
+        if told["hours"] is None:
+            return f"{swarm}: never"
+        return f"{swarm}: {told['hours']:.2f} h, {told['sooner']:.2f} times sooner, at least {told['at_least']:.2f}"
+
     for row in rows:
-        losses = "  ".join(f"{loss:.4f}" for loss in row["losses"][-MARKS:])  # type: ignore[index]
+        losses = "  ".join(f"{loss:.4f}" for loss in row["losses"][-MARKS:])
         behind = "" if row["behind"] is None else f"{row['behind']:+7.2%}"
-        time = "never" if row["hours"] is None else f"{row['hours']:.1f} h, {row['sooner']:.2f} times sooner"
+        time = "; ".join(words(swarm, row) for swarm in SWARMS)
         sent = f"{float(str(row['sent_bytes'])) / 1e6:9.1f} MB sent"
         print(f"{row['name']:<{width}}  seeds {row['seeds']}  {losses}  {behind}  {sent}  {time}")
 

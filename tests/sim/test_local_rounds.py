@@ -6,7 +6,7 @@ import pytest
 
 from peerd.config.manifest import Manifest, TrainConfig, WireConfig
 from scripts.benchmarks._local import HEAD, PER_STAGE, UPDATES, local_of, manifest_of, parameters_of, width_of
-from scripts.benchmarks.local_steps import MARKS, Cell, Size, loss_after, seconds_at_home, step_at_home_s, table_of
+from scripts.benchmarks.local_steps import MARKS, SMALLEST, SWARMS, Cell, Size, Swarm, loss_after, seconds_in, step_in_s, table_of
 
 SIZE = Size(d_model=16, layers=2, replicas=4, local_batch=1, tokens=262_144)
 SYNCHRONOUS, LOCAL = Cell(rate=2e-3), Cell(rate=2e-3, updates=8, outer_rate=1.0, codec="int8")
@@ -37,18 +37,28 @@ def test_a_row_says_how_far_it_is_behind_and_how_much_sooner_it_is_there() -> No
     worst = Cell(rate=9.0, updates=8, outer_rate=1.0)
     known = {SYNCHRONOUS: told(*falling), LOCAL: told(*falling[:-1], 2.1), worst: told(*[9.0] * (MARKS + 1))}
     first, second, third = table_of(SIZE, known, target=0.75)
-    assert [first["sooner"], first["behind"]] == [1.0, 0.0]
-    assert second["behind"] == pytest.approx(0.05)
-    assert second["sooner"] == pytest.approx(8 * step_at_home_s(0, "int8", "int8", False) / step_at_home_s(8, "int8", "int8", True))
-    assert third["sooner"] is None
+    assert [first["behind"], second["behind"]] == [0.0, pytest.approx(0.05)]
+    for swarm in SWARMS:
+        whole_s, local_s = (step_in_s(swarm, SIZE, 8 * is_local, "int8", "int8", is_local) for is_local in (False, True))
+        least_s = step_in_s(swarm, SIZE, 0, "int8", SMALLEST, False)
+        assert first[swarm]["sooner"] == 1.0
+        assert second[swarm]["sooner"] == pytest.approx(8 * whole_s / local_s)
+        assert second[swarm]["at_least"] == pytest.approx(8 * min(whole_s, least_s) / local_s)
+        assert third[swarm]["sooner"] is None
 
 
-def test_a_synchronous_beginning_takes_the_time_of_synchronous_steps() -> None:
+def test_the_time_of_the_own_swarm_is_that_of_its_own_lines() -> None:
+    """A stage of four peers sends averages of its own few parameters; at home size they are 130 million."""
+    assert step_in_s("own", SIZE, 0, "int8", "int8", False) < step_in_s("home", SIZE, 0, "int8", "int8", False) / 10
+
+
+@pytest.mark.parametrize("swarm", SWARMS)
+def test_a_synchronous_beginning_takes_the_time_of_synchronous_steps(swarm: Swarm) -> None:
     cell = Cell(rate=2e-3, updates=8, outer_rate=1.0, codec="sparse:64", after=0.25)
     steps, per_step = SIZE.manifest(cell).train.steps, SIZE.manifest(cell).tokens_per_step
-    exact, local = step_at_home_s(8, "int8", "int8", False), step_at_home_s(8, "int8", "sparse:64", True)
+    exact, local = (step_in_s(swarm, SIZE, 8, "int8", codec, codec != "int8") for codec in ("int8", "sparse:64"))
     assert exact > local
-    assert seconds_at_home(SIZE, cell, steps * per_step) == pytest.approx(steps * (0.25 * exact + 0.75 * local))
+    assert seconds_in(swarm, SIZE, cell, steps * per_step) == pytest.approx(steps * (0.25 * exact + 0.75 * local))
 
 
 def test_a_loss_between_evaluations_is_on_the_line_between_them() -> None:
