@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
 import pytest
 import structlog
@@ -35,6 +36,14 @@ def pytest_collection_finish() -> None:
     """Thousands of collected tests and their modules stay: no collection of garbage looks at them again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Add what has failed to the file that PEERD_FAILED names: scripts/test runs pytest several times, and tells of all at its end."""
+    if "PEERD_FAILED" in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
+        failed = [report.nodeid for outcome in ("failed", "error") for report in terminalreporter.getreports(outcome)]
+        with Path(os.environ["PEERD_FAILED"]).open("a", encoding="utf-8") as file:
+            file.writelines(f"{node}\n" for node in failed)
 
 
 @pytest.fixture(autouse=True)

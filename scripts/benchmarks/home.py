@@ -74,8 +74,9 @@ KEPT = {"none": 0.9, "int8": 0.95}
 OVER_1F1B = {"none": 1.6, "int8": 1.75}
 OVER_MEDIATED = 2.5
 RACK, LEAST_LATE_MS, MOST_LATE_MS = Links(mbit_per_s=500, round_trip_ms=0), 50, 150
-OTHERS_FAR: dict[Kind, int] = {"1f1b": 0, "gpipe": 4}
-"""Microbatches of a step; 0: as many as peerd's. GPipe flushes after as many as it has stages, as where memory bounds them."""
+OTHERS_FAR: dict[Kind, int] = {"1f1b": 24, "gpipe": 4}
+"""Microbatches of a step. 1F1B takes as long for each, so a quarter of peerd's will do: all of them take minutes with late links. GPipe
+flushes after as many as it has stages, as where memory bounds them."""
 STAND_IN_FAR_MS = 80.0
 KEPT_FAR, LOST_FAR = 0.85, 0.5
 """The share of its speed that peerd keeps over 100 +- 50 ms at least, and that the others keep at most."""
@@ -216,7 +217,7 @@ def under_latency(plan: Plan, folder: Path) -> tuple[list[Row], list[str]]:
         for kind, microbatches in OTHERS_FAR.items():
             own = folder / kind
             own.mkdir()
-            sides.append(workers(replace(plan, microbatches=microbatches or plan.microbatches), own, network, kind, f"{kind} over gloo"))
+            sides.append(workers(replace(plan, microbatches=microbatches), own, network, kind, f"{kind} over gloo"))
         near, far = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
         with warmed_up([side.contender for side in sides], 2):
             for number, (links, found) in itertools.product(range(plan.rounds), ((RACK, near), (late, far))):
