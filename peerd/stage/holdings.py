@@ -184,6 +184,17 @@ class Holdings:
         self.generation += 1
         return norms, tied
 
+    def begin_anew(self) -> None:
+        """Replace everything with what the run's first step has: the first weights, and an optimizer without moments."""
+        self._may_change()
+        first = dict(build_stage(self._manifest, self.module.stage, "cpu").named_parameters())
+        for module in (self.module, self.delayed.wait() if self.delayed is not None else None):
+            if module is not None:
+                set_parameters(module, first)
+        self.optimizer.begin_anew()
+        self.passes, self.previous, self.drift, self._change = Passes(self._manifest), None, None, None
+        self.generation += 1
+
     def take_previous(self, tensors: Mapping[str, Tensor]) -> None:
         """Take the previous parameters of another peer at this step. Raises BadMessageError, with nothing changed, if they do not fit."""
         groups = by_kind(tensors, ["previous"])

@@ -150,6 +150,11 @@ class Optimizer:
         """
         return {f"{name}.{part}": value for name, state in self._state.items() for part, value in state.items()}
 
+    def begin_anew(self) -> None:
+        """Be as before the first update."""
+        for value in self.tensors().values():
+            value.zero_()
+
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy the state from the result of `tensors`, on any device.

@@ -228,9 +228,12 @@ class StageState(StageLedgers):
     def catch_up(self, held: HeldAverage) -> None:
         """As a joiner, apply a mate's logged average to the downloaded state, with the norm and tied sum that the mate applied.
 
-        Raises WrongStateError, with nothing changed, if that mate has not finished the step.
+        Raises WrongStateError, with nothing changed, if that mate has not finished the step, or if the average does not go with this state.
         """
-        assert self.record.phase is Phase.JOINING
+        mine, roster = self.record, held.roster
+        assert mine.phase is Phase.JOINING
+        if (roster.stage, roster.step, held.lineage) != (mine.stage, mine.step, mine.lineage):
+            raise WrongStateError("that average was made with other parameters than this peer holds")
         if not self._is_finished(held):
             raise WrongStateError("that peer has not finished the step")
         self._apply(held)
@@ -311,8 +314,13 @@ class StageState(StageLedgers):
             self._move(Phase.JOINING)
 
     def give_up_state(self, first_step: int) -> None:
-        """Join again as a peer that holds nothing yet: the run resumes from an older step than this one."""
+        """Join again as a peer that has just come, with the first weights: the run resumes from an older step than this one (hole 70)."""
         self.begin_joining()
+        self.holdings.begin_anew()
+        self.history, self.gradient_norms = [], {}
+        self.evaluated.forget()
+        if self.own is not None:
+            self.own.forget()
         self.record = replace(self.record, step=first_step, lineage=Lineage(), tied=Lineage(), norms=(), tied_sums=(), voids=())
 
     def offer_checkpoints(self, steps: Sequence[int]) -> None:

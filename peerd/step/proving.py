@@ -101,14 +101,13 @@ class Proving:
                 return replace(own, disproved="most of the stage hold another state than the one that was downloaded")
         return replace(own, disproved="the peers of the stage hold unlike states, and not more than half of them the downloaded one")
 
-    async def give_up(self, reason: str, first_step: int) -> None:
-        """Hold nothing any more, and ask those that gave this state no more for a while, if there are others."""
+    def give_up(self, reason: str) -> None:
+        """This peer gives the state up. Ask those that gave it no more for a while, if there are others."""
         givers = sorted(self._proof.givers) if self._proof is not None else []
         LOG.warning("the downloaded state is refused; it is downloaded anew", reason=reason, givers=givers)
         self._downloader.distrust(givers, CONDEMNED_LIVES * self._membership.view.ttl_s)
         self.given_up += 1
         self.end()
-        await self._executor.run(Priority.LEDGER, lambda: self._state.give_up_state(first_step))
 
     def _distance(self, one: PeerId | None, other: PeerId | None) -> float:
         """States that the donors of this joiner's own offered are equal to it."""

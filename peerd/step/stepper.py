@@ -99,7 +99,7 @@ class Stepper:
         self._retiring = asyncio.Event()
         self._retired = asyncio.Event()
         self._clocks = StepClocks()
-        self._beginning = beginning
+        self._beginning = self._at_first = beginning
         self._host = host
         self.decision: Act = acts.Wait("just begun")
         self._done: tuple[Act, PeerRecord] | None = None
@@ -263,11 +263,10 @@ class Stepper:
         left = [held for held in self._state.record.checkpoints if held != step]
         await self._executor.run(Priority.LEDGER, lambda: self._state.offer_checkpoints(left))
 
-    async def _step_back(self) -> None:
-        """Stop serving. Once no mate serves either, J3 (resume) says which peer loads the checkpoint."""
-        self._beginning = replace(self._beginning, founder=False)  # the state in memory is not the run's beginning
-        await self._executor.run(Priority.CONTROL, lambda: self._state.give_up_state(self._beginning.step))
-        await self._rounds.close_present("going back to a checkpoint")
+    async def _give_up_state(self) -> None:
+        """Serve no more, and hold the first weights, from which the run begins unless it begins from a state. It is not to begin anew."""
+        await self._trials.update(lambda: self._state.give_up_state(self._beginning.step))
+        self._beginning = replace(self._beginning, founder=False, needs_state=self._at_first.needs_state)
 
     async def _apply_fence(self) -> None:
         incarnation, self._fence_to = self._fence_to, 0
@@ -327,11 +326,12 @@ class Stepper:
             case acts.SkipStep():
                 self._lost_since_s = None  # the next step must look lost for the whole time again
                 await self._trials.update(self._state.skip_step)
-            case acts.StepBack():
-                await self._step_back()
+            case acts.StepBack():  # once no mate serves either, J3 (resume) says which peer loads the checkpoint
+                await self._give_up_state()
+                await self._rounds.close_present("going back to a checkpoint")
             case acts.GiveUpState(reason=reason):
-                await self.proving.give_up(reason, self._beginning.step)
-                self._beginning = replace(self._beginning, needs_state=True)  # what is loaded is not what the run began from
+                self.proving.give_up(reason)
+                await self._give_up_state()
             case acts.Serve():
                 await self._executor.run(Priority.CONTROL, self._state.serve)
             case acts.LoadCheckpoint():

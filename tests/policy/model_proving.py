@@ -110,12 +110,11 @@ class Proving:
         return None if mine.phase is Phase.JOINING or held is None else (mine.step, held)
 
     def give_up(self) -> None:
-        """Hold nothing any more, and ask others first."""
+        """Hold the first weights, and ask others first."""
         peer, proof = self._peer, self._proof
         peer.world.counts["states given up"] += 1
         if proof is not None:
             self._distrusted |= dict.fromkeys(proof.givers, peer.now + DISTRUSTS_S)
         self._proof = None
-        peer.theta, peer.previous = peer.world.thetas.first(peer.record.stage), None
-        peer.recovery.lacks_previous = False
+        peer.recovery.begin_anew()
         peer.change(step=0, lineage=Lineage(), norms=(), tied=Lineage(), tied_sums=(), voids=())

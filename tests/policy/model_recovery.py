@@ -81,16 +81,23 @@ class Recovery:
         return replace(noted, averaged_since_s=None) if "wait for the late" in off else noted
 
     def step_back(self) -> None:
-        """Rule 14 (step back): hold nothing any more, and offer what is on the disk."""
+        """Rule 14 (step back): hold the first weights, and offer what is on the disk."""
         peer = self._peer
         peer.world.counts["stepped back"] += 1
         self.proving.end()
+        self.begin_anew()
         peer.drop_ledgers()
         peer.rounds.drop()
         peer.average = None
-        peer.theta, peer.previous = peer.world.thetas.first(peer.record.stage), None
+        nothing = Lineage()
+        peer.change(phase=Phase.JOINING, step=0, average_id=NO_AVERAGE, lineage=nothing, norms=(), tied=nothing, tied_sums=(), voids=())
+
+    def begin_anew(self) -> None:
+        """Go with the record, which says that this peer has the first weights."""
+        peer = self._peer
         self.lacks_previous = False
-        peer.change(phase=Phase.JOINING, step=0, average_id=NO_AVERAGE, lineage=Lineage(), norms=(), tied=Lineage(), tied_sums=(), voids=())
+        if "first weights" not in peer.world.scenario.off:
+            peer.theta, peer.previous = peer.world.thetas.first(peer.record.stage), None
 
     def find_donor(self, act: Reload, tried: frozenset[PeerId]) -> None:
         """Ask one mate after another for the header of a state of use, and become a joiner when one shows it."""

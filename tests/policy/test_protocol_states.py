@@ -97,3 +97,34 @@ def disturbed(seed: int) -> Outcome:
     drawn = draw(seed, HONEST, delayed=seed % 3 == 0, certifies=True)
     lie = Fault(1.0, Kind.MISGIVE, name=f"p{seed % 4}", lasts_s=20.0 + 20.0 * (seed % 2))
     return World(replace(drawn, faults=(*drawn.faults, lie), peers_per_stage=3)).run()
+
+
+def goes_back_with_old_averages(off: frozenset[str] = frozenset()) -> World:
+    """Stage 1 dies at step 5 and comes back with step 3 on its disks. p2 has lost its own disk, so p0 alone brings stage 0 back to step 3.
+
+    p0 keeps the averages of all steps before, so they lead from the first weights to its step.
+    """
+    world = World(Scenario(seed=1, last_step=8, off=off, limit_s=120.0))
+    world.rules = replace(world.rules, averages_in_state=9)
+    of_stage = [peer for peer in world.peers.values() if peer.record.stage == 1]
+    world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 5)
+    world.checkpoints[PeerId("p2")].clear()
+    world.peers[PeerId("p2")].change(checkpoints=())
+    for number, peer in enumerate(of_stage):
+        peer.alive = False
+        world.at(1.0 + number, None, lambda name=peer.name: world.outages.come_back(name, 1))  # type: ignore[misc]
+    return world
+
+
+def test_hole_70_a_peer_that_went_back_applies_the_averages_of_mates_to_the_first_weights() -> None:
+    world = goes_back_with_old_averages()
+    outcome = world.run()
+    assert outcome.problems == ()
+    assert outcome.counts["stepped back"] == 2
+    assert outcome.counts["inexact"] == 0
+    assert outcome.counts["reloads of p2"] == 0, "it has caught up by averages alone"
+
+
+def test_hole_70_it_would_apply_them_to_the_parameters_that_the_run_has_given_up() -> None:
+    (problem, *_) = goes_back_with_old_averages(frozenset({"first weights"})).run().violations
+    assert "the average of step 5 counts [(0, 0)" in problem

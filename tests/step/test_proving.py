@@ -31,13 +31,12 @@ class Stage:
         self.busy: set[str] = set()
         self.gone: set[str] = set()
         self.asked: list[str] = []
-        self.given_up_to: int | None = None
         self.record = member("me", step=own_step, phase=Phase.JOINING)
         downloader: Any = SimpleNamespace(
             givers={"a"}, sketch=self.sketch, distrust=lambda givers, _for_s: self.asked.append(f"no {givers}")
         )
         membership: Any = SimpleNamespace(view=SimpleNamespace(ttl_s=3.0), wake=lambda: None)
-        state: Any = SimpleNamespace(record=self.record, holdings=SimpleNamespace(sketch=self.own_sketch), give_up_state=self.give_up)
+        state: Any = SimpleNamespace(record=self.record, holdings=SimpleNamespace(sketch=self.own_sketch))
         self.state = state
         self.proving = Proving(state, self, membership, downloader, RULES)  # type: ignore[arg-type]
 
@@ -46,9 +45,6 @@ class Stage:
 
     def own_sketch(self, record: Any, seed: bytes, _previous: bool) -> Any:
         return sketch_of({"parameters/w": self.own_factor * (FIRST + record.step * UPDATE)}, seed)
-
-    def give_up(self, step: int) -> None:
-        self.given_up_to = step
 
     async def sketch(self, mate: PeerId, _stage: int, seed: bytes, _previous: bool) -> tuple[int, bytes]:
         self.asked.append(mate)
@@ -91,9 +87,9 @@ async def test_a_made_up_state_is_found_and_its_givers_are_asked_no_more(factor:
     stage.proving.begin()
     found = await stage.look()
     assert "most of the stage hold another state" in found.disproved
-    await stage.proving.give_up(found.disproved, 0)
+    stage.proving.give_up(found.disproved)
     assert stage.asked[-1] == "no ['a']"
-    assert stage.given_up_to == 0
+    assert stage.proving.given_up == 1
     assert (await stage.look()).disproved == ""
 
 
