@@ -152,7 +152,7 @@ class Answers:
         if seat.is_left or seat.state.record.phase is not Phase.JOINING:
             return None
         joining, now_s = seat.stepper.joining, clock_s()
-        found, plan = joining.progress(live, now_s), joining.plan(live, now_s)
+        found, plan = joining.progress(live, now_s), seat.stepper.proving.planned(joining.plan(live, now_s))
         return {
             "bytes": found.bytes_total,
             "bytes_left": found.bytes_left,
@@ -303,6 +303,7 @@ class Answers:
             decision=TAKES_STAGE if seat.is_left else seat.stepper.decision.reason,
             join_plan=joining["plan"] if joining else "",
             cannot_catch_up=bool(joining and not joining["can_catch_up"]),
+            disputed=seat.stepper.proving.disputed,
             progress=peer.notes.progress,
             now_s=clock_s(),
             rounds_s=longest_round_s(peer.place.manifest, live),

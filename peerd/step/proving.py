@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import structlog
@@ -9,7 +10,8 @@ import structlog
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, BusyError, RemoteError
 from peerd.policy.step.certifying import mates_to_follow
-from peerd.policy.step.proving import Proof, StateVerdict
+from peerd.policy.step.joining import JoinPlan
+from peerd.policy.step.proving import DISPUTE_REMEDY, Proof, StateVerdict, why_disputed
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
@@ -37,6 +39,9 @@ class Proving:
         self._rules = rules
         self._tasks = Tasks()
         self._proof: Proof | None = None
+        self._givers: frozenset[PeerId] = frozenset()
+        self.disputed = ""
+        """Why this joiner cannot know whether its state is that of its stage; empty: it can, or it has none to compare."""
         self._seed, self._previous = b"", False
         self._own: dict[int, Sketch] = {}
         """Of this joiner's state, by step."""
@@ -53,14 +58,22 @@ class Proving:
         self.end()
         self._previous = previous
         if self._rules.certifies and not (previous and self._state.holdings.previous is None):
-            self._seed = new_seed()
-            patience_s = max(LEAST_PATIENCE_S, self._membership.view.ttl_s)
-            self._proof = Proof(self._downloader.givers, self._seed, clock_s(), patience_s)
+            self._givers = self._downloader.givers
+            self._compare_with_mates(self._givers)
+
+    def _compare_with_mates(self, givers: Collection[PeerId]) -> None:
+        """Begin a comparison. That `givers` hold this state is believed."""
+        self._forget()
+        self._seed = new_seed()
+        self._proof = Proof(givers, self._seed, clock_s(), max(LEAST_PATIENCE_S, self._membership.view.ttl_s))
 
     def end(self) -> None:
         """There is nothing to prove: it is proven, or this peer's state comes from its own disk."""
+        self._forget()
+        self._proof, self.disputed = None, ""
+
+    def _forget(self) -> None:
         self._tasks.cancel()
-        self._proof = None
         self._own, self._told, self._residuals, self._next_ask_s = {}, {}, {}, {}
 
     async def keep_up(self) -> None:
@@ -85,7 +98,7 @@ class Proving:
             self.end()
             return own
         if not self._own:
-            return replace(own, unproven="its state is yet to be compared with those of its mates")
+            return replace(own, unproven=self.disputed or "its state is yet to be compared with those of its mates")
         mates = mates_to_follow(now)
         for mate in set(proof.asked(mates)) - proof.givers:
             self._compare(mate, proof)
@@ -96,16 +109,29 @@ class Proving:
                 self.end()
                 return own
             case StateVerdict.OPEN:
-                return replace(own, unproven="its state is being compared with those of its mates")
+                return replace(own, unproven=self.disputed or "its state is being compared with those of its mates")
             case StateVerdict.WRONG:
                 return replace(own, disproved="most of the stage hold another state than the one that was downloaded")
-        return replace(own, disproved="the peers of the stage hold unlike states, and not more than half of them the downloaded one")
+            case StateVerdict.DISPUTED:
+                self._note_dispute(proof, why_disputed(proof.asked(mates)), now.now_s)
+        return replace(own, unproven=self.disputed)
+
+    def _note_dispute(self, proof: Proof, reason: str, now_s: float) -> None:
+        """Another download would show no more, so this joiner keeps its state, catches up with it, and compares it again after a while."""
+        if not self.disputed:
+            LOG.warning("this peer does not serve", reason=reason, remedy=DISPUTE_REMEDY)
+        self.disputed = reason
+        if proof.is_over(now_s):
+            self._compare_with_mates(())
+
+    def planned(self, plan: JoinPlan) -> JoinPlan:
+        """When this joiner will serve: nobody knows while its state is disputed."""
+        return JoinPlan(None, self.disputed) if self.disputed else plan
 
     def give_up(self, reason: str) -> None:
         """This peer gives the state up. Ask those that gave it no more for a while, if there are others."""
-        givers = sorted(self._proof.givers) if self._proof is not None else []
-        LOG.warning("the downloaded state is refused; it is downloaded anew", reason=reason, givers=givers)
-        self._downloader.distrust(givers, CONDEMNED_LIVES * self._membership.view.ttl_s)
+        LOG.warning("the downloaded state is refused; it is downloaded anew", reason=reason, givers=sorted(self._givers))
+        self._downloader.distrust(self._givers, CONDEMNED_LIVES * self._membership.view.ttl_s)
         self.given_up += 1
         self.end()
 

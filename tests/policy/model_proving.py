@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from peerd.policy.step.certifying import mates_to_follow
-from peerd.policy.step.proving import Proof, StateVerdict
+from peerd.policy.step.proving import Proof, StateVerdict, why_disputed
 from peerd.policy.step.situation import OwnState, Situation
 from peerd.table.record import Lineage, PeerId, Phase
 from tests.policy.model_theta import ThetaId
@@ -24,6 +24,8 @@ class Proving:
     def __init__(self, peer: ModelPeer) -> None:
         self._peer = peer
         self._proof: Proof | None = None
+        self._givers: frozenset[PeerId] = frozenset()
+        self.disputed = ""
         self._previous = False
         self._own: dict[int, ThetaId] = {}
         self._told: dict[PeerId, tuple[int, ThetaId]] = {}
@@ -35,12 +37,19 @@ class Proving:
         self._previous = previous
         peer = self._peer
         is_off = "prove" in peer.world.scenario.off or not peer.world.rules.certifies
-        self._proof = None if is_off else Proof([giver], f"{peer.name} {peer.now}".encode(), peer.now, LIFE_S)
+        self.end()
+        self._givers = frozenset([giver])
+        if not is_off:
+            self._compare(self._givers)
+
+    def _compare(self, givers: frozenset[PeerId]) -> None:
+        peer = self._peer
+        self._proof = Proof(givers, f"{peer.name} {peer.now}".encode(), peer.now, LIFE_S)
         self._own, self._told, self._asked_at = {}, {}, {}
 
     def end(self) -> None:
-        """What this peer holds now comes from its own disk."""
-        self._proof = None
+        """What this peer holds is proven, or comes from its own disk."""
+        self._proof, self.disputed = None, ""
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +71,7 @@ class Proving:
             return own
         held = peer.previous if self._previous else peer.theta
         if held is None:
-            self._proof = None
+            self.end()
             return own
         self._own.setdefault(mine.step, held)
         mates = mates_to_follow(Situation(own, live, peer.now, peer.world.rules))
@@ -75,8 +84,13 @@ class Proving:
         behind = [name for name, (step, _theta) in self._told.items() if step < first]
         match self._proof.judge(mates, known, behind, self._distance, peer.now):
             case StateVerdict.RIGHT:
-                self._proof = None
+                self.end()
                 return own
+            case StateVerdict.DISPUTED:
+                self.disputed = why_disputed(self._proof.asked(mates))
+                if self._proof.is_over(peer.now):
+                    self._compare(frozenset())
+                return replace(own, unproven=self.disputed)
             case StateVerdict.OPEN:
                 return replace(own, unproven="its state is not proven yet")
         return replace(own, disproved="it is not that of the stage")
@@ -111,10 +125,9 @@ class Proving:
 
     def give_up(self) -> None:
         """Hold the first weights, and ask others first."""
-        peer, proof = self._peer, self._proof
+        peer = self._peer
         peer.world.counts["states given up"] += 1
-        if proof is not None:
-            self._distrusted |= dict.fromkeys(proof.givers, peer.now + DISTRUSTS_S)
-        self._proof = None
+        self._distrusted |= dict.fromkeys(self._givers, peer.now + DISTRUSTS_S)
+        self.end()
         peer.recovery.begin_anew()
         peer.change(step=0, lineage=Lineage(), norms=(), tied=Lineage(), tied_sums=(), voids=())

@@ -348,7 +348,7 @@ class World:
         self.at(unheard_s, None, lambda: setattr(self.peers[name], "alive", False))
 
     def checkpoint(self, peer: ModelPeer) -> None:
-        if peer.record.step % CHECKPOINT_EVERY == 0:
+        if peer.record.step % CHECKPOINT_EVERY == 0 and peer.record.phase is not Phase.JOINING:
             self.save(peer)
             peer.change(tell=False, checkpoints=peer.recovery.on_disk(peer.record.stage))
 

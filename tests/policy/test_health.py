@@ -219,6 +219,8 @@ def test_a_joiner_behind_its_stage_and_steps_given_up_are_named() -> None:
         assert (note.code, plan in note.title) == (code, True)
     never = facts_of(joiner, member("a", step=5, trains=True), member("b", stage=1, step=5), join_plan=plan, cannot_catch_up=True)
     assert codes(never) == ["cannot-catch-up"]
+    (note,) = health(facts_of(joiner, member("a", step=3, trains=True), member("b", stage=1, step=5), disputed="unlike"))
+    assert (note.code, note.title, "peerd ban" in note.remedy) == ("unlike-states", "unlike", True)
     given_up = replace(ME, lineage=Lineage(2, b"x"))
     assert codes(facts_of(given_up, member("b", stage=1, step=5))) == ["inexact"]
 

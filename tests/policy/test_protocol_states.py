@@ -128,3 +128,25 @@ def test_hole_70_a_peer_that_went_back_applies_the_averages_of_mates_to_the_firs
 def test_hole_70_it_would_apply_them_to_the_parameters_that_the_run_has_given_up() -> None:
     (problem, *_) = goes_back_with_old_averages(frozenset({"first weights"})).run().violations
     assert "the average of step 5 counts [(0, 0)" in problem
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_hole_71_where_nobody_can_say_who_lies_a_joiner_keeps_what_it_has_and_serves_once_the_liar_is_gone(seed: int) -> None:
+    """One of two peers gives made-up states, and tells sketches of made-up states."""
+    world = World(Scenario(seed=seed, num_stages=1, last_step=10_000, certifies=True, limit_s=500.0))
+    liar, honest, false = world.peers[PeerId(LIAR)], world.peers[PeerId("p0")], world.thetas.made_up
+    liar.lies.state = lambda found: replace(found, theta=false(found.theta), previous=None)  # type: ignore[method-assign]
+    liar.recovery.proving.tell = lambda _previous: (liar.record.step, false(liar.theta))  # type: ignore[method-assign, assignment]
+    world.run(until=lambda: honest.record.step >= 10)
+    joiner = world.add(f"q{seed}", 0)
+    joiner.join(0)
+    came_s = world.now
+    world.run(until=lambda: world.now >= came_s + 60.0)
+    assert joiner.record.phase is Phase.JOINING
+    assert world.counts["downloads"] <= 2, "it had seven in this time when it gave up what nobody can judge"
+    assert "(p0, p1) hold unlike states" in joiner.recovery.proving.disputed
+    assert honest.record.step - joiner.record.step <= 1, "it keeps up with its stage meanwhile"
+    world.strike(Fault(0, Kind.KILL, name=LIAR))
+    world.run(until=lambda: joiner.record.phase is Phase.ACCUMULATING or world.now >= came_s + 120.0)
+    assert (joiner.record.phase, world.violations) == (Phase.ACCUMULATING, [])
+    assert joiner.recovery.proving.disputed == ""

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from peerd.errors import BusyError, PeerGoneError
+from peerd.policy.step.joining import JoinPlan
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.stage.sketches import sketch_of
 from peerd.step.proving import Proving
@@ -33,7 +35,7 @@ class Stage:
         self.asked: list[str] = []
         self.record = member("me", step=own_step, phase=Phase.JOINING)
         downloader: Any = SimpleNamespace(
-            givers={"a"}, sketch=self.sketch, distrust=lambda givers, _for_s: self.asked.append(f"no {givers}")
+            givers={"a"}, sketch=self.sketch, distrust=lambda givers, _for_s: self.asked.append(f"no {sorted(givers)}")
         )
         membership: Any = SimpleNamespace(view=SimpleNamespace(ttl_s=3.0), wake=lambda: None)
         state: Any = SimpleNamespace(record=self.record, holdings=SimpleNamespace(sketch=self.own_sketch))
@@ -115,3 +117,36 @@ async def test_a_state_ahead_of_all_mates_is_given_up_after_a_while() -> None:
     stage.proving.begin()
     assert (await stage.look()).unproven
     assert (await stage.look(after_s=60.0)).disproved
+
+
+async def test_hole_71_where_nobody_can_say_which_state_is_right_a_joiner_keeps_its_own_and_says_why_it_does_not_serve() -> None:
+    stage = Stage({"a": 5, "b": 5}, {"a": 1.0, "b": FALSE}, own_step=5)
+    stage.proving.begin()
+    assert (await stage.look()).unproven, "the second may still say something else"
+    assert stage.proving.disputed == ""
+    with capture_logs() as logs:
+        found = await stage.look(after_s=11.0)
+    assert (found.disproved, found.unproven) == ("", stage.proving.disputed)
+    assert "2 peers of this stage (a, b) hold unlike states" in found.unproven
+    assert stage.proving.planned(JoinPlan(0.0, "ready in about 0 s")) == JoinPlan(None, found.unproven)
+    (told,) = [log for log in logs if log["log_level"] == "warning"]
+    assert (told["event"], told["reason"]) == ("this peer does not serve", found.unproven)
+    await stage.look(after_s=21.0)
+    stage.asked.clear()
+    assert (await stage.look()).unproven == found.unproven, "it says so as long as it compares again"
+    assert {"a", "b"} == set(stage.asked), "the giver too may hold something else by now"
+
+
+@pytest.mark.parametrize(("gone", "is_right"), [("a", False), ("b", True)])
+async def test_a_dispute_ends_once_one_of_the_two_is_gone(gone: str, is_right: bool) -> None:
+    stage = Stage({"a": 5, "b": 5}, {"a": 1.0, "b": FALSE}, own_step=5)
+    stage.proving.begin()
+    await stage.look()
+    assert (await stage.look(after_s=11.0)).unproven
+    del stage.steps[gone]
+    found = await stage.look(after_s=11.0)
+    assert (not found.unproven, not found.disproved) == (True, is_right)
+    if not is_right:
+        stage.proving.give_up(found.disproved)
+        assert stage.asked[-1] == "no ['a']"
+    assert stage.proving.disputed == ""

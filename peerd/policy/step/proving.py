@@ -26,6 +26,9 @@ TIMES_APART = 4.0
 """The joiner may be so many times as far off its mates as more than half of them are off each other."""
 MOST_APART = 1e-2
 """Mates that are further apart than that do not hold one state, on whatever devices."""
+DISPUTE_REMEDY = "it serves once most of them hold one state, or only one is left; the organiser can `peerd ban` the one that is wrong"
+MOST_SHOWN = 3
+"""So many peers that disagree are named."""
 PATIENCE_TIMES = 2.0
 """For so many lives of a record (or five seconds, where they are shorter) a mate that does not answer is waited for."""
 
@@ -55,6 +58,13 @@ def verdict(known: Sequence[PeerId], num_asked: int, distance: Distance) -> Stat
     return StateVerdict.RIGHT if own <= max(TOLERANCE, TIMES_APART * radius) else StateVerdict.WRONG
 
 
+def why_disputed(asked: Sequence[PeerId]) -> str:
+    """Why a joiner does not serve where nobody can say which state is that of the stage."""
+    shown = f" ({', '.join(sorted(asked))})" if len(asked) <= MOST_SHOWN else ""
+    who = f"the {len(asked)} peers of this stage{shown}"
+    return f"{who} hold unlike states, and more than half hold none of them: it cannot know which is right"
+
+
 class Proof:
     """The proof of one downloaded state. Times are seconds on the caller's clock."""
 
@@ -62,7 +72,12 @@ class Proof:
         """`givers`: the donors that offered this very state, each of which says thereby that it holds it."""
         self.givers = frozenset(givers)
         self._seed = seed
-        self._until_s = now_s + PATIENCE_TIMES * patience_s
+        self._patience_s = PATIENCE_TIMES * patience_s
+        self._until_s = now_s + self._patience_s
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether a dispute has stood for so long that the states are to be compared anew: mates may hold other ones by now."""
+        return now_s >= self._until_s + self._patience_s
 
     def asked(self, mates: Sequence[PeerRecord]) -> list[PeerId]:
         """Those whose states count."""

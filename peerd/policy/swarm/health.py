@@ -9,6 +9,7 @@ from peerd.errors import PeerdError
 from peerd.policy.step.contributions import UNAVERAGED_STEPS
 from peerd.policy.step.diverged import DIVERGED_REMEDY, diverged_step
 from peerd.policy.step.ledger import full, has_trainer, held, stage_step
+from peerd.policy.step.proving import DISPUTE_REMEDY
 from peerd.policy.step.roster import unreached_mates
 from peerd.policy.swarm.checkup import files_needed, too_few_files
 from peerd.policy.swarm.devices import kinds_of
@@ -100,6 +101,8 @@ class Facts:
     """When this peer will serve, in words, while it joins (`JoinPlan`)."""
     cannot_catch_up: bool = False
     """Whether that is never, unless its line or its stage's steps change."""
+    disputed: str = ""
+    """Why this joiner cannot know whether its state is that of its stage: rule 21 (prove)."""
     has_met_others: bool = False
     """Whether there was another peer that has not said that it leaves."""
     complete: bool = False
@@ -371,10 +374,8 @@ def _unlike(facts: Facts) -> HealthNote | None:
     kinds = kinds_of(facts.live.serving(facts.mine.stage))
     if len(kinds) < 2 or not facts.lets_drift:
         return None
-    more = f" and {len(kinds) - MOST_TOLD} more" if len(kinds) > MOST_TOLD else ""
-    title = (
-        f"stage {facts.mine.stage} computes on unlike devices ({', '.join(kinds[:MOST_TOLD])}{more}), so its peers drift apart by rounding"
-    )
+    told = ", ".join(kinds[:MOST_TOLD]) + (f" and {len(kinds) - MOST_TOLD} more" if len(kinds) > MOST_TOLD else "")
+    title = f"stage {facts.mine.stage} computes on unlike devices ({told}), so its peers drift apart by rounding"
     return HealthNote("unlike-devices", title, "info", "a run with train.average_parameters takes the drift back")
 
 
@@ -386,6 +387,8 @@ def _inexact(facts: Facts) -> HealthNote | None:
 def _joining(facts: Facts) -> HealthNote | None:
     if facts.mine.phase is not Phase.JOINING:
         return None
+    if facts.disputed:
+        return HealthNote("unlike-states", facts.disputed, "warning", DISPUTE_REMEDY)
     if facts.cannot_catch_up:
         remedy = "join from a faster line; it tries again after a while, or once steps take longer"
         return HealthNote("cannot-catch-up", facts.join_plan, "warning", remedy)
