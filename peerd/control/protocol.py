@@ -17,7 +17,7 @@ resume    -                                    {"schema", OwnerInfo's fields}
 limits    change (some of the limits)          {"schema", OwnerInfo's fields}
 dashboard open (bool)                          {"schema", "address"}: the address with the token; `open` adds "open", an address that
                                                works once and for one minute
-export    folder (absolute path), format       {"schema", "step", "folder", "files", "num_parameters"}; with progress lines
+export    folder (absolute path), format       {"schema", "step", "folder", "files", "num_parameters", "unproven"}; with progress lines
           ("peerd"), timeout_s (no limit)
 access    list (hex of a signed one) or none   {"schema", "peer", "run", "organiser" (folder of its key), "list", AccessInfo's fields}
 audit     -                                    AuditReply (audits.py): who was audited, by whom, and what came of it

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
 from torch import Tensor
 
 from peerd.config.data_config import LOCAL
@@ -17,6 +18,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.control.server import Say
 from peerd.control.teller import Teller
+from peerd.daemon.comparing import Acceptance, Compared, Comparing
 from peerd.daemon.peer import Peer
 from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
@@ -24,12 +26,16 @@ from peerd.errors import StageError, TimedOutError, disk_error
 from peerd.models.chosen import Chosen
 from peerd.models.published import check_publishable
 from peerd.models.stages import whole_parameter_spec
+from peerd.policy.step.proving import PATIENCE_TIMES, StateVerdict
 from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.hf_export import write_hf_export
 from peerd.stage.snapshots import Downloaded
+from peerd.step.proving import LEAST_PATIENCE_S
 from peerd.table.record import Phase
+from peerd.table.swarm_view import CONDEMNED_LIVES
 from peerd.table.view import LiveView
 
+LOG = structlog.get_logger()
 LOOK_PERIOD_S = 1.0
 FILES = ("run.toml", "model.safetensors", "optimizer.safetensors", "history.jsonl")
 
@@ -46,7 +52,11 @@ async def export_run(peer: Peer, folder: Path, say: Say, timeout_s: float = math
 
 
 async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_face: bool) -> Mapping[str, Any]:
-    found = await _of_one_step(peer, say, timeout_s)
+    compared = await _of_one_step(peer, say, timeout_s)
+    found = [part.found for part in compared]
+    unproven = [why for stage, part in enumerate(compared) if (why := part.why_unproven(stage))]
+    for why in unproven:
+        say(f"warning: not proven: {why}")
     step = min(part.step for part in found)
     parameters, optimizer = assemble(found, step)
     if optimizer is None and not hugging_face:
@@ -69,7 +79,7 @@ async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_
         await asyncio.to_thread(write_evaluations, folder, evaluations)
         files += [EVALUATIONS_FILE] if evaluations else []
     num_parameters = sum(map(math.prod, whole_parameter_spec(manifest).values()))  # to look at the tensors would read them
-    return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters}
+    return {"step": step, "folder": str(folder), "files": files, "num_parameters": num_parameters, "unproven": unproven}
 
 
 def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
@@ -81,17 +91,18 @@ def with_paths(manifest: Manifest, source: str, start: str) -> Manifest:
     return dataclasses.replace(manifest, start=dataclasses.replace(manifest.start, state=start)) if start else manifest
 
 
-async def _of_one_step(peer: Peer, say: Say, timeout_s: float) -> list[Downloaded]:
+async def _of_one_step(peer: Peer, say: Say, timeout_s: float) -> list[Compared]:
     """Return the states of all stages at one step. The limit applies to waiting, not to the downloads."""
-    left_s = timeout_s
+    left_s, trust = timeout_s, Acceptance()
     while True:
         train = peer.place.manifest.train
         waits = "this peer is paused" if peer.is_resting else waits_for(peer.membership.live(), train.num_stages)
         if not waits:
             say(f"gathering {train.num_stages} stages")
-            found, waits = await _download(peer)
-            if found:
-                return found
+            compared, waits = await _download(peer)
+            waits = waits or trust.why_not(compared, why_apart([part.found for part in compared]), is_last=left_s <= 0)
+            if not waits:
+                return compared
         if left_s <= 0:
             raise TimedOutError(
                 f"the stages did not come to one step in time: {waits}", "wait longer with --timeout, or look at `peerd peers`"
@@ -116,8 +127,8 @@ def _named(stages: Sequence[int]) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {' and '.join(map(str, stages))}"
 
 
-async def _download(peer: Peer) -> tuple[list[Downloaded], str]:
-    """Return the state of every stage; an empty list and the reason if they are not of one step."""
+async def _download(peer: Peer) -> tuple[list[Compared], str]:
+    """Return the state of every stage; an empty list and the reason if one cannot be had."""
     failed = ""
     try:
         async with asyncio.TaskGroup() as group:
@@ -126,19 +137,33 @@ async def _download(peer: Peer) -> tuple[list[Downloaded], str]:
         failed = ", ".join(str(error.args[0]) for error in errors.exceptions)
     if failed or any(task.cancelled() for task in tasks):  # the executor drops the jobs of a stage that is left
         return [], failed or "this peer has left its stage"
-    found = [task.result() for task in tasks]
+    return [task.result() for task in tasks], ""
+
+
+def why_apart(found: Sequence[Downloaded]) -> str:
+    """Return why these states have no step in common; empty if they have one."""
     step = min(part.step for part in found)
     if all(part.step == step or (part.step == step + 1 and _holds(part, "previous/")) for part in found):
-        return found, ""
-    return [], "the stages were caught at different steps"
+        return ""
+    return "the stages were caught at different steps"
 
 
-async def _get(peer: Peer, stage: int) -> Downloaded:
-    """Return the state of a stage; that of the own stage comes from this daemon."""
-    record = peer.seat.state.record
+async def _get(peer: Peer, stage: int) -> Compared:
+    """Return the state of a stage; that of the own stage comes from this daemon.
+
+    Where the run certifies, others of another stage are asked whether they hold it: rule 21 (prove). What most contradict is asked for
+    elsewhere from then on.
+    """
+    record, downloader, life_s = peer.seat.state.record, peer.seat.downloader, peer.membership.view.ttl_s
     if stage == record.stage and record.phase is not Phase.JOINING:
-        return await peer.seat.snapshots.own()
-    return await peer.seat.downloader.download(stage)
+        return Compared(await peer.seat.snapshots.own())
+    if not peer.place.manifest.swarm.certifies:
+        return Compared(await downloader.download(stage))
+    found = await Comparing(downloader, peer.membership.live, stage, PATIENCE_TIMES * max(LEAST_PATIENCE_S, life_s)).download()
+    if found.verdict is StateVerdict.WRONG:
+        LOG.warning("a stage's state is refused", stage=stage, reason=found.why_unproven(stage))
+        downloader.distrust(found.givers, CONDEMNED_LIVES * life_s)
+    return found
 
 
 def _holds(part: Downloaded, prefix: str) -> bool:

@@ -87,12 +87,19 @@ class Downloader:
         header = self._partial.header
         return None if self._ended_s is not None or header is None else header.step
 
-    async def download(self, stage: int, prefer: PeerId | None = None, tied_only: bool = False) -> Downloaded:
-        """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it."""
+    async def download(
+        self, stage: int, prefer: PeerId | None = None, tied_only: bool = False, begun: Callable[[Snapshot], object] | None = None
+    ) -> Downloaded:
+        """Download the state of a stage from its peers, from `prefer` first. Raises StageError if no donor can give it.
+
+        `begun` is told each snapshot that is chosen: its hashes bind the donor.
+        """
         partial = await self._begun(stage, tied_only)
         if self._unfinished is not None and (self._unfinished.stage, self._unfinished.tied_only) == (stage, tied_only):
             partial = self._unfinished
-        self._unfinished = None
+        self._unfinished, partial.begun = None, begun
+        if begun is not None and partial.header is not None:
+            begun(partial.header)
         try:
             found = await self._download(partial, self._donors_of(stage), prefer)
         except StageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from blake3 import blake3
@@ -27,6 +28,8 @@ class PartialState:
     tied_only: bool = False
     of_previous: bool = False
     """Only the previous parameters are downloaded; otherwise all but these."""
+    begun: Callable[[Snapshot], object] | None = None
+    """Is told the header of the snapshot that is downloaded, as soon as it is chosen."""
     header: Snapshot | None = None
     """Of the snapshot that is downloaded; None while the donors' offers are compared."""
     spools: Spools = field(default_factory=Spools)
@@ -84,6 +87,8 @@ class PartialState:
         self._first = self._start // size
         self.shares = ChunkShares(-(-end // size) - self._first if self.landing.num_bytes else 0)
         self.bytes_done = 0
+        if self.begun is not None:
+            self.begun(header)
 
     def start_over(self) -> None:
         """Nothing of this snapshot is kept."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from peerd.errors import BadMessageError
+from peerd.table.record import PeerId
 from peerd.wire.messages import SKETCH_SEED_BYTES
 
 SUMS = 16
@@ -64,6 +65,18 @@ class StateResidual:
         """Return by how much the tensor that is off most is off: the other state, or the one that both were compared with."""
         apart = self.shares if other is None else self.shares - other.shares
         return float(torch.linalg.vector_norm(apart, dim=1).max())
+
+
+def distances(residuals: Mapping[PeerId, StateResidual]) -> Callable[[PeerId | None, PeerId | None], float]:
+    """How far any two states are apart, by how far they are off one that None stands for, and each peer that has no residual."""
+
+    def apart(one: PeerId | None, other: PeerId | None) -> float:
+        mine, theirs = (residuals.get(peer) if peer is not None else None for peer in (one, other))
+        if mine is None:
+            return 0.0 if theirs is None else theirs.distance()
+        return mine.distance(theirs)
+
+    return apart
 
 
 @torch.no_grad()

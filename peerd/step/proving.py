@@ -15,7 +15,7 @@ from peerd.policy.step.proving import DISPUTE_REMEDY, Proof, StateVerdict, why_d
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.sketches import Sketch, StateResidual, new_seed
+from peerd.stage.sketches import Sketch, StateResidual, distances, new_seed
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
@@ -48,7 +48,7 @@ class Proving:
         self._told: dict[PeerId, tuple[int, bytes]] = {}
         """The steps and sums of mates."""
         self._residuals: dict[PeerId, StateResidual] = {}
-        """How far mates' states are off this joiner's, as far as that is known."""
+        """How far mates' states are off this joiner's, as far as that is known. Donors that offered its own hold it."""
         self._next_ask_s: dict[PeerId, float] = {}
         self.given_up = 0
         """States that were not those of the stage."""
@@ -104,7 +104,7 @@ class Proving:
             self._compare(mate, proof)
         first = min(self._own)
         behind = {mate for mate, (step, _sums) in self._told.items() if step < first}
-        match proof.judge(mates, self._residuals, behind, self._distance, now.now_s):
+        match proof.judge(mates, self._residuals, behind, distances(self._residuals), now.now_s):
             case StateVerdict.RIGHT:
                 self.end()
                 return own
@@ -134,13 +134,6 @@ class Proving:
         self._downloader.distrust(self._givers, CONDEMNED_LIVES * self._membership.view.ttl_s)
         self.given_up += 1
         self.end()
-
-    def _distance(self, one: PeerId | None, other: PeerId | None) -> float:
-        """States that the donors of this joiner's own offered are equal to it."""
-        mine, theirs = (self._residuals.get(peer) if peer is not None else None for peer in (one, other))
-        if mine is None:
-            return 0.0 if theirs is None else theirs.distance()
-        return mine.distance(theirs)
 
     def _compare(self, mate: PeerId, proof: Proof) -> None:
         """Compare a mate's state with this joiner's of the same step, or ask for it."""

@@ -150,3 +150,25 @@ def test_hole_71_where_nobody_can_say_who_lies_a_joiner_keeps_what_it_has_and_se
     world.run(until=lambda: joiner.record.phase is Phase.ACCUMULATING or world.now >= came_s + 120.0)
     assert (joiner.record.phase, world.violations) == (Phase.ACCUMULATING, [])
     assert joiner.recovery.proving.disputed == ""
+
+
+def moves_to_the_liar(seed: int, off: frozenset[str] = frozenset()) -> World:
+    """A peer of the first stage moves to the last one, where one of three gives made-up states."""
+    world = World(Scenario(seed=seed, peers_per_stage=3, last_step=10_000, certifies=True, off=off, limit_s=150.0))
+    mover = PeerId("p0")
+    world.strike(Fault(0, Kind.MISGIVE, name=LIAR, lasts_s=1e3))
+    world.run(until=lambda: world.peers[mover].record.step >= 8)
+    world.peers[mover].leave(1)
+    world.run(until=lambda: (moved := world.peers[mover].record).stage == 1 and moved.phase is Phase.ACCUMULATING)
+    return world
+
+
+def test_hole_66_a_peer_that_moves_to_another_stage_is_a_joiner_there_and_proves_its_state() -> None:
+    worlds = [moves_to_the_liar(seed) for seed in range(4)]
+    assert [world.violations for world in worlds] == [[]] * 4
+    assert all(world.peers[PeerId("p0")].record.stage == 1 for world in worlds)
+    assert sum(world.counts["states given up"] for world in worlds) > 0
+
+
+def test_hole_66_without_the_proof_it_would_serve_with_what_the_liar_gave() -> None:
+    assert any("I2" in problem for seed in range(4) for problem in moves_to_the_liar(seed, frozenset({"prove"})).violations)

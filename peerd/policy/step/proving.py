@@ -43,17 +43,17 @@ class StateVerdict(Enum):
     DISPUTED = "all have answered, and no state is held by more than half"
 
 
-def verdict(known: Sequence[PeerId], num_asked: int, distance: Distance) -> StateVerdict:
+def verdict(known: Sequence[PeerId], num_asked: int, distance: Distance, *, is_over: bool = False) -> StateVerdict:
     """What the mates whose states are known say of the joiner's, of as many as were asked.
 
     The mate that has more than half of all within the least distance stands for them. Before all have answered these must be as near as
-    devices of one kind are: later ones may be nearer still.
+    devices of one kind are: later ones may be nearer still. `is_over`: nobody answers any more; OPEN then says that too few have.
     """
     is_all, most = len(known) >= num_asked, num_asked // 2 + 1
     if len(known) < most:
         return StateVerdict.DISPUTED if is_all else StateVerdict.OPEN
     radius, own = min((sorted(distance(one, other) for other in known)[most - 1], distance(one, None)) for one in known)
-    if not radius <= (MOST_APART if is_all else TOLERANCE):
+    if not radius <= (MOST_APART if is_all or is_over else TOLERANCE):
         return StateVerdict.DISPUTED if is_all else StateVerdict.OPEN
     return StateVerdict.RIGHT if own <= max(TOLERANCE, TIMES_APART * radius) else StateVerdict.WRONG
 
@@ -63,6 +63,11 @@ def why_disputed(asked: Sequence[PeerId]) -> str:
     shown = f" ({', '.join(sorted(asked))})" if len(asked) <= MOST_SHOWN else ""
     who = f"the {len(asked)} peers of this stage{shown}"
     return f"{who} hold unlike states, and more than half hold none of them: it cannot know which is right"
+
+
+def drawn(seed: bytes, mates: Sequence[PeerRecord]) -> list[PeerId]:
+    """Those whose states count. Nobody can choose to be among them."""
+    return sorted((mate.peer for mate in mates), key=lambda peer: digest(seed, peer))[:MOST_ASKED]
 
 
 class Proof:
@@ -81,7 +86,7 @@ class Proof:
 
     def asked(self, mates: Sequence[PeerRecord]) -> list[PeerId]:
         """Those whose states count."""
-        return sorted((mate.peer for mate in mates), key=lambda peer: digest(self._seed, peer))[:MOST_ASKED]
+        return drawn(self._seed, mates)
 
     def judge(
         self, mates: Sequence[PeerRecord], known: Collection[PeerId], behind: Collection[PeerId], distance: Distance, now_s: float

@@ -1,0 +1,160 @@
+"""Compares a stage's state that a peer downloads, without serving that stage, with those of other peers of the stage: rule 21 (prove)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from peerd.background import Tasks
+from peerd.errors import BadMessageError, BusyError, RemoteError
+from peerd.policy.step.certificates import apart_from_most
+from peerd.policy.step.proving import StateVerdict, drawn, verdict
+from peerd.stage.download import Downloader
+from peerd.stage.sketches import Sketch, StateResidual, distances, new_seed, sketch_of
+from peerd.stage.snapshots import Downloaded
+from peerd.table.record import PeerId
+from peerd.table.view import LiveView
+from peerd.wire.messages import Snapshot
+
+LOG = structlog.get_logger()
+ASKS_AGAIN_S, LOOK_S = 0.2, 0.1
+MOST_TRIES = 2
+"""So often all stages are downloaded where too few of their peers can be asked what they hold, before they have gone on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A stage's state, and what its other peers say of it."""
+
+    found: Downloaded
+    verdict: StateVerdict = StateVerdict.RIGHT
+    num_asked: int = 0
+    """Peers of the stage whose states count, those that gave this one included."""
+    givers: frozenset[PeerId] = frozenset()
+
+    def why_unproven(self, stage: int) -> str:
+        """Why the state may be false for all that the other peers of the stage say; empty if most of them hold it."""
+        match self.verdict:
+            case StateVerdict.WRONG:
+                return f"most peers of stage {stage} hold another state than {', '.join(sorted(self.givers)) or 'its donor'} gave"
+            case StateVerdict.DISPUTED:
+                return f"the peers of stage {stage} hold unlike states, and more than half hold none of them"
+            case StateVerdict.OPEN:
+                return f"too few peers of stage {stage} told in time what they hold"
+        return f"only one peer serves stage {stage}, so nobody else could confirm its state" if self.num_asked == 1 else ""
+
+
+class Acceptance:
+    """Which states somebody takes that tries to get all stages at one step."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+        self._met_false = False
+        """A stage was given a false state before."""
+
+    def why_not(self, compared: Sequence[Compared], apart: str, *, is_last: bool) -> str:
+        """Why these states of all stages are not taken; empty if they are. `apart`: why they are of no one step; empty if they are.
+
+        What most of a stage contradict is never taken. Where too few could be asked in time, all is tried again: once, unless this is the
+        last time, but until they could if a stage was given a false state before.
+        """
+        false = [why for why, verdict in self._reasons(compared) if verdict is StateVerdict.WRONG]
+        self._met_false |= bool(false)
+        if false or apart:
+            return "; ".join(false) or apart
+        self._tries += 1
+        unasked = [why for why, verdict in self._reasons(compared) if verdict is StateVerdict.OPEN]
+        return "; ".join(unasked) if self._met_false or (self._tries < MOST_TRIES and not is_last) else ""
+
+    def _reasons(self, compared: Sequence[Compared]) -> list[tuple[str, StateVerdict]]:
+        return [(part.why_unproven(stage), part.verdict) for stage, part in enumerate(compared)]
+
+
+class Comparing:
+    """One download. As soon as a donor has named the hashes of all chunks, it can give nothing else any more.
+
+    Then this peer draws a seed, and asks others for the sketch of their state of that step under the seed, before they go on to the next
+    one.
+    """
+
+    def __init__(self, downloader: Downloader, live: Callable[[], LiveView], stage: int, patience_s: float) -> None:
+        """`patience_s`: for how long others are waited for once the state is here."""
+        self._downloader = downloader
+        self._live = live
+        self._stage = stage
+        self._patience_s = patience_s
+        self._tasks = Tasks()
+        self._seed, self._asked, self._silent = b"", list[PeerId](), set[PeerId]()
+        self._sums: dict[PeerId, bytes] = {}
+        """Of the sketches that were told of the step in question."""
+
+    async def download(self) -> Compared:
+        """Download the state. Raises StageError if no donor can give it."""
+        try:
+            found = await self._downloader.download(self._stage, begun=self._ask_all)
+            givers = self._downloader.givers
+            own = await asyncio.to_thread(sketch_of, found.tensors, self._seed)
+            return await self._judged(found, own, givers)
+        finally:
+            self._tasks.cancel()
+
+    def _ask_all(self, header: Snapshot) -> None:
+        live = self._live()
+        serving = [record for record in live.serving(self._stage) if record.peer != live.me]
+        others = apart_from_most(serving)
+        self._tasks.cancel()
+        self._seed, self._sums, self._silent = new_seed(), {}, set()
+        self._asked = drawn(self._seed, [record for record in serving if record.peer not in others])
+        for peer in self._asked:
+            self._tasks.start(self._ask(peer, header.step, self._seed))
+
+    async def _ask(self, peer: PeerId, step: int, seed: bytes) -> None:
+        """Ask until it tells its state of this step. One that is past it, or refuses, is silent."""
+        while True:
+            pause_s = ASKS_AGAIN_S
+            try:
+                told, sums = await self._downloader.sketch(peer, self._stage, seed, previous=False)
+                if told >= step:
+                    break
+            except BusyError as error:
+                pause_s = max(pause_s, error.retry_after_s or 0.0)
+            except RemoteError as error:
+                LOG.debug("a peer did not tell what state it holds", peer=peer, error=error.message)
+                told, sums = -1, b""
+                break
+            await asyncio.sleep(pause_s)
+        if seed != self._seed:
+            return
+        if told == step:
+            self._sums[peer] = sums
+        else:
+            self._silent.add(peer)
+
+    async def _judged(self, found: Downloaded, own: Sketch, givers: frozenset[PeerId]) -> Compared:
+        """Wait until enough have told their states, or all have had their time."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._patience_s
+        while True:
+            residuals = self._residuals(own, givers)
+            known = [peer for peer in self._asked if peer in residuals or peer in givers]
+            is_over = loop.time() >= until_s or all(peer in self._silent or peer in known for peer in self._asked)
+            found_verdict = verdict(known, len(self._asked), distances(residuals), is_over=is_over) if self._asked else StateVerdict.OPEN
+            if found_verdict in (StateVerdict.RIGHT, StateVerdict.WRONG) or is_over:
+                return Compared(found, found_verdict, len(self._asked), givers)
+            await asyncio.sleep(LOOK_S)
+
+    def _residuals(self, own: Sketch, givers: frozenset[PeerId]) -> dict[PeerId, StateResidual]:
+        """By how much others' states are off this one. Those that gave it hold it."""
+        found: dict[PeerId, StateResidual] = {}
+        for peer, sums in list(self._sums.items()):
+            try:
+                if peer not in givers:
+                    found[peer] = own.residual(sums)
+            except BadMessageError as error:
+                LOG.warning("a peer's sketch of its state is refused", peer=peer, error=error.message)
+                del self._sums[peer]
+                self._silent.add(peer)
+        return found
