@@ -52,6 +52,8 @@ class Proving:
         self._next_ask_s: dict[PeerId, float] = {}
         self.given_up = 0
         """States that were not those of the stage."""
+        self._refused = ""
+        """Why the last one was not; empty once another one is proven."""
 
     def begin(self, previous: bool = False) -> None:
         """A state was downloaded and loaded, or with `previous` the parameters of the step before."""
@@ -106,6 +108,7 @@ class Proving:
         behind = {mate for mate, (step, _sums) in self._told.items() if step < first}
         match proof.judge(mates, self._residuals, behind, distances(self._residuals), now.now_s):
             case StateVerdict.RIGHT:
+                self._refused = ""
                 self.end()
                 return own
             case StateVerdict.OPEN:
@@ -125,14 +128,16 @@ class Proving:
             self._compare_with_mates(())
 
     def planned(self, plan: JoinPlan) -> JoinPlan:
-        """When this joiner will serve: nobody knows while its state is disputed."""
-        return JoinPlan(None, self.disputed) if self.disputed else plan
+        """When this joiner will serve: nobody knows while its state is disputed. If it has refused one, the plan says why."""
+        if self.disputed:
+            return JoinPlan(None, self.disputed)
+        return replace(plan, text=f"{plan.text or 'begins again'}; it has refused a state: {self._refused}") if self._refused else plan
 
     def give_up(self, reason: str) -> None:
         """This peer gives the state up. Ask those that gave it no more for a while, if there are others."""
         LOG.warning("the downloaded state is refused; it is downloaded anew", reason=reason, givers=sorted(self._givers))
         self._downloader.distrust(self._givers, CONDEMNED_LIVES * self._membership.view.ttl_s)
-        self.given_up += 1
+        self.given_up, self._refused = self.given_up + 1, reason
         self.end()
 
     def _compare(self, mate: PeerId, proof: Proof) -> None:

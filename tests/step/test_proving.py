@@ -92,7 +92,17 @@ async def test_a_made_up_state_is_found_and_its_givers_are_asked_no_more(factor:
     stage.proving.give_up(found.disproved)
     assert stage.asked[-1] == "no ['a']"
     assert stage.proving.given_up == 1
+    assert found.disproved in stage.proving.planned(JoinPlan(None, "")).text
     assert (await stage.look()).disproved == ""
+
+
+async def test_a_plan_tells_that_a_state_was_refused_until_another_one_is_proven() -> None:
+    stage, plan = Stage({"a": 5, "b": 5, "c": 5}, {"a": 1.0, "b": 1.0, "c": 1.0}, own_step=5), JoinPlan(3.0, "ready in about 3.0 s")
+    stage.proving.give_up("most hold another one")
+    assert stage.proving.planned(plan) == JoinPlan(3.0, "ready in about 3.0 s; it has refused a state: most hold another one")
+    stage.proving.begin()
+    assert not (await stage.look()).unproven
+    assert stage.proving.planned(plan) == plan
 
 
 async def test_a_liar_that_is_not_the_giver_changes_nothing() -> None:
