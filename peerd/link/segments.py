@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import socket
 import stat
 import struct
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from peerd.policy.route.receive_window import WayRoundTrip
 
 OPEN_FILES = Path("/dev/fd")
 
@@ -25,7 +29,7 @@ OPEN_FILES = Path("/dev/fd")
 Ends = tuple[int, str, int]
 """The port here, and the address and port there, which tell a connection from all others."""
 Window = Callable[[float], int]
-"""How many bytes may be under way over a connection, by its least round trip in seconds."""
+"""How many bytes may be under way over a connection, by the round trip of its way in seconds."""
 BUFFER_LOCK = 72
 """SO_BUF_LOCK of Linux (asm-generic/socket.h): 0 lets the kernel choose a connection's buffers again."""
 ROOM_IN_BUFFER = 0.75
@@ -37,6 +41,8 @@ class UnderWayBounds(NamedTuple):
 
     to_here: Window | None = None
     from_here: Window | None = None
+    uplink: float = 0.0
+    """Bytes per second of this peer's line; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +57,26 @@ class Segments:
     """For how long a connection had something to send or under way, summed over all; 0: unknown."""
     least_s: float = 0.0
     """The least round trip of the connections that sent some, lately; 0: unknown."""
+    acked: int = 0
+    """Bytes that have arrived; 0: unknown."""
 
     def __add__(self, more: Segments) -> Segments:
         round_trip_s = max(self.round_trip_s, more.round_trip_s)
         least_s = min(filter(None, (self.least_s, more.least_s)), default=0.0)
-        return Segments(self.sent + more.sent, self.again + more.again, round_trip_s, self.busy_s + more.busy_s, least_s)
+        return Segments(
+            self.sent + more.sent,
+            self.again + more.again,
+            round_trip_s,
+            self.busy_s + more.busy_s,
+            least_s,
+            self.acked + more.acked,
+        )
 
     def since(self, before: Segments) -> Segments:
         sent, again = max(0, self.sent - before.sent), max(0, self.again - before.again)
         round_trip_s, least_s = (self.round_trip_s, self.least_s) if sent else (0.0, 0.0)
-        return Segments(sent, again, round_trip_s, max(0.0, self.busy_s - before.busy_s), least_s)
+        busy_s = max(0.0, self.busy_s - before.busy_s)
+        return Segments(sent, again, round_trip_s, busy_s, least_s, max(0, self.acked - before.acked))
 
 
 class KernelInfo(NamedTuple):
@@ -82,17 +98,22 @@ class KernelInfo(NamedTuple):
     """Where it stands for how long the connection was busy, 8 bytes of microseconds."""
     least_at: int | None = None
     """Where its least round trip of the last minutes stands, as the smoothed one."""
+    acked_at: int | None = None
+    """Where it stands how many bytes have arrived, 8 bytes."""
     window_option: int | None = None
     """Of `setsockopt`, which bounds the window that a connection announces."""
 
-    def bound(self, connection: socket.socket, bounds: UnderWayBounds, least_s: float) -> None:
-        """Bound a connection. The kernel forgets windows where it enlarges its buffer, so this is done again at each look."""
+    def bound(self, connection: socket.socket, bounds: UnderWayBounds, least_s: float, way_s: float) -> None:
+        """Bound a connection with this least round trip, and this one of its way.
+
+        The kernel forgets windows where it enlarges its buffer, so this is done again at each look.
+        """
         if self.window_option is None or not least_s > 0:
             return
         if bounds.to_here is not None:
             connection.setsockopt(socket.IPPROTO_TCP, self.window_option, bounds.to_here(least_s))
         if bounds.from_here is not None:
-            _give_room(connection, bounds.from_here(least_s))
+            _give_room(connection, bounds.from_here(way_s))
 
     def read(self, connection: socket.socket) -> Segments | None:
         """None where the kernel gives less, as an older one does. Raises OSError if this is no connection any more."""
@@ -102,8 +123,9 @@ class KernelInfo(NamedTuple):
         if len(answer) < max(self.sent_at, self.again_at) + self.form.size:
             return None
         sent, again = (self.form.unpack_from(answer, place)[0] for place in (self.sent_at, self.again_at))
-        round_trip, least = (_number(answer, place, 4) for place in (self.round_trip_at, self.least_at))
-        return Segments(sent, again, self.unit_s * round_trip, 1e-6 * _number(answer, self.busy_at, 8), self.unit_s * least)
+        round_trip, least = (self.unit_s * _number(answer, place, 4) for place in (self.round_trip_at, self.least_at))
+        busy_s = 1e-6 * _number(answer, self.busy_at, 8)
+        return Segments(sent, again, round_trip, busy_s, least, _number(answer, self.acked_at, 8))
 
 
 def _give_room(connection: socket.socket, num_bytes: int) -> None:
@@ -130,19 +152,37 @@ def _number(answer: bytes, place: int | None, num_bytes: int) -> int:
 
 
 KERNELS: Mapping[str, KernelInfo] = {
-    "linux": KernelInfo(11, 192, 156, 100, struct.Struct("=I"), round_trip_at=68, unit_s=1e-6, busy_at=168, least_at=148, window_option=10),
+    "linux": KernelInfo(
+        11,
+        192,
+        sent_at=156,
+        again_at=100,
+        form=struct.Struct("=I"),
+        round_trip_at=68,
+        unit_s=1e-6,
+        busy_at=168,
+        least_at=148,
+        acked_at=120,
+        window_option=10,
+    ),
     "darwin": KernelInfo(0x106, 112, sent_at=56, again_at=104, form=struct.Struct("=Q"), round_trip_at=44, unit_s=1e-3),
 }
-"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans`, `tcpi_rtt`, `tcpi_busy_time` and `tcpi_min_rtt` of `struct tcp_info` and
-TCP_WINDOW_CLAMP (linux/tcp.h), `tcpi_txpackets`, `tcpi_txretransmitpackets` and `tcpi_srtt` of `struct tcp_connection_info` (netinet/tcp.h
-of macOS)."""
+"""By `sys.platform`: `tcpi_data_segs_out`, `tcpi_total_retrans`, `tcpi_rtt`, `tcpi_busy_time`, `tcpi_min_rtt` and `tcpi_bytes_acked` of
+`struct tcp_info` and TCP_WINDOW_CLAMP (linux/tcp.h), `tcpi_txpackets`, `tcpi_txretransmitpackets` and `tcpi_srtt`
+of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
 
 
 class SegmentCounts:
     """Counts from one look to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_s = clock()
         self._seen: dict[Ends, Segments] = {}
+        self._ways: dict[Ends, WayRoundTrip] = {}
+        """Of connections that were bounded at the last look."""
+        self._acked_rate = math.inf
+        """Bytes per second that arrived over all connections that leave this machine, between the last looks."""
         self.total = Segments()
         """Since the first look."""
 
@@ -151,14 +191,40 @@ class SegmentCounts:
 
         `bounds`: what may be under way over each connection that leaves this machine (Linux); None: leave it as it is.
         """
-        kernel = KERNELS.get(sys.platform)
-        now = {} if kernel is None else dict(filter(None, (_told_of(number, kernel, bounds) for number in _open_files())))
+        now_s, kernel = self._clock(), KERNELS.get(sys.platform)
+        took_s, self._looked_s = max(now_s - self._looked_s, 1e-9), now_s
+        now, ways, acked = dict[Ends, Segments](), dict[Ends, WayRoundTrip](), 0
         found = defaultdict[str, Segments](Segments)
-        for ends, so_far in now.items():
-            host = ends[1].removeprefix("::ffff:")
-            found[host] += so_far.since(self._seen.get(ends, Segments()))
-        self._seen, self.total = now, sum(found.values(), self.total)
+        for connection in _connections() if kernel is not None else ():
+            with contextlib.suppress(OSError):  # it was closed meanwhile, or listens
+                host, port = connection.getpeername()[:2]
+                ends: Ends = connection.getsockname()[1], str(host), port
+                if kernel is None or (so_far := kernel.read(connection)) is None:
+                    continue
+                now[ends], since = so_far, so_far.since(self._seen.get(ends, Segments()))
+                found[ends[1].removeprefix("::ffff:")] += since
+                if _is_here(ends[1]):
+                    continue
+                acked += since.acked
+                if bounds is not None:
+                    carried = self._acked_rate / bounds.uplink if bounds.uplink else math.inf
+                    known = self._ways.get(ends, WayRoundTrip())
+                    way = ways[ends] = known.next(so_far.least_s, so_far.round_trip_s, since.busy_s / took_s, carried)
+                    kernel.bound(connection, bounds, so_far.least_s, way.round_trip_s)
+        self._seen, self._ways, self._acked_rate = now, ways, acked / took_s
+        self.total = sum(found.values(), self.total)
         return dict(found)
+
+
+def _connections() -> Iterator[socket.socket]:
+    """The TCP connections of this process, one at a time; each is closed before the next."""
+    for number in _open_files():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                    yield connection
 
 
 def _open_files() -> list[int]:
@@ -171,20 +237,3 @@ def _open_files() -> list[int]:
 def _is_here(host: str) -> bool:
     """Whether an address is of this machine: what goes there crosses no line."""
     return ipaddress.ip_address(host.removeprefix("::ffff:").partition("%")[0]).is_loopback
-
-
-def _told_of(number: int, kernel: KernelInfo, bounds: UnderWayBounds | None) -> tuple[Ends, Segments] | None:
-    """A connection's ends and what it has sent; None if the open file is no TCP connection."""
-    try:
-        if not stat.S_ISSOCK(os.fstat(number).st_mode):
-            return None
-        with socket.socket(fileno=os.dup(number)) as connection:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-                return None
-            host, port = connection.getpeername()[:2]
-            segments = kernel.read(connection)
-            if bounds is not None and segments is not None and not _is_here(str(host)):
-                kernel.bound(connection, bounds, segments.least_s)
-            return ((connection.getsockname()[1], str(host), port), segments) if segments is not None else None
-    except OSError:  # it was closed meanwhile, or listens
-        return None

@@ -220,7 +220,9 @@ def _bounds(line: OwnLine) -> UnderWayBounds:
     """
     up, down = line.measured
     to_here = partial(receive_window, max(up or 0.0, down)) if down is not None else None
-    return UnderWayBounds(to_here, partial(send_room, up) if up is not None and line.probes.rate is not None else None)
+    if up is None or line.probes.rate is None:
+        return UnderWayBounds(to_here)
+    return UnderWayBounds(to_here, partial(send_room, up), up)
 
 
 async def count_losses(counts: SegmentCounts, paths: Callable[[], Sequence[Widening]], line: OwnLine) -> None:

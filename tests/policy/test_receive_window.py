@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 from peerd.policy.route.receive_window import (
     BEYOND,
+    FULL,
     LEAST_BYTES,
     LEAST_RATE,
     LEAST_SENT_BYTES,
     MOST_BYTES,
+    TRIED,
+    WayRoundTrip,
     receive_window,
     send_room,
 )
@@ -66,3 +69,47 @@ def test_what_two_connections_send_fits_into_the_buffer_before_their_line(mbit: 
 def test_room_is_never_for_a_few_segments_nor_larger_than_the_kernel_takes() -> None:
     assert send_room(0.0, 0.1) == LEAST_SENT_BYTES
     assert send_room(math.inf, 0.3) == send_room(1e300, 1e9) == MOST_BYTES
+
+
+class Line:
+    """An uplink on which one connection always has more to send, and whose rate this peer believes to be `believed`."""
+
+    def __init__(self, rate: float, believed: float, least_s: float, way_s: float) -> None:
+        self.rate, self.believed, self.least_s, self.way_s = rate, believed, least_s, way_s
+        self.known = WayRoundTrip()
+        self.carried = 0.0
+
+    def look(self) -> None:
+        under_way = send_room(self.believed, self.known.round_trip_s or self.least_s)
+        self.carried = min(self.rate, under_way / self.way_s)
+        now_s = max(self.way_s, under_way / self.rate)
+        self.known = self.known.next(self.least_s, now_s, 1.0, self.carried / self.believed)
+
+
+@given(rates, round_trips_s, round_trips_s)
+def test_a_way_that_became_longer_than_the_least_round_trip_of_late_fills_the_line_again(rate: float, least_s: float, way_s: float) -> None:
+    line = Line(rate, rate, min(least_s, way_s), way_s)
+    for _ in range(4):
+        line.look()
+    for _ in range(20):
+        line.look()
+        assert line.carried >= FULL * rate or send_room(rate, way_s) == MOST_BYTES
+
+
+@given(rates, round_trips_s)
+def test_a_line_that_its_own_queue_fills_gets_no_more_room_for_it(rate: float, way_s: float) -> None:
+    line = Line(rate, rate, way_s, way_s)
+    for _ in range(20):
+        line.look()
+        assert line.known.round_trip_s == way_s or send_room(rate, way_s) == MOST_BYTES
+
+
+@given(rates, round_trips_s, st.floats(1.4, 10.0))
+def test_a_line_that_is_slower_than_believed_soon_gets_no_more_room_than_before(rate: float, way_s: float, times: float) -> None:
+    """Else each look would make its queue longer."""
+    line = Line(rate, times * rate, way_s, way_s)
+    for _ in range(TRIED + 1):
+        line.look()
+    for _ in range(20):
+        line.look()
+        assert line.known.round_trip_s == way_s

@@ -13,6 +13,8 @@ downlink takes. Hence a peer bounds what it has under way itself, too.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 QUEUE_S, BEYOND = 0.2, 4 / 3
 """What may be under way is what the line carries in a round trip and `QUEUE_S`, or in so many round trips, if that is more. Two connections
 that share a line then fit in a buffer of a second up to a round trip of 0.6 s. And a connection may always carry more than the line is
@@ -29,6 +31,36 @@ SENT_QUEUE_S, REFILLED = 0.1, 1.5
 """The same for what this peer sends. A kernel asks for more once a third of the room is free, so there is `REFILLED` times as much room as
 is always to be under way. What two connections send fits in a modem's buffer of a second up to a round trip of 0.35 s."""
 LEAST_SENT_BYTES = 48 << 10
+
+BUSY, FULL = 0.5, 0.75
+"""A connection that has something to send for such a share of the time, while the uplink carries less than such a share of its rate, has no
+queue of its own: its round trips are those of the way, and its bound may hold it back."""
+TRIED = 3
+"""For so many looks it gets more room. If the uplink does not fill then, room is not what it lacks."""
+
+
+class WayRoundTrip(NamedTuple):
+    """The round trip of a connection's way, without the queue of this peer's modem, from one look to the next."""
+
+    round_trip_s: float = 0.0
+    """0: unknown."""
+    tried: int = 0
+    """Looks at which its bound may have held it back, since the uplink was full."""
+
+    def next(self, least_s: float, now_s: float, busy: float, uplink: float) -> WayRoundTrip:
+        """Look again. `least_s`, `now_s`: the least round trip and the usual one by the kernel.
+
+        `busy`: the share of the time in which the connection had something to send; `uplink`: what this peer's connections carry together,
+        as a share of its uplink's rate.
+
+        The kernel's least one is of the last five minutes. Where a way has become longer meanwhile, a bound by it lets too little under
+        way. That shows a slow line, so the next bound would be smaller still.
+        """
+        if uplink < FULL and busy >= BUSY:
+            if self.tried >= TRIED:
+                return WayRoundTrip(least_s, TRIED)
+            return WayRoundTrip(max(self.round_trip_s, least_s, *([] if self.tried else [now_s])), self.tried + 1)
+        return WayRoundTrip(max(least_s, min(self.round_trip_s, now_s)), 0 if uplink >= FULL else self.tried)
 
 
 def send_room(line_rate: float, round_trip_s: float) -> int:
