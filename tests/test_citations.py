@@ -81,7 +81,7 @@ def test_the_code_cites_the_page() -> None:
     "wrong",
     [
         *("rule 99", "rules 7 and 99", "rule 7 (adopt)", "rules 7 (propose) and 8 (commit)", "rule 7\n    # (adopt)"),
-        *("J9", "T2 (order)", "hole 77", "holes 1, 2 and 99", "hole 3 (ghost)", "N9", "def test_holes_4_and_99_of_something"),
+        *("J9", "T2 (order)", "hole 177", "holes 1, 2 and 199", "hole 3 (ghost)", "N9", "def test_holes_4_and_171_of_something"),
         *("DESIGN section 6", "(PROTOCOL, opening)", "NOTES section 2", "docs/law.md", "see NOTES.md", "peerd/docs/nothing.md"),
     ],
 )

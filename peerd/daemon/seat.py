@@ -126,7 +126,7 @@ class Seat(OtherPeers):
         self.link_codecs = LinkCodecs(manifest, membership.live, links.traffic)
         self.dispatcher = dispatcher_of(self)
         pace = Pace(settings.compute_stand_in_ms / 1000, settings.slow_factor, rest=executor.rest)
-        self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing, self.witness)
+        self.service = StageService(manifest, state, executor, self.dispatcher, pace, self, peer.tracing, self.witness, peer.data)
         self.auditor, self.texts = auditor_of(self), texts_of(self, room)
         placing = placing_of_stage(manifest, self.stage, room)
         self.service.slots = affordable_slots(manifest, self.stage, state.keep_graph, room.device, placing)

@@ -52,6 +52,11 @@ class HeldData:
         self._giver.has_tokens = isinstance(corpus, Corpus)
 
     @property
+    def tokens(self) -> Corpus | None:
+        """The run's tokens, if they are here. Samples that a model makes itself may be rounded in another way elsewhere."""
+        return self.corpus if isinstance(self.corpus, Corpus) else None
+
+    @property
     def state(self) -> str:
         """States in words whether the run's data is here."""
         if self.corpus is not None:

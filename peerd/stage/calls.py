@@ -26,7 +26,7 @@ from peerd.policy.step.ledger import ledger_of, number_of
 from peerd.policy.step.receipts import ledger_name
 from peerd.stage.computing import Computing
 from peerd.stage.executor import Executor, Pace, Priority, Result
-from peerd.stage.jobs import StageJobs
+from peerd.stage.jobs import RunTokens, StageJobs
 from peerd.stage.leaving import Leaving
 from peerd.stage.results import BackwardResult, Ticket
 from peerd.stage.shortage import Shortage
@@ -106,8 +106,9 @@ class StageService:
         host: CallHost,
         tracing: CallTracing | None = None,
         witness: PassWitness | None = None,
+        data: RunTokens | None = None,
     ) -> None:
-        """`witness` signs what comes and goes, in a run whose peers audit each other."""
+        """`witness` signs what comes and goes, in a run whose peers audit each other. `data`: the run's, as far as it is here."""
         self._manifest = manifest
         self._host = host
         self._tracing = tracing or CallTracing()
@@ -117,7 +118,7 @@ class StageService:
         self._witness = witness
         self.pace = pace
         self._is_local = manifest.train.local_batch > 0
-        self._jobs = StageJobs(manifest, state)
+        self._jobs = StageJobs(manifest, state, data)
         self._held: dict[bytes, Ticket] = {}
         self.slots = manifest.slots
         """Microbatches held at once."""
@@ -196,8 +197,7 @@ class StageService:
         self, signs: PassWitness, given: ReceivedPass, serving: tuple[Call, Ticket, Sequence[Bytes], Progress]
     ) -> CallResult:
         """Serve a call and sign the answer, also if the caller goes meanwhile: it must not decide which of this ledger is signed."""
-        result = await self._serve(*serving)
-        return await signs.answers(given, result, serving[1].signed_below)
+        return await signs.answers(given, await self._serve(*serving), serving[1].signed_below)
 
     def _mark(self, step: int) -> tuple[int, int]:
         """Names the ledger that a microbatch accepted now belongs to; it is never added to another ledger."""

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from peerd.config.codec import Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED
-from peerd.errors import BadMessageError, NotFiniteError
+from peerd.errors import BadMessageError, NotFiniteError, PeerdError
 from peerd.link.links import Bytes
 from peerd.stage.arriving import Arriving
 from peerd.stage.checks import Checks
@@ -28,17 +29,33 @@ from peerd.timeline.spans import Span, SpanKind
 from peerd.transfers import to_device
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, TensorBytes
-from peerd.wire.tensors import decode, take
+from peerd.wire.tensors import decode, encode, take
 
 _CPU = torch.device("cpu")
+
+
+class Tokens(Protocol):
+    """The run's text as microbatches, which are the same on every machine."""
+
+    def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """Tokens and labels of microbatch (step, index)."""
+
+
+class RunTokens(Protocol):
+    """The run's data at this peer."""
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """None as long as they are not here."""
 
 
 class StageJobs:
     """Each public method is one job, but for `finished` and those that say how tensors come."""
 
-    def __init__(self, manifest: Manifest, state: StageState) -> None:
+    def __init__(self, manifest: Manifest, state: StageState, data: RunTokens | None = None) -> None:
         self._manifest = manifest
         self._state = state
+        self._data = data
         self.activations, self.gradients = parse_allowed(manifest.wire.activations), parse_allowed(manifest.wire.activation_gradients)
         self._finished = FinishedGradients()
         self.shortage = Shortage(state)
@@ -49,13 +66,34 @@ class StageJobs:
 
     async def arriving(self, call: Call, chunks: Sequence[Bytes]) -> Arriving:
         """Return the call's inputs, on their way to the device where they can be, and hashed. Not a job. Raises BadMessageError."""
-        inputs, _ = take(chunks, call.inputs, call.labels)
+        inputs, labels = take(chunks, call.inputs, call.labels)
+        await self._check_data(call, inputs, labels)
         found = Arriving(inputs, self._state.holdings.device)
         if call.needs_gradient:
             found.digest = await asyncio.to_thread(digest_of, chunks)
         if call.inputs.dtype != "int32":  # tokens are looked at first
             await found.begin()
         return found
+
+    async def _check_data(self, call: Call, inputs: TensorBytes, labels: TensorBytes) -> None:
+        """Refuse a microbatch that is not in the run's data, where that is here (hole 73).
+
+        Raises BadMessageError for one that its trainer made up. At a later stage a peer on the way may have changed the labels, and the
+        caller need not be at fault: NotFiniteError, by which the microbatch goes back to its trainer.
+        """
+        tokens = self._data.tokens if self._data is not None else None
+        if tokens is None or call.evaluation:
+            return
+        try:
+            due = [encode(each.int()) for each in await asyncio.to_thread(tokens.microbatch, call.step, call.index)]
+        except (OSError, PeerdError):
+            return  # it cannot be read here: others check it
+        came = (inputs, labels) if call.stage == 0 else (labels,)
+        if all(digest_of(one.chunks) == digest_of(other.chunks) for one, other in zip(came, due[-len(came) :], strict=True)):
+            return
+        if call.stage == 0:
+            raise BadMessageError(f"microbatch {call.index} of step {call.step} is not that of the run's data")
+        raise NotFiniteError(f"the labels of microbatch {call.index} of step {call.step} are not those of the run's data")
 
     async def gradient_arriving(self, value: TensorBytes) -> Arriving:
         """The same for the gradient that the next stage gave."""

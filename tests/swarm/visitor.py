@@ -24,6 +24,7 @@ from peerd.wire.clients import StageClient
 from peerd.wire.messages import Call, CallResult, Snapshot, StateRequest
 from peerd.wire.state_client import StateClient
 from peerd.wire.tensors import encode
+from tests.tiny_run import corpus_of
 from tests.wire.lent import whole_of
 
 PATIENCE_S = 10.0
@@ -34,6 +35,8 @@ class Visitor:
     network: Network
     run: RunId
     manifest: Manifest
+    folder: Path
+    """Of its own, for the run's text as tokens."""
 
     async def snapshot(self, peer: PeerId, stage: int) -> tuple[Snapshot, bytes]:
         """What the peer gives a joiner."""
@@ -45,7 +48,7 @@ class Visitor:
         return await StageClient(self.network.links, self.run).backpropagate(peer, call, (), PATIENCE_S, lambda _stage, _peer: None)
 
     def call(self, stage: int, step: int) -> Call:
-        """A microbatch for a later stage that only the first lacks: it gives the gradient and adds nothing."""
+        """A microbatch for a later stage that only the first lacks: it gives the gradient and adds nothing. Its labels are the text's."""
         train, model = self.manifest.train, self.manifest.decoder
         rows = (train.microbatch_size, train.sequence_length)
         chance = torch.Generator().manual_seed(0)
@@ -56,7 +59,7 @@ class Visitor:
             index=0,
             accumulate=frozenset({0}),
             inputs=encode(torch.randn((*rows, model.d_model), generator=chance)),
-            labels=encode(torch.randint(0, model.vocab_size, rows, generator=chance, dtype=torch.int32)),
+            labels=encode(corpus_of(self.manifest, self.folder).microbatch(step, 0)[1].int()),
         )
 
 
@@ -72,7 +75,7 @@ async def visiting(*texts: str) -> AsyncIterator[Visitor]:
     ended = asyncio.ensure_future(watch(network.p2pd))
     try:
         signed = await ask_for_run(network, address)
-        yield Visitor(network, signed.run, signed.manifest)
+        yield Visitor(network, signed.run, signed.manifest, home.folder)
     finally:
         await network.close()
         await ended

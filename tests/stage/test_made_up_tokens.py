@@ -1,0 +1,118 @@
+"""Hole 73 (made-up tokens): where the run's data is here, a microbatch that is not in it is added by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from peerd.daemon.training import HeldData
+from peerd.errors import BadMessageError, NotFiniteError
+from peerd.stage.calls import StageService
+from peerd.stage.executor import Pace
+from peerd.train.corpus import Corpus
+from peerd.wire.messages import Call, TensorBytes
+from peerd.wire.tensors import decode, encode
+from tests.life import Life
+from tests.paper_host import PaperHost
+from tests.tiny_run import corpus_of, tiny_manifest
+
+CPU = torch.device("cpu")
+EVALUATED = {"evaluate_every_steps": 1, "evaluation_fraction": 0.1}
+
+
+@dataclass
+class Data:
+    """The run's data at one peer."""
+
+    tokens: Corpus | None
+
+
+def other(tensor: TensorBytes) -> TensorBytes:
+    """Tokens of somebody's own choice, which the model knows."""
+    return encode((decode(tensor, CPU) + 1) % 256)
+
+
+def launched(life: Life, corpus: Corpus, step: int = 0, index: int = 0) -> Call:
+    inputs, labels = (encode(each.int()) for each in corpus.microbatch(step, index))
+    return replace(life.call(step, index), inputs=inputs, labels=labels)
+
+
+def holds(life: Life, stage: int, corpus: Corpus | None) -> None:
+    """Let the peer of a stage hold the run's data."""
+    state, executor = life.states[stage], life.executors[stage]
+    life.services[stage] = StageService(life.manifest, state, executor, life, Pace(), PaperHost(), data=Data(corpus))
+
+
+async def sent(life: Life, call: Call) -> None:
+    await life.send(call, lambda _stage, _peer: None)
+
+
+def added(life: Life) -> list[int]:
+    return [state.record.done for state in life.states]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return corpus_of(tiny_manifest(2, **EVALUATED), tmp_path)
+
+
+@pytest.fixture
+async def life() -> AsyncIterator[Life]:
+    begun = Life(tiny_manifest(2, **EVALUATED), CPU)
+    yield begun
+    await begun.close()
+
+
+@pytest.mark.parametrize("what", ["inputs", "labels"])
+async def test_hole_71_what_a_trainer_made_up_is_computed_by_nobody_that_has_the_data(life: Life, corpus: Corpus, what: str) -> None:
+    holds(life, 0, corpus)
+    call = launched(life, corpus)
+    with pytest.raises(BadMessageError, match="is not that of the run's data"):
+        await sent(life, replace(call, inputs=other(call.inputs)) if what == "inputs" else replace(call, labels=other(call.labels)))
+    with pytest.raises(BadMessageError, match="is not that of the run's data"):  # of another microbatch, of another step
+        await sent(life, replace(call, inputs=launched(life, corpus, 0, 1).inputs, labels=launched(life, corpus, 0, 1).labels))
+    assert added(life) == [0, 0]
+    await sent(life, call)
+    assert added(life) == [1, 1]
+
+
+async def test_hole_71_labels_that_were_changed_on_the_way_blame_nobody_and_nothing_is_added(life: Life, corpus: Corpus) -> None:
+    """The caller may have got them like that. The refusal goes back to the trainer, which tries another way."""
+    holds(life, 1, corpus)
+    call = launched(life, corpus)
+    with pytest.raises(NotFiniteError, match="the labels of microbatch 0 of step 0"):
+        await sent(life, replace(call, labels=other(call.labels)))
+    assert added(life) == [0, 0]
+    await sent(life, call)
+    assert added(life) == [1, 1]
+
+
+async def test_without_the_data_and_for_an_evaluation_nothing_is_compared(life: Life, corpus: Corpus) -> None:
+    holds(life, 0, None)
+    await sent(life, life.call(0, 0))
+    assert added(life) == [1, 1]
+    holds(life, 0, corpus)
+    await life.microbatch(0, 0, evaluation=True)
+
+
+def test_only_text_is_compared_as_samples_may_be_rounded_in_another_way_elsewhere(corpus: Corpus) -> None:
+    class Nobody:
+        """What a model makes itself."""
+
+        def microbatch(self, step: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            raise AssertionError(f"not asked for ({step}, {index})")
+
+        def evaluation_microbatch(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            raise AssertionError(f"not asked for ({index})")
+
+    class Giver:
+        has_tokens = False
+
+    manifest = tiny_manifest(2)
+    assert HeldData(manifest, corpus, None, Giver()).tokens is corpus  # type: ignore[arg-type]
+    assert HeldData(manifest, Nobody(), None, Giver()).tokens is None  # type: ignore[arg-type]
+    assert HeldData(manifest, None, None, Giver()).tokens is None  # type: ignore[arg-type]
