@@ -20,6 +20,8 @@ from peerd.wire.chunks import CutFile
 
 SLOWEST_BYTES_PER_S = 125_000.0
 """A receiver that takes so much makes progress. One that has taken less so far is measured by its own rate."""
+LEAST_WAIT_S = 1.0
+"""A receiver that has let a peer wait for less in all is not idle: its first request takes a round trip."""
 LOG = structlog.get_logger()
 
 
@@ -109,6 +111,9 @@ class Lending(Watch):
         self._left = bytearray(b"\1") * len(file)
         """1 for each chunk that was not asked for yet."""
         self._ended = ended
+        self._waited_s = 0.0
+        """For its requests, the present one left out."""
+        self._waits_since_s: float | None = None
         self.is_whole = False
         """Whether the receiver has said that it needs no more."""
 
@@ -122,6 +127,13 @@ class Lending(Watch):
         elapsed_s = time.monotonic() - self._began_s
         return max(0.0, self._num_bytes - self.sent_bytes) * elapsed_s / self.sent_bytes if self.sent_bytes else None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether this peer has waited most of the time for the receiver to ask for something."""
+        now_s = time.monotonic()
+        waited_s = self._waited_s + (now_s - self._waits_since_s if self._waits_since_s is not None else 0.0)
+        return waited_s > max(LEAST_WAIT_S, (now_s - self._began_s) / 2)
+
     def chunk(self, number: int) -> bytes:
         """One chunk, which is sent now. Raises PeerGoneError if the receiver has stalled, BadMessageError if it asks for no chunk of the
         file, or for one again: it would keep the file for as long as it likes."""
@@ -131,7 +143,11 @@ class Lending(Watch):
 
     async def next(self, requests: AsyncIterator[Any]) -> bytes | None:
         """The chunk that the receiver asks for next; None: it needs no more. Raises as `read`."""
-        asked = await next_within(requests, self.allowed_s(0))
+        self._waits_since_s = began_s = time.monotonic()
+        try:
+            asked = await next_within(requests, self.allowed_s(0))
+        finally:
+            self._waited_s, self._waits_since_s = self._waited_s + time.monotonic() - began_s, None
         if asked is None:
             self.is_whole = True
             return None

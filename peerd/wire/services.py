@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -31,7 +31,6 @@ from peerd.link.few_each import FewEach
 from peerd.link.lanes import Lanes, Turn
 from peerd.link.traffic import Link, PeerRole, Way
 from peerd.link.tunnel import caller_of
-from peerd.policy.step.sections import SECTIONS_AT_ONCE
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.timeline.spans import MAX_SPANS, SpanKind
 from peerd.wire import accounts, convert, rosters, timelines
@@ -45,6 +44,7 @@ from peerd.wire.messages import SKETCH_SEED_BYTES, Call, CallResult, ProposalAns
 from peerd.wire.open_conversations import Held
 from peerd.wire.receipts import tell_signed
 from peerd.wire.replies import Replies
+from peerd.wire.section_slots import SectionSlots
 
 LOG = structlog.get_logger()
 Handler = TypeVar("Handler")
@@ -246,8 +246,10 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
 
 class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.AveragingServicer):
     register = staticmethod(averaging_pb2_grpc.add_AveragingServicer_to_server)
-    _sections_given = 0
-    """Sections of averages that are on their way to callers."""
+
+    def __init__(self, door: Door, handler: AveragingHandler) -> None:
+        super().__init__(door, handler)
+        self._sections = SectionSlots(lambda: frozenset(handler.mates()))
 
     async def Propose(self, request: averaging_pb2.Proposal, context: Any) -> averaging_pb2.ProposalReply:
         async with self._door.answering(context, request.run) as caller:
@@ -302,15 +304,15 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
     async def GetAverage(
         self, requests: AsyncIterator[averaging_pb2.AverageRequest], context: Any
     ) -> AsyncIterator[averaging_pb2.AverageMessage]:
-        async with self._door.answering(context):
+        async with self._door.answering(context) as caller:
             request = await self._door.first_of_run(requests)
             section = request.section if request.HasField("section") else None
-            if section is not None and self._sections_given >= SECTIONS_AT_ONCE:
-                raise BusyError("this peer gives sections to others just now")
-            with self._counted(section is not None):
+            with self._sections.by(caller) if section is not None else contextlib.nullcontext() as lends:
                 average, file, is_urgent = await self._handler.get_average(request.stage, request.step, section)
                 with Lending(file, self._door.patience_s) as lending:
                     del file
+                    if lends is not None:
+                        lends(lending)
                     yield averaging_pb2.AverageMessage(header=rosters.average_to(average))
                     while (chunk := await lending.next(requests)) is not None:
                         if is_urgent:
@@ -319,14 +321,6 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
                             await self._door.traffic.uplink.turn(len(chunk))
                         yield averaging_pb2.AverageMessage(chunk=chunk)
                         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, len(chunk))
-
-    @contextlib.contextmanager
-    def _counted(self, is_section: bool) -> Iterator[None]:
-        self._sections_given += is_section
-        try:
-            yield
-        finally:
-            self._sections_given -= is_section
 
     async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
         async with self._door.answering(context, request.run) as caller:
