@@ -15,7 +15,7 @@ from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority
-from peerd.table.record import AverageId, PeerId, RawRecord
+from peerd.table.record import AverageId, PeerId, Phase, RawRecord
 from peerd.wire.chunks import CutFile
 from peerd.wire.deliveries import Lending
 from peerd.wire.handlers import Frames, Progress, Receive, Tell
@@ -37,6 +37,9 @@ from peerd.wire.text_messages import Extended, TextCall
 
 if TYPE_CHECKING:
     from peerd.daemon.seat import Seat
+
+NOT_JOINING = PeerId("")
+"""Stands for all that ask for sketches and do not join the stage, as far as is known here: together they have the turns of one."""
 
 
 class Reception:
@@ -113,9 +116,11 @@ class Reception:
         with self._served() as seat:
             return await seat.snapshots.snapshot(caller, wanted)
 
-    async def sketch(self, stage: int, seed: bytes, previous: bool) -> ToldSketch:
+    async def sketch(self, caller: PeerId, stage: int, seed: bytes, previous: bool) -> ToldSketch:
         with self._served() as seat:
-            return await seat.snapshots.sketch(stage, seed, previous)
+            record = seat.peer.membership.find(caller)
+            joins = record is not None and record.stage == stage and record.phase is Phase.JOINING
+            return await seat.snapshots.sketch(caller if joins else NOT_JOINING, stage, seed, previous)
 
     def offer_text(self, caller: PeerId, stage: int) -> TextOffer:
         return self._present().texts.offer(stage)

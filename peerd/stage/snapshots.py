@@ -15,6 +15,7 @@ from torch import Tensor
 from peerd.background import start
 from peerd.errors import BusyError, NotFiniteError, PeerdError, WrongStateError
 from peerd.policy.step.following import Followers
+from peerd.policy.step.sketching import SketchTurns
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.history import HistoryEntry, history_json
 from peerd.stage.leases import Lease
@@ -35,8 +36,6 @@ MOST_COPIES = 2
 """Copies of its state that a peer keeps for those who download it: the newest, and one that another joiner has begun with."""
 SHARED_STEPS = 2
 """A joiner that no copy can be made for gets one that is so many steps old. The averages since then are kept for an earlier joiner."""
-SKETCH_PAUSE = 10.0
-"""After a sketch a peer makes none for so many times as long as it took."""
 WAIT_SHARE, ASK_AGAIN_S = 0.5, 1.0
 """A copy is made between two passes, which may take minutes. A joiner waits for this share of its patience, and then asks again."""
 
@@ -135,7 +134,7 @@ class SnapshotServer:
         self._whole: weakref.ReferenceType[Downloaded] | None = None
         """The last copy of the whole state, while it is in use."""
         self._making = asyncio.Lock()
-        self._next_sketch_s = 0.0
+        self._sketching = SketchTurns()
         self._under_way: dict[tuple[int, bool, bool], asyncio.Task[tuple[_Copy, CutFile]]] = {}
         """By stage and kind, the making of a copy, until somebody has taken it."""
 
@@ -236,19 +235,32 @@ class SnapshotServer:
         """This peer's own state, as a joiner would get it."""
         return await self._own(tied_only=False)
 
-    async def sketch(self, stage: int, seed: bytes, previous: bool = False) -> ToldSketch:
+    async def sketch(self, asker: PeerId, stage: int, seed: bytes, previous: bool = False) -> ToldSketch:
         """The sketch of this peer's state, or of the previous parameters, under a joiner's seed.
 
-        Sketches take a small share of the time, however many joiners ask.
+        Sketches take a small share of the time, however many joiners ask, and each of these gets its turn.
         """
-        if (left_s := self._next_sketch_s - clock_s()) > 0:
-            raise BusyError("this peer has just told another one of its state", left_s)
-        began_s = clock_s()
-        self._next_sketch_s = began_s + self._patience_s
+        if (wait_s := self._sketching.wait_s(asker, clock_s())) > 0:
+            raise BusyError("this peer tells others of its state just now", wait_s)
+        self._sketching.begins()
+        # The task outlives the call: a caller that hangs up must not get another sketch made before the time of this one is counted.
+        return await asyncio.shield(start(self._make_sketch(stage, seed, previous), expects=(PeerdError,)))
+
+    async def _make_sketch(self, stage: int, seed: bytes, previous: bool) -> ToldSketch:
+        took_s = 0.0
+
+        def timed() -> ToldSketch:
+            nonlocal took_s
+            began_s = clock_s()
+            try:
+                return self._sketch(stage, seed, previous)
+            finally:
+                took_s = clock_s() - began_s
+
         try:
-            return await self._executor.run(Priority.LEDGER, lambda: self._sketch(stage, seed, previous))
+            return await self._executor.run(Priority.LEDGER, timed)
         finally:
-            self._next_sketch_s = clock_s() + SKETCH_PAUSE * (clock_s() - began_s)
+            self._sketching.took(took_s, clock_s())
 
     def _sketch(self, stage: int, seed: bytes, previous: bool) -> ToldSketch:
         record = self._state.record

@@ -114,10 +114,10 @@ class StateHandler(Protocol):
     async def snapshot(self, caller: PeerId, wanted: StateRequest) -> tuple[Snapshot, Lending]:
         """Return a snapshot's header, and its file for the caller to ask for chunks. All downloads share one copy of it in memory."""
 
-    async def sketch(self, stage: int, seed: bytes, previous: bool) -> ToldSketch:
+    async def sketch(self, caller: PeerId, stage: int, seed: bytes, previous: bool) -> ToldSketch:
         """Return the sketch of the state that this peer holds now, or of the parameters of the step before alone.
 
-        Raises BusyError if others have had many of late.
+        Raises BusyError if it is another one's turn.
         """
         ...
 

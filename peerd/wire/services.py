@@ -369,6 +369,6 @@ class StateServicer(Servicer[StateHandler], state_pb2_grpc.StateServicer):
         async with self._door.answering(context, request.run) as caller:
             if len(request.seed) != SKETCH_SEED_BYTES:
                 raise BadMessageError("a sketch is asked for under a damaged seed")
-            told = await self._handler.sketch(request.stage, request.seed, request.previous)
+            told = await self._handler.sketch(caller, request.stage, request.seed, request.previous)
         await self._door.slow_down(caller)
         return state_pb2.SketchReply(step=told.step, sums=told.sums)

@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from peerd.daemon.reception import Reception
+from peerd.daemon.reception import NOT_JOINING, Reception
 from peerd.daemon.seat import Seat
 from peerd.errors import WrongStateError
 from peerd.policy.step.roster import Roster
-from peerd.table.record import AverageId, PeerId
+from peerd.table.record import AverageId, PeerId, Phase
+from tests.strategies import member
 
 CALLER = PeerId("caller")
 UNUSED: Any = None
@@ -73,3 +74,23 @@ async def test_a_call_that_its_caller_gives_up_is_cancelled_as_any_other() -> No
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_hole_72_all_that_ask_for_sketches_and_do_not_join_the_stage_have_one_name() -> None:
+    """A key costs nothing, and a peer that serves the stage needs no sketch."""
+    askers: list[PeerId] = []
+
+    async def sketch(asker: PeerId, *_asked: object) -> None:
+        askers.append(asker)
+
+    known = {
+        "joiner": member("joiner", stage=1, phase=Phase.JOINING),
+        "mate": member("mate", stage=1),
+        "elsewhere": member("elsewhere", stage=0, phase=Phase.JOINING),
+    }
+    peer = SimpleNamespace(membership=SimpleNamespace(find=known.get))
+    reception = Reception()
+    reception.open(cast(Seat, SimpleNamespace(peer=peer, snapshots=SimpleNamespace(sketch=sketch))))
+    for caller in ("joiner", "mate", "elsewhere", "stranger"):
+        await reception.sketch(PeerId(caller), 1, b"seed", False)
+    assert askers == ["joiner", *[NOT_JOINING] * 3]

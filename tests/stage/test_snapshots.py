@@ -266,3 +266,58 @@ def test_state_of_another_stage_is_refused_and_changes_nothing(manifest: Manifes
     after = state.holdings.tensors(state.record)
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert state.record.step == 0
+
+
+async def in_a_pass(executor: Executor, ends: threading.Event) -> asyncio.Future[bool]:
+    """A pass that has begun, and goes on until told."""
+    begun = threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return ends.wait(PATIENCE_S)
+
+    passing = asyncio.ensure_future(executor.run(Priority.CONTROL, work))
+    await asyncio.sleep(0)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    return passing
+
+
+async def test_hole_72_who_asks_for_a_sketch_and_hangs_up_gets_no_other_one_made(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> None:
+    """Not even some time later, while the first one waits for a pass."""
+    snapshots, state, executor = server
+    state.serve()
+    ends = threading.Event()
+    passing = await in_a_pass(executor, ends)
+    asked = asyncio.ensure_future(snapshots.sketch(PeerId("liar"), 0, bytes(16)))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    await asyncio.sleep(0.3)
+    with pytest.raises(BusyError, match="others"):
+        await asyncio.wait_for(snapshots.sketch(PeerId("liar"), 0, bytes(16)), 1.0)
+    ends.set()
+    assert await passing
+    while True:
+        try:
+            assert (await snapshots.sketch(PeerId("liar"), 0, bytes(16))).sums
+            return
+        except BusyError as error:
+            await asyncio.sleep(error.retry_after_s)
+
+
+async def test_hole_72_a_sketch_that_waits_for_a_pass_makes_others_wait_for_its_own_time_alone(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> None:
+    snapshots, state, executor = server
+    state.serve()
+    ends = threading.Event()
+    passing = await in_a_pass(executor, ends)
+    asyncio.get_running_loop().call_later(1.0, ends.set)
+    await snapshots.sketch(JOINER, 0, bytes(16))
+    assert await passing
+    with pytest.raises(BusyError) as busy:
+        await snapshots.sketch(PeerId("another"), 0, bytes(16))
+    assert busy.value.retry_after_s < 5.0, "ten times the pass"
