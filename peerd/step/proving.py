@@ -50,6 +50,8 @@ class Proving:
         self._residuals: dict[PeerId, StateResidual] = {}
         """How far mates' states are off this joiner's, as far as that is known. Donors that offered its own hold it."""
         self._next_ask_s: dict[PeerId, float] = {}
+        self._busy: set[PeerId] = set()
+        """Mates that have said last that they tell others just now."""
         self.given_up = 0
         """States that were not those of the stage."""
         self._refused = ""
@@ -77,6 +79,7 @@ class Proving:
     def _forget(self) -> None:
         self._tasks.cancel()
         self._own, self._told, self._residuals, self._next_ask_s = {}, {}, {}, {}
+        self._busy = set()
 
     async def keep_up(self) -> None:
         """Make this joiner's sketch of the step at which it is."""
@@ -86,8 +89,14 @@ class Proving:
         if self._own and record.step < min(self._own):  # it has given this state up for what is on its disk
             self.end()
             return
-        sketch = await self._executor.run(Priority.LEDGER, lambda: self._state.holdings.sketch(record, self._seed, self._previous))
-        self._own[record.step] = sketch
+        proof = self._proof
+
+        def timed() -> tuple[Sketch, float]:
+            began_s = clock_s()
+            return self._state.holdings.sketch(record, self._seed, self._previous), clock_s() - began_s
+
+        self._own[record.step], took_s = await self._executor.run(Priority.LEDGER, timed)
+        proof.sketched(took_s)
         for step in sorted(self._own)[1:-MOST_KEPT]:
             del self._own[step]
 
@@ -106,7 +115,7 @@ class Proving:
             self._compare(mate, proof)
         first = min(self._own)
         behind = {mate for mate, (step, _sums) in self._told.items() if step < first}
-        match proof.judge(mates, self._residuals, behind, distances(self._residuals), now.now_s):
+        match proof.judge(mates, self._residuals, behind, distances(self._residuals), now.now_s, self._busy):
             case StateVerdict.RIGHT:
                 self._refused = ""
                 self.end()
@@ -159,15 +168,16 @@ class Proving:
             self._tasks.start(self._ask(mate, proof))
 
     async def _ask(self, mate: PeerId, proof: Proof) -> None:
-        pause_s = ASKS_AGAIN_S
+        pause_s, is_busy = ASKS_AGAIN_S, False
         try:
             told = await self._downloader.sketch(mate, self._state.record.stage, self._seed, self._previous)
             if proof is self._proof:
                 self._told[mate] = told
         except BusyError as error:
-            pause_s = max(pause_s, error.retry_after_s or 0.0)
+            pause_s, is_busy = max(pause_s, error.retry_after_s or 0.0), True
         except RemoteError as error:
             LOG.debug("a mate did not tell what state it holds", mate=mate, error=error.message)
         if proof is self._proof:
+            (self._busy.add if is_busy else self._busy.discard)(mate)
             self._next_ask_s[mate] = clock_s() + pause_s
             self._membership.wake()

@@ -84,6 +84,19 @@ def test_one_that_is_mute_keeps_nobody_out_for_long() -> None:
     assert proof.judge([giver, mute], set(), set(), same, 110.0) is StateVerdict.RIGHT
 
 
+def test_hole_72_one_that_tells_later_is_not_mute_and_counts_for_longer_where_states_are_large() -> None:
+    giver, *others = mates(3)
+    proof, busy = Proof([giver.peer], b"seed", 100.0, 5.0), {mate.peer for mate in others}
+    made_up = on_a_line({giver.peer: FALSE, None: FALSE, **dict.fromkeys(busy, 0.0)})
+    for now_s in (109.0, 110.0, 170.0):
+        assert proof.judge([giver, *others], set(), set(), made_up, now_s, busy) is StateVerdict.OPEN
+    assert proof.judge([giver, *others], busy, set(), made_up, 170.0) is StateVerdict.WRONG
+    for took_s, until_s in ((0.1, 180.0), (3.0, 340.0)):
+        proof.sketched(took_s)
+        assert proof.judge([giver, *others], set(), set(), made_up, until_s - 1, busy) is StateVerdict.OPEN
+        assert proof.judge([giver, *others], set(), set(), made_up, until_s, busy) is StateVerdict.RIGHT, "they keep nobody out for ever"
+
+
 def test_a_state_that_is_ahead_of_the_mates_for_long_is_not_that_of_the_stage() -> None:
     giver, *others = mates(3)
     proof = Proof([giver.peer], b"seed", 100.0, 5.0)

@@ -15,6 +15,7 @@ from peerd.errors import BusyError, PeerGoneError
 from peerd.policy.step.joining import JoinPlan
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.stage.sketches import sketch_of
+from peerd.step import proving
 from peerd.step.proving import Proving
 from peerd.swarm.clock import clock_s
 from peerd.table.record import PeerId, Phase
@@ -111,7 +112,8 @@ async def test_a_liar_that_is_not_the_giver_changes_nothing() -> None:
     assert await stage.look() == OwnState(record=stage.record)
 
 
-async def test_a_mate_that_is_busy_is_asked_again_and_one_that_is_gone_is_not_waited_for_long() -> None:
+async def test_a_mate_that_is_busy_is_asked_again_and_one_that_is_gone_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "ASKS_AGAIN_S", 0.0)
     stage = Stage({"a": 5, "b": 5}, {"a": 1.0, "b": 1.0}, own_step=5)
     stage.busy = {"b"}
     stage.proving.begin()
@@ -160,3 +162,14 @@ async def test_a_dispute_ends_once_one_of_the_two_is_gone(gone: str, is_right: b
         stage.proving.give_up(found.disproved)
         assert stage.asked[-1] == "no ['a']"
     assert stage.proving.disputed == ""
+
+
+async def test_hole_72_the_word_of_a_lying_giver_is_not_enough_while_its_mates_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "ASKS_AGAIN_S", 0.0)
+    stage = Stage({"a": 5, "b": 5, "c": 5}, {"a": FALSE, "b": 1.0, "c": 1.0}, own_step=5)
+    stage.busy = {"b", "c"}
+    stage.proving.begin()
+    assert (await stage.look()).unproven
+    assert (await stage.look(after_s=30.0)).unproven
+    stage.busy = set()
+    assert (await stage.look()).disproved

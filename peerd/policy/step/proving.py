@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 
 from peerd.policy.hashing import digest
+from peerd.policy.step.sketching import PAUSE
 from peerd.table.record import PeerId, PeerRecord
 
 MOST_ASKED = 16
@@ -31,6 +32,9 @@ MOST_SHOWN = 3
 """So many peers that disagree are named."""
 PATIENCE_TIMES = 2.0
 """For so many lives of a record (or five seconds, where they are shorter) a mate that does not answer is waited for."""
+
+BUSY_TIMES = 8.0
+"""One that says that it tells others just now is waited for so many times as long, or for so many of its pauses where states are large."""
 
 Distance = Callable[[PeerId | None, PeerId | None], float]
 """How far two states are apart, each of a mate, or this joiner's own (None)."""
@@ -77,8 +81,8 @@ class Proof:
         """`givers`: the donors that offered this very state, each of which says thereby that it holds it."""
         self.givers = frozenset(givers)
         self._seed = seed
-        self._patience_s = PATIENCE_TIMES * patience_s
-        self._until_s = now_s + self._patience_s
+        self._began_s, self._patience_s = now_s, PATIENCE_TIMES * patience_s
+        self._until_s, self._busy_until_s = now_s + self._patience_s, now_s + BUSY_TIMES * self._patience_s
 
     def is_over(self, now_s: float) -> bool:
         """Whether a dispute has stood for so long that the states are to be compared anew: mates may hold other ones by now."""
@@ -88,22 +92,33 @@ class Proof:
         """Those whose states count."""
         return drawn(self._seed, mates)
 
+    def sketched(self, took_s: float) -> None:
+        """A sketch took this joiner so long, and takes its mates about as long: that is how long their pauses are."""
+        self._busy_until_s = max(self._busy_until_s, self._began_s + BUSY_TIMES * PAUSE * took_s)
+
     def judge(
-        self, mates: Sequence[PeerRecord], known: Collection[PeerId], behind: Collection[PeerId], distance: Distance, now_s: float
+        self,
+        mates: Sequence[PeerRecord],
+        known: Collection[PeerId],
+        behind: Collection[PeerId],
+        distance: Distance,
+        now_s: float,
+        busy: Collection[PeerId] = (),
     ) -> StateVerdict:
         """What comes of it now. `known`: mates whose states can be compared; `behind`: those that have answered from an earlier step than
-        that of the download.
+        that of the download; `busy`: those that are there, and have said that they tell later.
 
         A mate that says nothing for long does not count any more: nobody is kept out by one that is mute. Where most are behind for as
         long, the state is not that of this stage. A dispute stands once it has lasted as long.
         """
         asked = self.asked(mates)
         told = [peer for peer in asked if peer in known or peer in self.givers]
+        awaited = {peer for peer in asked if peer in busy and peer not in told} if now_s < self._busy_until_s else set()
         if now_s >= self._until_s:
-            asked = [peer for peer in asked if peer in told or peer in behind]
+            asked = [peer for peer in asked if peer in told or peer in behind or peer in awaited]
         if not asked:
             return StateVerdict.RIGHT
-        found, is_over = verdict(told, len(asked), distance), now_s >= self._until_s
+        found, is_over = verdict(told, len(asked), distance), now_s >= self._until_s and not awaited
         if found is StateVerdict.OPEN and is_over:
             return StateVerdict.WRONG
         return StateVerdict.OPEN if found is StateVerdict.DISPUTED and not is_over else found
