@@ -34,7 +34,7 @@ from peerd.wire.tensors import decode, encode, take
 _CPU = torch.device("cpu")
 
 
-class Tokens(Protocol):
+class TextMicrobatches(Protocol):
     """The run's text as microbatches, which are the same on every machine."""
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ class RunTokens(Protocol):
     """The run's data at this peer."""
 
     @property
-    def tokens(self) -> Tokens | None:
+    def tokens(self) -> TextMicrobatches | None:
         """None as long as they are not here."""
 
 

@@ -13,6 +13,7 @@ from peerd.policy.step.evidence import Evidence, SignedWord
 from peerd.policy.step.parts import SentPart
 from peerd.policy.step.proving import Proof
 from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass
+from peerd.policy.step.sketching import SketchTurns
 from peerd.policy.step.tied import TiedSource, WantedSum
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
 from peerd.policy.step.withholding import Withholding
@@ -96,11 +97,14 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Withholding: lambda _w: Withholding(),
     SentPart: _sent,
     Claims: lambda _w: Claims(),
+    SketchTurns: lambda _w: SketchTurns(),
     Proof: lambda w: Proof([w.some_peer() for _ in range(w.random.randrange(9))], w.raw(32), w.random.choice((0.0, w.now_s)), 5.0),
 }
 
 ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
-    **dict.fromkeys((("known", "Sequence[PeerId]"), ("known", "Collection[PeerId]"), "behind"), _some_peers),
+    **dict.fromkeys((("known", "Sequence[PeerId]"), ("known", "Collection[PeerId]"), "behind", "busy"), _some_peers),
+    ("took_s", "float"): lambda w: w.random.choice((0.0, 1e-3, 5.0, 1e6)),
+    "asker": World.some_peer,
     "wanted": lambda w: WantedSum(AverageId(w.raw(16)), tuple(w.many(lambda: _source(w)))),
     "source": _source,
     "num_asked": lambda w: w.random.randrange(17),
