@@ -101,7 +101,7 @@ class Swarm:
             raise WrongStateError("it tells nothing")
         if donor.goes_on:
             donor.go_on_to(STEP + 1)
-        return await donor.snapshots.sketch(stage, seed, previous)
+        return await donor.snapshots.sketch(PeerId("exporter"), stage, seed, previous)
 
     async def gather(self, timeout_s: float = 30.0) -> list[Compared]:
         return await export._of_one_step(self.peer, self.say, timeout_s)

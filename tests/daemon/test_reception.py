@@ -76,7 +76,7 @@ async def test_a_call_that_its_caller_gives_up_is_cancelled_as_any_other() -> No
         await call
 
 
-async def test_hole_72_all_that_ask_for_sketches_and_do_not_join_the_stage_have_one_name() -> None:
+async def test_hole_74_all_that_ask_for_sketches_and_do_not_join_the_stage_have_one_name() -> None:
     """A key costs nothing, and a peer that serves the stage needs no sketch."""
     askers: list[PeerId] = []
 

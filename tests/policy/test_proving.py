@@ -84,7 +84,7 @@ def test_one_that_is_mute_keeps_nobody_out_for_long() -> None:
     assert proof.judge([giver, mute], set(), set(), same, 110.0) is StateVerdict.RIGHT
 
 
-def test_hole_72_one_that_tells_later_is_not_mute_and_counts_for_longer_where_states_are_large() -> None:
+def test_hole_74_one_that_tells_later_is_not_mute_and_counts_for_longer_where_states_are_large() -> None:
     giver, *others = mates(3)
     proof, busy = Proof([giver.peer], b"seed", 100.0, 5.0), {mate.peer for mate in others}
     made_up = on_a_line({giver.peer: FALSE, None: FALSE, **dict.fromkeys(busy, 0.0)})

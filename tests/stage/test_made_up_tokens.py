@@ -68,7 +68,7 @@ async def life() -> AsyncIterator[Life]:
 
 
 @pytest.mark.parametrize("what", ["inputs", "labels"])
-async def test_hole_71_what_a_trainer_made_up_is_computed_by_nobody_that_has_the_data(life: Life, corpus: Corpus, what: str) -> None:
+async def test_hole_73_what_a_trainer_made_up_is_computed_by_nobody_that_has_the_data(life: Life, corpus: Corpus, what: str) -> None:
     holds(life, 0, corpus)
     call = launched(life, corpus)
     with pytest.raises(BadMessageError, match="is not that of the run's data"):
@@ -80,7 +80,7 @@ async def test_hole_71_what_a_trainer_made_up_is_computed_by_nobody_that_has_the
     assert added(life) == [1, 1]
 
 
-async def test_hole_71_labels_that_were_changed_on_the_way_blame_nobody_and_nothing_is_added(life: Life, corpus: Corpus) -> None:
+async def test_hole_73_labels_that_were_changed_on_the_way_blame_nobody_and_nothing_is_added(life: Life, corpus: Corpus) -> None:
     """The caller may have got them like that. The refusal goes back to the trainer, which tries another way."""
     holds(life, 1, corpus)
     call = launched(life, corpus)

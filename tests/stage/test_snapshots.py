@@ -282,7 +282,7 @@ async def in_a_pass(executor: Executor, ends: threading.Event) -> asyncio.Future
     return passing
 
 
-async def test_hole_72_who_asks_for_a_sketch_and_hangs_up_gets_no_other_one_made(
+async def test_hole_74_who_asks_for_a_sketch_and_hangs_up_gets_no_other_one_made(
     server: tuple[SnapshotServer, StageState, Executor],
 ) -> None:
     """Not even some time later, while the first one waits for a pass."""
@@ -308,7 +308,7 @@ async def test_hole_72_who_asks_for_a_sketch_and_hangs_up_gets_no_other_one_made
             await asyncio.sleep(error.retry_after_s)
 
 
-async def test_hole_72_a_sketch_that_waits_for_a_pass_makes_others_wait_for_its_own_time_alone(
+async def test_hole_74_a_sketch_that_waits_for_a_pass_makes_others_wait_for_its_own_time_alone(
     server: tuple[SnapshotServer, StageState, Executor],
 ) -> None:
     snapshots, state, executor = server

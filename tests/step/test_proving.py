@@ -164,7 +164,7 @@ async def test_a_dispute_ends_once_one_of_the_two_is_gone(gone: str, is_right: b
     assert stage.proving.disputed == ""
 
 
-async def test_hole_72_the_word_of_a_lying_giver_is_not_enough_while_its_mates_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hole_74_the_word_of_a_lying_giver_is_not_enough_while_its_mates_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving, "ASKS_AGAIN_S", 0.0)
     stage = Stage({"a": 5, "b": 5, "c": 5}, {"a": FALSE, "b": 1.0, "c": 1.0}, own_step=5)
     stage.busy = {"b", "c"}

@@ -66,7 +66,7 @@ async def gets(served: Served, caller: PeerId) -> None:
         await asyncio.sleep(0)
 
 
-async def test_hole_73_sections_that_a_mate_does_not_take_keep_no_other_from_getting_them(
+async def test_hole_75_sections_that_a_mate_does_not_take_keep_no_other_from_getting_them(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deliveries, "LEAST_WAIT_S", 0.05)
@@ -79,7 +79,7 @@ async def test_hole_73_sections_that_a_mate_does_not_take_keep_no_other_from_get
             await holds(stack, served, LIAR)
 
 
-async def test_hole_73_peers_of_other_stages_have_one_section_all_together(served: Served) -> None:
+async def test_hole_75_peers_of_other_stages_have_one_section_all_together(served: Served) -> None:
     async with contextlib.AsyncExitStack() as stack:
         await holds(stack, served, STRANGER)
         with pytest.raises(BusyError, match="gives sections to others"):
