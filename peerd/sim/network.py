@@ -4,7 +4,8 @@ Transfers to one peer leave one after another, as in the daemon's lanes, and tho
 were asked for. A downlink takes as many bytes as it can, whichever come first: one that comes slowly holds up no other. So a transfer costs
 the same whatever the number of peers.
 
-A connection that has been idle is slow at first (planner/slow_start.py).
+A connection that has been idle is slow at first (planner/slow_start.py), and more so where other tensors fill the lines on its way: each
+round trip of its slow start waits behind what they have under way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Protocol
 
 from peerd.planner.network import PeerSpec, Topology
 from peerd.planner.slow_start import FIRST_WINDOW, held_up_s
+from peerd.policy.route.receive_window import SENT_QUEUE_S
 
 ACCESS_DELAY_S = 0.004
 """Of both access lines together."""
@@ -26,6 +28,9 @@ HOMES = ((0.35, 5, 50), (0.4, 20, 100), (0.2, 50, 250), (0.05, 500, 500))
 BYTES_PER_MBIT = 125e3
 LEAST_IDLE_S = 0.2
 """A connection that sent nothing for a round trip and that long may have half as much on the way, for each such time (tcp_cwnd_restart)."""
+CONNECTIONS = 2
+"""That usually have something under way on a busy line. With what each may have (policy/route/receive_window.py) a queue of the line is as
+long as a round trip and `SENT_QUEUE_S` for each of them."""
 MOST_CONNECTIONS = 1 << 16
 """In a swarm in which more pairs exchange tensors each transfer counts as the first one of its connection."""
 SPREAD = 0.5
@@ -133,13 +138,23 @@ class SharedLines:
         held_up_s = 0.0
         if self._slow_start:
             connection.rest(began_s, round_trip_s)
-            held_up_s = connection.held_up_s(num_bytes, min(up, down, pair), round_trip_s)
+            with_queues_s = round_trip_s + self._queues_s(one, other, began_s, round_trip_s)
+            held_up_s = connection.held_up_s(num_bytes, min(up, down, pair), with_queues_s)
         connection.free_s = began_s + num_bytes / min(up, pair) + held_up_s
         connection.idle_since_s = connection.free_s + round_trip_s
         self._down_free_s[other] = max(now_s, self._down_free_s[other]) + num_bytes / down
         taken_s = max(connection.free_s, began_s + num_bytes / down + held_up_s, self._down_free_s[other])
         self.sent_bytes[one] += num_bytes
         return began_s, taken_s + delay_s
+
+    def _queues_s(self, one: int, other: int, at_s: float, round_trip_s: float) -> float:
+        """How long segments and their acknowledgements wait behind other tensors, s. Its own uplink is free for a transfer that begins.
+
+        Segments wait before the receiver's downlink. Acknowledgements wait before its uplink and before the sender's downlink.
+        """
+        most_s = round_trip_s + CONNECTIONS * SENT_QUEUE_S
+        busy_until_s = (self._down_free_s[other], self._up_free_s[other], self._down_free_s[one])
+        return sum(min(max(free_s - at_s, 0.0), most_s) for free_s in busy_until_s)
 
     def _connection(self, one: int, other: int) -> Connection:
         found = self._connections.get((one, other))

@@ -138,6 +138,18 @@ def test_a_connection_that_was_idle_is_slow_at_first_and_one_that_is_busy_is_not
     assert sent_s[4] == pytest.approx(sent_s[0])
 
 
+@pytest.mark.parametrize(("one", "other"), [(2, 1), (1, 2), (2, 0)])
+def test_a_connection_that_was_idle_is_slower_still_where_other_tensors_fill_a_line_on_its_way(one: int, other: int) -> None:
+    """Segments from 0 to 1 wait before the downlink of 1, acknowledgements before its uplink and the downlink of 0."""
+    peers = [PeerSpec(name=name, up=1e6, down=1e6) for name in "abc"]
+    free, filled = (SharedLines(Pairs(network(*peers, delay_s=0.1))) for _ in range(2))
+    filled.send(one, other, 1e6, 0.0)
+    alone_s, late_s = (lines.send(0, 1, 100_000, 0.0)[1] for lines in (free, filled))
+    waits, queue_s = 2, 0.2 + 0.2  # after 14 and 43 KB; a round trip, and 0.1 s for each of two connections
+    behind_s = 1.0 if other == 1 else 0.0  # its own bytes come after those of the other transfer, too
+    assert alone_s + waits * queue_s - 1e-9 <= late_s <= alone_s + waits * queue_s + behind_s + 1e-9
+
+
 def test_a_transfer_that_comes_slowly_holds_up_no_other() -> None:
     slow, fast = PeerSpec(name="slow", up=1e5), PeerSpec(name="fast", up=1e7)
     lines = SharedLines(Pairs(network(slow, fast, PeerSpec(name="to", down=1e6))))
