@@ -93,6 +93,7 @@ def _examine_here(order: Order, home: Home, report: Checkup, runs: bool, limits:
     report.attempt("device", here.device(order.device))
     report.attempt("disk", here.disk(home))
     report.attempt("open-files", here.open_files())
+    report.attempt("pauses", here.pauses())
     report.attempt("home", here.home_files(home))
     if not runs:
         report.attempt("checkpoints", here.checkpoints(home))

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from peerd.config.device_homes import every_home, owner_home_of
@@ -25,6 +26,8 @@ from peerd.policy.swarm.checkup import Finding, of_disk, of_health, of_limits, o
 NEEDED = {"python": "3.11", "torch": "2.6", "hivemind": "1.1.12", "grpcio": "1.85.1", "protobuf": "7.35"}
 """The least versions; grpcio's and protobuf's follow from the code that scripts/protos generates."""
 DAEMON_SILENCE_S = 10.0
+AFTER_IDLE = Path("/proc/sys/net/ipv4/tcp_slow_start_after_idle")
+"""Of Linux. It holds for the network namespace of the process, so also for a container alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,22 @@ def open_files(num_peers: int = 1) -> Iterator[Finding]:
     from peerd.daemon.open_files import raise_limit
 
     yield of_open_files(raise_limit(), num_peers)
+
+
+def pauses(setting: Path = AFTER_IDLE) -> Iterator[Finding]:
+    """Whether connections keep their speed over a pause. Nothing is said where the system does not tell."""
+    try:
+        told = setting.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return
+    if told == "0":
+        yield ok("pauses", "connections keep their speed over a pause")
+    else:
+        yield warning(
+            "pauses",
+            "Linux lets connections begin slowly again after each pause; over long lines steps may take a seventh longer",
+            "as an administrator: sysctl net.ipv4.tcp_slow_start_after_idle=0",
+        )
 
 
 def home_files(home: Home) -> Iterator[Finding]:

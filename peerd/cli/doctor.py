@@ -26,6 +26,7 @@ PARTS = {
     "device": "the device that computes",
     "disk": "free disk space",
     "open-files": "the limit of open files",
+    "pauses": "connections after a pause",
     "home": "files of this home",
     "checkpoints": "checkpoints of this home",
     "port": "the port",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from peerd.checkup.doctor import examine
-from peerd.checkup.here import Order, of_platform
+from peerd.checkup.here import Order, of_platform, pauses
 from peerd.config import paths
 from peerd.config.paths import Home
 from peerd.policy.swarm.checkup import Finding, Verdict, worst
@@ -22,6 +22,8 @@ pytestmark = [
 ]
 
 OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
+OF_THE_MACHINE = ("disk", "memory", "open-files", "pauses", "leftovers")
+"""Findings that depend on the machine that runs the tests."""
 
 
 @pytest.fixture
@@ -58,11 +60,21 @@ def test_what_matters_of_an_operating_system_is_told(system: str, release: str, 
     assert {finding.code: str(finding.verdict) for finding in of_platform(system, release, machine)} == told
 
 
+@pytest.mark.parametrize(("text", "verdict"), [("0\n", OK), ("1\n", WARNING)])
+def test_what_a_pause_does_to_connections_is_told(tmp_path: Path, text: str, verdict: Verdict) -> None:
+    setting = tmp_path / "tcp_slow_start_after_idle"
+    assert list(pauses(setting)) == []
+    setting.write_text(text)
+    (found,) = pauses(setting)
+    assert found.verdict == verdict
+    assert ("sysctl" in found.remedy) == (verdict == WARNING)
+
+
 def test_a_sound_machine_without_an_address_is_told_how_to_go_on(home: Home) -> None:
     before = visits()
     findings = examine(Order(home=str(home.folder), device="cpu"))
     assert visits() <= before
-    told = {finding.code: finding.verdict for finding in findings if finding.code not in ("disk", "memory", "open-files", "leftovers")}
+    told = {finding.code: finding.verdict for finding in findings if finding.code not in OF_THE_MACHINE}
     expected = ("platform", "python", "torch", "hivemind", "grpcio", "protobuf", "device", "home", "limits", "port", "p2pd")
     assert told == {**dict.fromkeys(expected, OK), "reach": WARNING}
     assert "peerd doctor ADDRESS" in the(findings, "reach").remedy

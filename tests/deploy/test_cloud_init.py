@@ -57,7 +57,8 @@ def test_it_carries_the_files_of_this_repository(path: str, source: str) -> None
 
 def test_it_starts_what_it_brings() -> None:
     assert ["systemctl", "enable", "--now", "peerd.service", "peerd-preemption.service"] in CONFIG["runcmd"]
-    assert CONFIG["runcmd"][0] == ["/etc/peerd/install"]
+    assert CONFIG["runcmd"][:2] == [["sysctl", "--load", "/etc/sysctl.d/90-peerd.conf"], ["/etc/peerd/install"]]
+    assert "/etc/sysctl.d/90-peerd.conf" in FILES
     for path in ("/etc/peerd/install", "/etc/peerd/peerd-preemption"):
         assert FILES[path]["permissions"] == "0755"
         subprocess.run(["bash", "-n"], input=FILES[path]["content"], check=True, text=True)
