@@ -1,4 +1,4 @@
-"""To whom a peer gives sections of an average just now: to few at a time, so that each is soon done (policy/step/sections.py)."""
+"""A peer gives sections of averages to few others at a time, so that each is soon done (policy/step/sections.py)."""
 
 from __future__ import annotations
 

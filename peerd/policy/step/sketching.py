@@ -1,4 +1,4 @@
-"""Whose turn it is to hear what state a peer holds: rule 21 (prove). Times are seconds on the caller's clock.
+"""A peer tells others in turn what state it holds: rule 21 (prove). Times are seconds on the caller's clock.
 
 A sketch takes a pass over the state, so a peer makes few. Who asks all the time must not get them all: a joiner that hears nothing of its
 mates cannot tell a made-up state from theirs (hole 74).
