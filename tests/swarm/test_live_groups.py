@@ -67,6 +67,13 @@ def test_a_stage_in_groups_survives_a_death_in_a_round_and_equals_one_process() 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_64_daemons_of_a_stage_survive_a_death_in_a_round_and_equal_one_process() -> None:
+    """It takes a quarter of an hour on two cores, and 16 GB. With news each second the daemons would have time for little else."""
+    survives_a_death_in_a_round(in_groups(8, 192, period_s=8.0), num_peers=64, pace_ms=8000, patience_s=1100)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("group_size", [2, 3])
 def test_a_stage_in_certified_groups_survives_a_death_in_a_round_and_equals_one_process(group_size: int) -> None:
     survives_a_death_in_a_round(certified(in_groups(group_size, 24)), num_peers=6, pace_ms=20)
