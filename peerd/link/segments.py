@@ -181,8 +181,6 @@ class SegmentCounts:
         self._seen: dict[Ends, Segments] = {}
         self._ways: dict[Ends, WayRoundTrip] = {}
         """Of connections that were bounded at the last look."""
-        self._acked_rate = math.inf
-        """Bytes per second that arrived over all connections that leave this machine, between the last looks."""
         self.total = Segments()
         """Since the first look."""
 
@@ -191,29 +189,51 @@ class SegmentCounts:
 
         `bounds`: what may be under way over each connection that leaves this machine (Linux); None: leave it as it is.
         """
-        now_s, kernel = self._clock(), KERNELS.get(sys.platform)
+        kernel = KERNELS.get(sys.platform)
+        if kernel is None:
+            return {}
+        now_s = self._clock()
         took_s, self._looked_s = max(now_s - self._looked_s, 1e-9), now_s
-        now, ways, acked = dict[Ends, Segments](), dict[Ends, WayRoundTrip](), 0
-        found = defaultdict[str, Segments](Segments)
-        for connection in _connections() if kernel is not None else ():
+        now = dict[Ends, Segments]()
+        for connection in _connections():
             with contextlib.suppress(OSError):  # it was closed meanwhile, or listens
-                host, port = connection.getpeername()[:2]
-                ends: Ends = connection.getsockname()[1], str(host), port
-                if kernel is None or (so_far := kernel.read(connection)) is None:
-                    continue
-                now[ends], since = so_far, so_far.since(self._seen.get(ends, Segments()))
-                found[ends[1].removeprefix("::ffff:")] += since
-                if _is_here(ends[1]):
-                    continue
-                acked += since.acked
-                if bounds is not None:
-                    carried = self._acked_rate / bounds.uplink if bounds.uplink else math.inf
-                    known = self._ways.get(ends, WayRoundTrip())
-                    way = ways[ends] = known.next(so_far.least_s, so_far.round_trip_s, since.busy_s / took_s, carried)
-                    kernel.bound(connection, bounds, so_far.least_s, way.round_trip_s)
-        self._seen, self._ways, self._acked_rate = now, ways, acked / took_s
+                if (so_far := kernel.read(connection)) is not None:
+                    now[_ends_of(connection)] = so_far
+        since = {ends: so_far.since(self._seen.get(ends, Segments())) for ends, so_far in now.items()}
+        self._seen = now
+        found = defaultdict[str, Segments](Segments)
+        for ends, more in since.items():
+            found[ends[1].removeprefix("::ffff:")] += more
         self.total = sum(found.values(), self.total)
+        leaving = {ends: more for ends, more in since.items() if not _is_here(ends[1])}
+        if bounds is not None:
+            self._ways = self._judged(leaving, took_s, bounds.uplink)
+            self._bound(kernel, bounds)
         return dict(found)
+
+    def _judged(self, leaving: Mapping[Ends, Segments], took_s: float, uplink: float) -> dict[Ends, WayRoundTrip]:
+        """The ways of the connections that leave this machine, by what they have sent in the last `took_s` seconds."""
+        busy_s = max((more.busy_s for more in leaving.values()), default=0.0)
+        carried = sum(more.acked for more in leaving.values()) / busy_s / uplink if busy_s and uplink else math.inf
+        return {
+            ends: self._ways.get(ends, WayRoundTrip()).next(
+                self._seen[ends].least_s, self._seen[ends].round_trip_s, more.busy_s / took_s, carried
+            )
+            for ends, more in leaving.items()
+        }
+
+    def _bound(self, kernel: KernelInfo, bounds: UnderWayBounds) -> None:
+        for connection in _connections():
+            with contextlib.suppress(OSError):
+                ends = _ends_of(connection)
+                if ends in self._ways:
+                    kernel.bound(connection, bounds, self._seen[ends].least_s, self._ways[ends].round_trip_s)
+
+
+def _ends_of(connection: socket.socket) -> Ends:
+    """Raises OSError unless it is connected."""
+    host, port = connection.getpeername()[:2]
+    return connection.getsockname()[1], str(host), port
 
 
 def _connections() -> Iterator[socket.socket]:

@@ -29,8 +29,8 @@ BYTES_PER_MBIT = 125e3
 LEAST_IDLE_S = 0.2
 """A connection that sent nothing for a round trip and that long may have half as much on the way, for each such time (tcp_cwnd_restart)."""
 CONNECTIONS = 2
-"""That usually have something under way on a busy line. With what each may have (policy/route/receive_window.py) a queue of the line is as
-long as a round trip and `SENT_QUEUE_S` for each of them."""
+"""So many usually have something under way on a busy line. As much as both may have (policy/route/receive_window.py) makes a queue of one
+round trip and `SENT_QUEUE_S` for each connection."""
 MOST_CONNECTIONS = 1 << 16
 """In a swarm in which more pairs exchange tensors each transfer counts as the first one of its connection."""
 SPREAD = 0.5

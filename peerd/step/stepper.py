@@ -330,8 +330,8 @@ class Stepper:
                 await self._give_up_state()
                 await self._rounds.close_present("going back to a checkpoint")
             case acts.GiveUpState(reason=reason):
+                await self._give_up_state()  # until it is gone nothing may count as proven
                 self.proving.give_up(reason)
-                await self._give_up_state()
             case acts.Serve():
                 await self._executor.run(Priority.CONTROL, self._state.serve)
             case acts.LoadCheckpoint():

@@ -255,8 +255,8 @@ def table_of(size: Size, known: dict[Cell, dict[str, object]], target: float) ->
         took, synchronous = hours(swarm, cell), [each for each in means if not each.updates]
         if not math.isfinite(took) or not synchronous:
             return {"hours": None, "sooner": None, "at_least": None}
-        best, smallest = (min(hours(swarm, each, codec) for each in synchronous) for codec in ("int8", SMALLEST))
-        return {"hours": took, "sooner": best / took, "at_least": min(best, smallest) / took}
+        usual, smallest = (min(hours(swarm, each, codec) for each in synchronous) for codec in ("int8", SMALLEST))
+        return {"hours": took, "sooner": usual / took, "at_least": min(usual, smallest) / took}
 
     return [
         {

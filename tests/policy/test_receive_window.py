@@ -79,11 +79,12 @@ class Line:
         self.known = WayRoundTrip()
         self.carried = 0.0
 
-    def look(self) -> None:
+    def look(self, busy: float = 1.0) -> None:
+        """`busy`: for which share of the time it has something to send."""
         under_way = send_room(self.believed, self.known.round_trip_s or self.least_s)
         self.carried = min(self.rate, under_way / self.way_s)
         now_s = max(self.way_s, under_way / self.rate)
-        self.known = self.known.next(self.least_s, now_s, 1.0, self.carried / self.believed)
+        self.known = self.known.next(self.least_s, now_s, busy, self.carried / self.believed if busy else math.inf)
 
 
 @given(rates, round_trips_s, round_trips_s)
@@ -96,11 +97,12 @@ def test_a_way_that_became_longer_than_the_least_round_trip_of_late_fills_the_li
         assert line.carried >= FULL * rate or send_room(rate, way_s) == MOST_BYTES
 
 
-@given(rates, round_trips_s)
-def test_a_line_that_its_own_queue_fills_gets_no_more_room_for_it(rate: float, way_s: float) -> None:
+@given(rates, round_trips_s, st.lists(st.sampled_from([0.0, 0.3, 0.6, 1.0]), min_size=20, max_size=20))
+def test_a_line_that_its_own_queue_fills_gets_no_more_room_for_it(rate: float, way_s: float, bursts: list[float]) -> None:
+    """Nor where it is idle between bursts."""
     line = Line(rate, rate, way_s, way_s)
-    for _ in range(20):
-        line.look()
+    for busy in bursts:
+        line.look(busy)
         assert line.known.round_trip_s == way_s or send_room(rate, way_s) == MOST_BYTES
 
 

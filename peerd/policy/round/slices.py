@@ -15,8 +15,8 @@ from math import ceil
 UNEVEN, UNEVEN_FROM = 1.2, 0.1
 """Slices are cut by rates where even ones would take so many times as long, and such a share of an averaging time longer."""
 NEAR_SLICE_BYTES = 1 << 19
-"""Between peers of one machine slices are about so large, if there are members enough. To send a part and its sum takes as much processor
-time as so many bytes do, so smaller slices cost more than they save."""
+"""Peers of one machine cut slices of at most so much, if there are members enough, and no smaller ones: each part and each sum takes
+processor time whatever its size."""
 
 
 def shares_by_rate(rates: Sequence[float]) -> tuple[float, ...]:

@@ -33,8 +33,8 @@ is always to be under way. What two connections send fits in a modem's buffer of
 LEAST_SENT_BYTES = 48 << 10
 
 BUSY, FULL = 0.5, 0.75
-"""A connection that has something to send for such a share of the time, while the uplink carries less than such a share of its rate, has no
-queue of its own: its round trips are those of the way, and its bound may hold it back."""
+"""A connection may be held back by its bound if it has something to send for such a share of the time, and the uplink carries less than
+such a share of its rate. Then this peer's modem has no queue, and round trips are those of the way."""
 TRIED = 3
 """For so many looks it gets more room. If the uplink does not fill then, room is not what it lacks."""
 
@@ -50,8 +50,8 @@ class WayRoundTrip(NamedTuple):
     def next(self, least_s: float, now_s: float, busy: float, uplink: float) -> WayRoundTrip:
         """Look again. `least_s`, `now_s`: the least round trip and the usual one by the kernel.
 
-        `busy`: the share of the time in which the connection had something to send; `uplink`: what this peer's connections carry together,
-        as a share of its uplink's rate.
+        `busy`: the share of the time in which the connection had something to send; `uplink`: what this peer's connections carried together
+        while they had something to send, as a share of its uplink's rate.
 
         The kernel's least one is of the last five minutes. Where a way has become longer meanwhile, a bound by it lets too little under
         way. That shows a slow line, so the next bound would be smaller still.
@@ -64,7 +64,7 @@ class WayRoundTrip(NamedTuple):
 
 
 def send_room(line_rate: float, round_trip_s: float) -> int:
-    """The bytes that may wait or be under way from this peer over a connection whose segments take `round_trip_s` at the least.
+    """The bytes that may wait or be under way from this peer over a connection whose way takes `round_trip_s`.
 
     `line_rate`: what this peer's line carries upwards, in bytes per second, as a probe has shown it.
     """

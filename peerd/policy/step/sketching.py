@@ -11,7 +11,8 @@ from peerd.table.record import PeerId
 PAUSE = 10.0
 """After a sketch a peer makes none for so many times as long as it took."""
 LATE_S = 3.0
-"""A peer that comes back so much later than it was told loses its place."""
+"""A peer that comes back so much later than it was told, and a pause more, loses its place. Joiners of a large state come late: they also
+apply averages, and make sketches of their own."""
 NEXT_S = 0.1
 """When one asks again whose turn is not the next."""
 MAKING_S = 1.0
@@ -22,7 +23,7 @@ class SketchTurns:
     """Those that were told to come back get their sketches in the order in which they asked first."""
 
     def __init__(self) -> None:
-        self._next_s = 0.0
+        self._next_s = self._pause_s = 0.0
         self._is_making = False
         self._waiting: dict[PeerId, float] = {}
         """Until when each has its place, first come first."""
@@ -35,7 +36,7 @@ class SketchTurns:
             self._waiting.pop(asker, None)
             return 0.0
         wait_s = max(MAKING_S if self._is_making else NEXT_S, self._next_s - now_s)
-        self._waiting[asker] = now_s + wait_s + LATE_S
+        self._waiting[asker] = now_s + wait_s + LATE_S + self._pause_s
         return wait_s
 
     def begins(self) -> None:
@@ -45,4 +46,5 @@ class SketchTurns:
     def took(self, took_s: float, now_s: float) -> None:
         """It took so long to make, without the time for which it waited."""
         self._is_making = False
-        self._next_s = now_s + PAUSE * took_s
+        self._pause_s = PAUSE * took_s
+        self._next_s = now_s + self._pause_s
