@@ -78,7 +78,7 @@ class Proposing:
         fitted = fit(up, down, sizes, within_s)
         chosen = [codec if codec >= 0 else len(codecs) - 1 for codec in fitted.codecs]
         paces = [min(up[k], down[k]) / sizes[codec] for k, codec in enumerate(chosen)]
-        if all(map(self._is_near, roster.peers)):
+        if self._are_neighbours(roster.peers):
             shares = shares_of(shares_of_neighbours(len(paces), max(sizes[codec] for codec in chosen), roster.step % len(paces)))
         else:
             shares = shares_of(shares_by_rate(paces)) if rates_matter(paces, self._averaging_s) else ()
@@ -99,13 +99,17 @@ class Proposing:
         rates = [min(pair) for pair in zip(*self._believed(roster.peers), strict=True)]
         return assumed_s(roster.expected_s, usual_s(num_bytes, rates, HOME_BYTES_PER_S), self._averaging_s)
 
+    def _are_neighbours(self, peers: Sequence[PeerId]) -> bool:
+        """Whether no line lies between any two of them."""
+        return all(map(self._is_near, peers))
+
     def _believed(self, peers: Sequence[PeerId]) -> tuple[list[float], list[float]]:
         """Bytes per second up and down of each member; one of which nothing is known is as fast as the others in the middle.
 
         What rounds have shown here counts before what records say, for both directions: a peer measures no more of its line than it had to
         send, and no more than others sent to it.
         """
-        if all(map(self._is_near, peers)):
+        if self._are_neighbours(peers):
             return [NEAR_BYTES_PER_S] * len(peers), [NEAR_BYTES_PER_S] * len(peers)
         told = [self._rates(peer) for peer in peers]
         ups = filled(believed_ups([up for up, _ in told], [self._known.get(peer) for peer in peers]), HOME_BYTES_PER_S)

@@ -21,7 +21,7 @@ from peerd.config.limits import load_wishes
 from peerd.config.paths import Home, cache_folder
 from peerd.errors import PeerdError
 from peerd.policy.owner.governor import Limits, Pause, Readings, why_pause
-from peerd.policy.swarm.checkup import Finding, of_disk, of_health, of_limits, of_open_files, of_versions, ok, problem, warning
+from peerd.policy.swarm.checkup import Finding, of_disk, of_health, of_limits, of_open_files, of_pauses, of_versions, ok, problem, warning
 
 NEEDED = {"python": "3.11", "torch": "2.6", "hivemind": "1.1.12", "grpcio": "1.85.1", "protobuf": "7.35"}
 """The least versions; grpcio's and protobuf's follow from the code that scripts/protos generates."""
@@ -106,14 +106,7 @@ def pauses(setting: Path = AFTER_IDLE) -> Iterator[Finding]:
         told = setting.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return
-    if told == "0":
-        yield ok("pauses", "connections keep their speed over a pause")
-    else:
-        yield warning(
-            "pauses",
-            "Linux lets connections begin slowly again after each pause; over long lines steps may take a seventh longer",
-            "as an administrator: sysctl net.ipv4.tcp_slow_start_after_idle=0",
-        )
+    yield of_pauses(begins_slowly=told != "0")
 
 
 def home_files(home: Home) -> Iterator[Finding]:

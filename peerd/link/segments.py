@@ -175,9 +175,8 @@ of `struct tcp_connection_info` (netinet/tcp.h of macOS)."""
 class SegmentCounts:
     """Counts from one look to the next."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._looked_s = clock()
+    def __init__(self) -> None:
+        self._looked_s = time.monotonic()
         self._seen: dict[Ends, Segments] = {}
         self._ways: dict[Ends, WayRoundTrip] = {}
         """Of connections that were bounded at the last look."""
@@ -192,7 +191,7 @@ class SegmentCounts:
         kernel = KERNELS.get(sys.platform)
         if kernel is None:
             return {}
-        now_s = self._clock()
+        now_s = time.monotonic()
         took_s, self._looked_s = max(now_s - self._looked_s, 1e-9), now_s
         now = dict[Ends, Segments]()
         for connection in _connections():

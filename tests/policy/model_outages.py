@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from peerd.policy.step.tied import other_end
@@ -128,6 +129,12 @@ class Outages:
             held[stage] |= {found.step for found in world.checkpoints.get(name, []) if found.stage == stage}
         common = set.intersection(*held) - {0}  # without its founder nobody begins a run anew from the first weights
         return bool(common) and any(world.peers[name].record.trains for name in stages)
+
+    def restart(self, peers: Sequence[ModelPeer]) -> None:
+        """They die at once, and come back with what is on their disks, one each second."""
+        for number, peer in enumerate(peers):
+            peer.alive = False
+            self._world.at(1.0 + number, None, partial(self.come_back, peer.name, peer.record.stage))
 
     def come_back(self, name: PeerId, stage: int) -> None:
         """Start a dead peer again with what is on its disk."""

@@ -313,9 +313,7 @@ def stage_came_back_older(off: frozenset[str] = frozenset()) -> World:
     world = World(Scenario(seed=1, last_step=8, off=off, limit_s=120.0))  # it takes a minute
     of_stage = [peer for peer in world.peers.values() if peer.record.stage == 1]
     world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 5)
-    for number, peer in enumerate(of_stage):
-        peer.alive = False
-        world.at(1.0 + number, None, lambda name=peer.name: world.outages.come_back(name, 1))  # type: ignore[misc]
+    world.outages.restart(of_stage)
     return world
 
 

@@ -110,9 +110,7 @@ def goes_back_with_old_averages(off: frozenset[str] = frozenset()) -> World:
     world.run(until=lambda: min(peer.record.step for peer in world.peers.values()) == 5)
     world.checkpoints[PeerId("p2")].clear()
     world.peers[PeerId("p2")].change(checkpoints=())
-    for number, peer in enumerate(of_stage):
-        peer.alive = False
-        world.at(1.0 + number, None, lambda name=peer.name: world.outages.come_back(name, 1))  # type: ignore[misc]
+    world.outages.restart(of_stage)
     return world
 
 

@@ -268,9 +268,13 @@ def test_state_of_another_stage_is_refused_and_changes_nothing(manifest: Manifes
     assert state.record.step == 0
 
 
-async def in_a_pass(executor: Executor, ends: threading.Event) -> asyncio.Future[bool]:
-    """A pass that has begun, and goes on until told."""
-    begun = threading.Event()
+async def serves_in_a_pass(
+    server: tuple[SnapshotServer, StageState, Executor],
+) -> tuple[SnapshotServer, threading.Event, asyncio.Future[bool]]:
+    """One that serves, while a pass that has begun goes on until the event is set."""
+    snapshots, state, executor = server
+    state.serve()
+    begun, ends = threading.Event(), threading.Event()
 
     def work() -> bool:
         begun.set()
@@ -279,17 +283,14 @@ async def in_a_pass(executor: Executor, ends: threading.Event) -> asyncio.Future
     passing = asyncio.ensure_future(executor.run(Priority.CONTROL, work))
     await asyncio.sleep(0)
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
-    return passing
+    return snapshots, ends, passing
 
 
 async def test_hole_74_who_asks_for_a_sketch_and_hangs_up_gets_no_other_one_made(
     server: tuple[SnapshotServer, StageState, Executor],
 ) -> None:
     """Not even some time later, while the first one waits for a pass."""
-    snapshots, state, executor = server
-    state.serve()
-    ends = threading.Event()
-    passing = await in_a_pass(executor, ends)
+    snapshots, ends, passing = await serves_in_a_pass(server)
     asked = asyncio.ensure_future(snapshots.sketch(PeerId("liar"), 0, bytes(16)))
     await asyncio.sleep(0)
     asked.cancel()
@@ -311,10 +312,7 @@ async def test_hole_74_who_asks_for_a_sketch_and_hangs_up_gets_no_other_one_made
 async def test_hole_74_a_sketch_that_waits_for_a_pass_makes_others_wait_for_its_own_time_alone(
     server: tuple[SnapshotServer, StageState, Executor],
 ) -> None:
-    snapshots, state, executor = server
-    state.serve()
-    ends = threading.Event()
-    passing = await in_a_pass(executor, ends)
+    snapshots, ends, passing = await serves_in_a_pass(server)
     asyncio.get_running_loop().call_later(1.0, ends.set)
     await snapshots.sketch(JOINER, 0, bytes(16))
     assert await passing

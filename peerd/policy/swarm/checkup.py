@@ -158,6 +158,17 @@ def of_open_files(limit: int, num_peers: int = 1) -> Finding:
     return ok("open-files", title)
 
 
+def of_pauses(*, begins_slowly: bool) -> Finding:
+    """`begins_slowly`: whether a connection that was idle does, as Linux lets it by default."""
+    if not begins_slowly:
+        return ok("pauses", "connections keep their speed over a pause")
+    return warning(
+        "pauses",
+        "Linux lets connections begin slowly again after each pause; over long lines steps may take a seventh longer",
+        "as an administrator: sysctl net.ipv4.tcp_slow_start_after_idle=0",
+    )
+
+
 def of_clocks(offsets: Sequence[ClockOffset]) -> Finding:
     """Those of the peers that were asked; the first is the contact's."""
     verdict = judge_clocks(offsets)
