@@ -145,7 +145,7 @@ class Auditor:
         shown = [*pairs, *await self._shown_by_mates(finished, pairs)]
         num_auditors = len(standing.standing(finished.members)) - 1
         parts = self._witness.parts.of(finished.roster.average_id)
-        by_receipts = [replace(part, basis=basis_of(passes_of_part(finished.roster, part.author, shown), run)) for part in parts]
+        by_receipts = [replace(part, basis=basis_of(self._passes_of(part.author, finished, shown), run)) for part in parts]
         work: list[Work] = [*pairs, *by_receipts]
         whole, place = {signed.item(run): signed for signed in work}, (self._state.record.stage, finished.step)
         items = {item: signed for item, signed in whole.items() if standing.may_audit(item, self._host.me, *place, finished.members)}
@@ -185,7 +185,7 @@ class Auditor:
 
     async def _of_mate(self, mate: PeerId, finished: AuditedStep, pairs: Sequence[SignedPass]) -> list[SignedPass] | None:
         """What a mate has to add to these sound receipts, so that they are all of its part; None if it does not. Signatures count."""
-        if passes_of_part(finished.roster, mate, pairs) is not None:
+        if self._passes_of(mate, finished, pairs) is not None:
             return []
         stage, most = self._state.record.stage, MOST_OF_A_MATE * self._state.num_microbatches
         try:
@@ -193,7 +193,10 @@ class Auditor:
         except RemoteError:
             told = []
         sound = await self._replays.sound([each for each in told if each.own.asked.callee == mate])
-        return None if passes_of_part(finished.roster, mate, [*pairs, *sound]) is None else sound
+        return None if self._passes_of(mate, finished, [*pairs, *sound]) is None else sound
+
+    def _passes_of(self, mate: PeerId, finished: AuditedStep, pairs: Sequence[SignedPass]) -> list[SignedPass] | None:
+        return passes_of_part(finished.roster, mate, pairs, finished.lineage)
 
     async def _receipts_of(self, finished: AuditedStep) -> list[SignedPass]:
         """What is signed of all calls to this stage in a step, from those that made them."""

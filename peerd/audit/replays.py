@@ -241,7 +241,7 @@ class Replays:
             raise BadMessageError(reason)
         its = [each for each in pairs if each.own.asked.callee == sent.author]
         sound = await self.sound(its)
-        signed = passes_of_part(finished.roster, sent.author, sound)
+        signed = passes_of_part(finished.roster, sent.author, sound, finished.lineage)
         if signed is None:
             raise WrongStateError("not all of its microbatches are signed, or one twice")
         if basis_of(signed, self._host.run) != sent.basis:

@@ -63,6 +63,8 @@ class Mate:
     """It multiplies its part of each average by this."""
     ledger: bytes | None = None
     """It says in its receipts that it has added each microbatch to this ledger; None: to the one that it has added it to."""
+    lineage: bytes | None = None
+    """It says in its receipts that it has computed with parameters of this lineage; None: with those that it has."""
     fetched: Counter[WantedBytes] = field(default_factory=Counter)
     """The bytes of tensors that it got for its audits."""
     serving: asyncio.Future[CallResult] | None = None
@@ -93,7 +95,12 @@ class Mate:
             self.serving.cancel()
         if self.ledger is not None:
             result = replace(result, ledger=self.ledger)
-        return await self.answers(given, result, below)
+        if (told := self.lineage) is not None:
+            self.witness.lineage_at = lambda _step: told  # type: ignore[method-assign]
+        try:
+            return await self.answers(given, result, below)
+        finally:
+            self.witness.__dict__.pop("lineage_at", None)
 
     @property
     def run(self) -> Any:

@@ -88,6 +88,25 @@ def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_a
     lived(act, part_factors=[1000.0])
 
 
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("lineage", [b"l" * 32, NOTHING])
+def test_hole_87_a_mate_that_signs_other_parameters_than_those_of_the_step_has_shown_nothing(lineage: bytes, adds: bool) -> None:
+    """Nobody can compute again what was computed with other parameters, so its work was never judged, whatever it was."""
+
+    async def act(stage: AuditedStage) -> None:
+        liar, *honest = stage.mates
+        liar.lineage, liar.ledger = lineage, None if adds else NOTHING
+        for step in (1, 2):
+            await stage.step()
+            await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
+        for each in honest:
+            assert each.cases.withholding.left_out(2) == (liar.me,)
+            assert each.cases.losers == frozenset()
+        assert AuditOutcome.WITHHELD not in counts(liar)
+
+    lived(act, factors=[100.0])
+
+
 def test_a_mate_whose_receipts_name_what_nobody_can_compute_has_shown_nothing() -> None:
     """It signs that a stage after the last one got its output, and its caller is an accomplice. So it is left out, and not convicted."""
 
@@ -123,7 +142,7 @@ def test_a_peer_that_was_shown_other_receipts_than_the_accuser_does_not_judge_th
         finished = judge._finished[0]
         [part] = [each for each in judge._witness.parts.of(finished.roster.average_id) if each.author == other]
         pairs = await judge._receipts_of(finished)
-        basis = basis_of(passes_of_part(finished.roster, other, pairs), judge._host.run)
+        basis = basis_of(passes_of_part(finished.roster, other, pairs, finished.lineage), judge._host.run)
         assert len((await judge._replays.told_part(replace(part, basis=basis), pairs, finished, judge._host.me)).passes) == 2
         with pytest.raises(WrongStateError, match="other receipts"):
             await judge._replays.told_part(replace(part, basis=b"b" * 32), pairs, finished, judge._host.me)

@@ -58,11 +58,12 @@ def test_what_is_no_part_of_the_average_that_a_judge_holds_is_not_judged(changes
 
 def test_a_part_is_the_sum_of_the_microbatches_that_are_signed_as_added_to_its_ledger() -> None:
     whole = [signed(3), signed(2)]
-    assert passes_of_part(ROSTER, B, whole) == [signed(2), signed(3)]
+    assert passes_of_part(ROSTER, B, whole, b"p") == [signed(2), signed(3)]
     others = [signed(2, callee=A), signed(2, ledger=NOTHING, inputs=b"junk"), signed(3, ledger=ledger_name(8, 0)), signed(2, step=2)]
-    assert passes_of_part(ROSTER, B, [*others, *whole, signed(5), whole[0]]) == [signed(2), signed(3)]
-    assert passes_of_part(ROSTER, C, whole) == []
-    assert passes_of_part(ROSTER, PeerId("x"), whole) is None
+    assert passes_of_part(ROSTER, B, [*others, *whole, signed(5), whole[0]], b"p") == [signed(2), signed(3)]
+    assert passes_of_part(ROSTER, C, whole, b"p") == []
+    assert passes_of_part(ROSTER, B, whole, b"o") is None  # hole 87
+    assert passes_of_part(ROSTER, PeerId("x"), whole, b"p") is None
 
 
 def test_a_part_is_another_item_where_other_receipts_are_shown_of_it() -> None:
@@ -75,8 +76,8 @@ def test_a_part_is_another_item_where_other_receipts_are_shown_of_it() -> None:
 
 
 def test_nobody_says_what_a_part_must_be_if_a_microbatch_is_missing_or_signed_twice() -> None:
-    assert passes_of_part(ROSTER, B, [signed(3)]) is None
-    assert passes_of_part(ROSTER, B, [signed(3), signed(2), signed(2, inputs=b"other")]) is None
+    assert passes_of_part(ROSTER, B, [signed(3)], b"p") is None
+    assert passes_of_part(ROSTER, B, [signed(3), signed(2), signed(2, inputs=b"other")], b"p") is None
 
 
 def test_the_chunk_that_is_kept_is_another_one_for_each_secret_author_and_round() -> None:

@@ -98,18 +98,21 @@ def basis_of(passes: Iterable[SignedPass] | None, run: RunId) -> bytes:
     return digest("basis", *(each.own.signed(run) for each in passes), size=HASH_BYTES) if passes is not None else b""
 
 
-def passes_of_part(roster: Roster, author: PeerId, signed: Iterable[SignedPass]) -> list[SignedPass] | None:
+def passes_of_part(roster: Roster, author: PeerId, signed: Iterable[SignedPass], lineage: bytes) -> list[SignedPass] | None:
     """The signed microbatches of which a peer's part of an average is the sum, in the order of their indices.
 
     None if one is missing, or signed twice as added to this ledger: then nobody can say what the part must be, and nobody judges it.
+    `lineage`: the hash of that of the step's parameters. One that its peer says to have computed with others is missing (hole 87): nobody
+    else has those, and an honest peer drops its ledger when it gets other parameters.
     """
     entry = next((each for each in roster.entries if each.peer == author), None)
     if entry is None:
         return None
     found, due, ledger = dict[int, SignedPass](), set(indices(entry.done)), ledger_name(entry.incarnation, entry.ledger_no)
     for each in signed:
-        asked, added = each.own.asked, each.own.answered.ledger
-        is_its = (asked.callee, asked.stage, asked.step) == (author, roster.stage, roster.step) and added == ledger
+        asked, answered = each.own.asked, each.own.answered
+        is_of_step = (asked.callee, asked.stage, asked.step) == (author, roster.stage, roster.step)
+        is_its = is_of_step and (answered.ledger, answered.lineage) == (ledger, lineage)
         if not is_its or asked.index not in due or found.get(asked.index) == each:
             continue
         if asked.index in found:
