@@ -116,6 +116,9 @@ class PaperHost:
     def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
         self.heard += records
 
+    def why_refuse_caller(self, caller: PeerId, _stage: int) -> str | None:
+        return "a stranger" if caller in self.strangers else None
+
     def ledger_grew(self) -> None:
         self._note("ledger grew")
 

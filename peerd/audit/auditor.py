@@ -18,13 +18,14 @@ from peerd.audit.cases import CaseNews, Cases, KnownCase
 from peerd.audit.host import AuditHost
 from peerd.audit.replays import AuditedStep, Replays, Told
 from peerd.audit.tallies import AuditOutcome, AuditTallies
+from peerd.audit.unclaimed import UnclaimedWork, few_at_once
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, PeerdError, RemoteError
 from peerd.policy.step.auditing import AuditWord, Item, chance, due
 from peerd.policy.step.coins import secret_of
 from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, word_text
 from peerd.policy.step.parts import SentPart, basis_of, passes_of_part
-from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.receipts import SentOn, SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
 from peerd.stage.executor import Priority
@@ -34,10 +35,9 @@ from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId
 from peerd.wire.audit_client import AuditClient, KeptTensors
 
-Work = SignedPass | SentPart
-"""A mate's work, as it has signed it: a microbatch, or its whole part of a step."""
+Work = SignedPass | SentOn | SentPart
+"""A mate's work, as it has signed it: a microbatch, or its forward pass alone, or its whole part of a step."""
 LOOKS_PER_JUDGE = 8
-ASKED_AT_ONCE = 8
 MOST_OF_A_MATE = 2
 """A peer tells a receipt of each microbatch at most as its caller, and one as the peer that was called."""
 STEPS_KNOWN = 4
@@ -55,6 +55,7 @@ class Auditor:
     ) -> None:
         self._state, self._witness, self._replays = state, witness, replays
         self._client, self._cases, self._host = client, cases, host
+        self._unclaimed_work = UnclaimedWork(state, client, host)
         self.tallies = AuditTallies()
         self._finished: dict[int, AuditedStep] = {}
         self._early: deque[Evidence] = deque(maxlen=MOST_EARLY)
@@ -109,6 +110,10 @@ class Auditor:
         own = [each for each in self._witness.kept.answered_by(self._host.me, stage, step) if each not in asked]
         return self._cases.convictions(known), [*asked, *own]
 
+    def sent_on(self, stage: int, step: int, known: Collection[bytes]) -> Sequence[SentOn]:
+        """What peers of the stage before have sent on to this one in a step, but for the calls of these names."""
+        return self._witness.sent_on(stage, step, known)
+
     def kept_pass(self, signed: bytes) -> KeptTensors:
         return self._replays.kept(signed)
 
@@ -146,21 +151,42 @@ class Auditor:
         num_auditors = len(standing.standing(finished.members)) - 1
         parts = self._witness.parts.of(finished.roster.average_id)
         by_receipts = [replace(part, basis=basis_of(self._passes_of(part.author, finished, shown), run)) for part in parts]
-        work: list[Work] = [*pairs, *by_receipts]
+        unclaimed = await self._unclaimed(finished, shown)
+        work: list[Work] = [*pairs, *by_receipts, *unclaimed]
         whole, place = {signed.item(run): signed for signed in work}, (self._state.record.stage, finished.step)
-        items = {item: signed for item, signed in whole.items() if standing.may_audit(item, self._host.me, *place, finished.members)}
+        audited = {*finished.members, *(each.got.asked.callee for each in unclaimed)}
+        items = {item: signed for item, signed in whole.items() if standing.may_audit(item, self._host.me, *place, audited)}
         secret = secret_of(self._host.coins_seed, finished.step)
-        chances = ((item, chance(standing.rate_of(item.audited, finished.step), num_auditors)) for item in items)
+        chances = ((item, chance(self._rate_of(item, signed, finished), num_auditors)) for item, signed in items.items())
         drawn = due(secret, chances)
         self.tallies.drew(len(items), len(drawn))
         for item in drawn:
             telling = self._told(items[item], finished, self._host.me, shown)
             await self._audit(Evidence(items[item], self._host.me, secret), telling, finished)
 
+    def _rate_of(self, item: Item, signed: Work, finished: AuditedStep) -> float:
+        """The share of such work that all auditors together compute again. Work that no caller knows of is looked at as a newcomer's is."""
+        standing = self._cases.standing
+        return standing.rates.newcomer if isinstance(signed, SentOn) else standing.rate_of(item.audited, finished.step)
+
+    async def _unclaimed(self, finished: AuditedStep, shown: Sequence[SignedPass]) -> list[SentOn]:
+        """What mates have sent on without a receipt of it. Those that name other parameters are noted."""
+        found, apart = await self._unclaimed_work.of(finished, shown)
+        for mate in apart:
+            self._withheld(mate, finished, "a mate has sent on what it made with parameters of its own")
+        return found
+
+    def _withheld(self, mate: PeerId, finished: AuditedStep, told: str) -> None:
+        self.tallies.withheld(mate, self._state.record.stage, finished.step)
+        is_left_out = self._cases.withholding.withheld(mate, finished.step)
+        LOG.warning(told, mate=mate, step=finished.step, left_out=is_left_out)
+
     async def _told(self, signed: Work, finished: AuditedStep, keeper: PeerId, pairs: Sequence[SignedPass] | None = None) -> Told:
         """What is needed to compute some work again. `keeper`: who has the chunk of a part; `pairs`: what is signed of the step's calls."""
         if isinstance(signed, SignedPass):
             return await self._replays.told(signed, finished)
+        if isinstance(signed, SentOn):
+            return await self._replays.told_sent_on(signed, finished)
         if pairs is None:
             its = [each for each in await self._receipts_of(finished) if each.own.asked.callee == signed.author]
             pairs = await self._replays.sound(its)
@@ -178,9 +204,7 @@ class Auditor:
             record = self._host.live().find(entry.peer)
             is_there = record is not None and record.incarnation == entry.incarnation and state.record.step == finished.step + 1
             if own is None and is_there:
-                self.tallies.withheld(entry.peer, state.record.stage, finished.step)
-                is_left_out = self._cases.withholding.withheld(entry.peer, finished.step)
-                LOG.warning("a mate shows no receipts of its part", mate=entry.peer, step=finished.step, left_out=is_left_out)
+                self._withheld(entry.peer, finished, "a mate shows no receipts of its part")
         return found
 
     async def _of_mate(self, mate: PeerId, finished: AuditedStep, pairs: Sequence[SignedPass]) -> list[SignedPass] | None:
@@ -203,9 +227,8 @@ class Auditor:
         live, stage = self._host.live(), self._state.record.stage
         callers = [record.peer for record in (live.serving(stage - 1) if stage else live.records) if record.peer != self._host.me]
         found = self._witness.kept.asked_by(self._host.me, stage, finished.step)
-        for first in range(0, len(callers), ASKED_AT_ONCE):
-            for told in await asyncio.gather(*(self._ask(peer, finished.step) for peer in callers[first : first + ASKED_AT_ONCE])):
-                found += told or ()
+        for told in await few_at_once(callers, lambda peer: self._ask(peer, finished.step)):
+            found += told or ()
         return found
 
     async def _learn(self) -> None:

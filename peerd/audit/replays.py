@@ -21,10 +21,10 @@ from peerd.models.module import StageModule
 from peerd.models.stages import input_of, labels_shape
 from peerd.policy.step.auditing import AuditWord, DeviceKind, Precision, tolerance
 from peerd.policy.step.parts import SentPart, basis_of, even_cuts, passes_of_part, slice_bounds
-from peerd.policy.step.receipts import NOTHING, Receipt, ShownTensors, SignedPass, signed_ones, why_not_judged
+from peerd.policy.step.receipts import NOTHING, AskedPass, Receipt, SentOn, ShownTensors, SignedPass, signed_ones, why_not_judged
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
-from peerd.stage.jobs import check_labels, check_tokens
+from peerd.stage.jobs import RunTokens, check_labels, check_tokens
 from peerd.stage.kept_parts import is_as_signed
 from peerd.stage.replaying import ToldPass, deviation_of, largest, replay_part, replay_pass, sent_alike
 from peerd.stage.state import StageState
@@ -34,7 +34,7 @@ from peerd.wire.audit_client import AuditClient, KeptTensors
 from peerd.wire.audit_service import NO_BYTES, WantedBytes
 from peerd.wire.messages import TensorBytes
 from peerd.wire.receipts import tensor_hash
-from peerd.wire.tensors import decode, decode_flat
+from peerd.wire.tensors import decode, decode_flat, encode
 
 USUAL_SCALE = 3.5
 """How much larger the largest value of a block of a hundred or two is than a usual one."""
@@ -121,9 +121,11 @@ class Replays:
         witness: PassWitness,
         client: AuditClient,
         host: AuditHost,
+        data: RunTokens | None = None,
     ) -> None:
+        """`data`: the run's, as far as it is here."""
         self._manifest, self._state, self._executor = manifest, state, executor
-        self._witness, self._client, self._host = witness, client, host
+        self._witness, self._client, self._host, self._data = witness, client, host, data
         self._held: dict[int, StageModule] = {}
         """Parameters of steps of which a case is open, so that they can be computed again for as long as that takes."""
 
@@ -168,6 +170,43 @@ class Replays:
         gave_back = Given(gradient, own, WantedBytes.GRADIENT, (above, mate), _bare(got[2])) if gradient != NOTHING else None
         return ToldWork(told, gave, gave_back)
 
+    async def told_sent_on(self, sent: SentOn, finished: AuditedStep) -> ToldWork:
+        """What a mate got of a microbatch, and by its hash what it sent on, whoever has kept these: tokens are in the run's text.
+
+        Raises WrongStateError if nobody gives what was signed, BadMessageError if that binds the mate to nothing.
+        """
+        asked, gave = sent.got.asked, sent.gave
+        if (reason := await asyncio.to_thread(sent.why_unsigned, self._host.run, self._host.has_signed)) != "":
+            raise BadMessageError(reason)
+        inputs = await self._tokens(asked.step, asked.index) if asked.stage == 0 else await self._asked_inputs(sent)
+        self._check_form(asked, inputs, None)
+        if (reason := sent.why_not_judged(await asyncio.to_thread(tensor_hash, inputs), finished.lineage)) != "":
+            raise BadMessageError(reason)
+        holders = gave.asked.callee, gave.asked.caller
+        under = await self._tensors(gave, holders, NO_BYTES)
+        output = Given(gave.asked.inputs, gave, WantedBytes.INPUTS, holders, _bare(under[0]))
+        return ToldWork(ToldPass(step=asked.step, index=asked.index, inputs=inputs), output, None)
+
+    async def _tokens(self, step: int, index: int) -> TensorBytes:
+        """A microbatch's tokens, as a trainer sends them."""
+        tokens = self._data.tokens if self._data is not None else None
+        if tokens is None:
+            raise WrongStateError("the run's text is not here")
+        return encode((await asyncio.to_thread(tokens.microbatch, step, index))[0].int())
+
+    async def _asked_inputs(self, sent: SentOn) -> TensorBytes:
+        """What a mate got, from its caller or from itself, as the caller has signed it."""
+        asked, last = sent.got.asked, "nobody has kept it"
+        for peer in (asked.caller, asked.callee):
+            try:
+                found, _, _ = await self._from(peer, asked.step, asked.text(self._host.run), WantedBytes.INPUTS)
+            except PeerdError as error:
+                last = error.message
+                continue
+            if await asyncio.to_thread(tensor_hash, found) == asked.inputs:
+                return found
+        raise WrongStateError(last)
+
     async def _told_pass(
         self, signed: SignedPass, finished: AuditedStep, needs_back: bool
     ) -> tuple[KeptTensors, KeptTensors | None, ToldPass]:
@@ -184,7 +223,7 @@ class Replays:
             wanted = WantedBytes.GRADIENT if needs_back else NO_BYTES
             under = await self._tensors(below, (below.asked.callee, below.asked.caller), wanted)
             back = under[2] if needs_back else None
-        self._check_form(own, got[0], labels)
+        self._check_form(own.asked, got[0], labels)
         if back is not None:
             back.check(*input_of(self._manifest, own.asked.stage + 1, self._manifest.sequence_length_at(own.asked.step)))
 
@@ -197,9 +236,9 @@ class Replays:
         told = ToldPass(step=own.asked.step, index=own.asked.index, inputs=got[0], labels=labels, output_gradient=back)
         return got, under, told
 
-    def _check_form(self, own: Receipt, inputs: TensorBytes, labels: TensorBytes | None) -> None:
+    def _check_form(self, asked: AskedPass, inputs: TensorBytes, labels: TensorBytes | None) -> None:
         """Raise BadMessageError for inputs or labels that no peer of the stage would take."""
-        manifest, asked = self._manifest, own.asked
+        manifest = self._manifest
         length = manifest.sequence_length_at(asked.step)
         inputs.check(*input_of(manifest, asked.stage, length))
         if labels is not None:
@@ -225,10 +264,7 @@ class Replays:
 
     def kept(self, signed: bytes) -> KeptTensors:
         """What this peer keeps of a call, or the chunk of a mate's part, without labels. Raises WrongStateError."""
-        found = self._witness.kept.find(signed)
-        if found is None:
-            return self._witness.parts.find(signed), NO_LABELS, None
-        return found.inputs, found.labels, found.gradient
+        return self._witness.find(signed) or (self._witness.parts.find(signed), NO_LABELS, None)
 
     async def told_part(self, sent: SentPart, pairs: Iterable[SignedPass], finished: AuditedStep, keeper: PeerId) -> ToldPart:
         """A mate's whole part: its microbatches, by what is signed of them, and the chunk that `keeper` has kept.

@@ -109,5 +109,5 @@ def auditor_of(seat: Seat) -> Auditor | None:
     if witness is None:
         return None
     host, client = AuditingSeat(seat), AuditClient(peer.network.links, seat.run)
-    replays = Replays(peer.place.manifest, state, seat.executor, witness, client, host)
+    replays = Replays(peer.place.manifest, state, seat.executor, witness, client, host, peer.data)
     return Auditor(state, witness, replays, client, peer.cases, host)

@@ -29,4 +29,5 @@ def dispatcher_of(seat: Seat) -> Dispatcher:
         peer.patience_s,
         lambda: max(LEAST_UNTAKEN_S, UNTAKEN_TIMES * seat.pass_s()),
         seat.witness or NoWitness(),
+        seat.own_records,
     )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from peerd.policy.route.admission import why_refuse_caller
 from peerd.policy.step.roster import cut_links
 from peerd.policy.swarm.dialling import is_on_this_machine
 from peerd.policy.swarm.pace import way_s
@@ -56,6 +57,12 @@ class OtherPeers:
     def is_mate(self, peer: PeerId) -> bool:
         known = self.peer.membership.view.sightings.get(peer)
         return known is not None and known.record.stage == self.stage and peer not in self.peer.membership.contradictory
+
+    def why_refuse_caller(self, caller: PeerId, stage: int) -> str | None:
+        """The reason why a peer may send no microbatches to a stage; None if it may."""
+        membership = self.peer.membership
+        known = None if caller in membership.contradictory else membership.find(caller)
+        return why_refuse_caller(known, membership.live(), stage)
 
     def mates(self) -> Iterable[PeerId]:
         live = self.peer.membership.live()

@@ -12,7 +12,7 @@ from peerd.errors import WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.inference.paths import TextOffer
 from peerd.policy.step.evidence import Evidence
-from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.receipts import SentOn, SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Priority
 from peerd.table.record import AverageId, PeerId, Phase, RawRecord
@@ -135,6 +135,9 @@ class Reception:
 
     def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
         return self._auditor().receipts(stage, step, known)
+
+    def sent_on(self, stage: int, step: int, known: Collection[bytes]) -> Sequence[SentOn]:
+        return self._auditor().sent_on(stage, step, known)
 
     def kept_pass(self, signed: bytes) -> tuple[TensorBytes, TensorBytes, TensorBytes | None]:
         return self._auditor().kept_pass(signed)

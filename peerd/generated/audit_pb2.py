@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from peerd.generated import stage_pb2 as peerd_dot_generated_dot_stage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/audit.proto\x12\x05peerd\x1a\x1bpeerd/generated/stage.proto\"J\n\x0fReceiptsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05known\x18\x04 \x03(\x0c\"U\n\x0bReceiptPair\x12#\n\x07receipt\x18\x01 \x01(\x0b\x32\x12.peerd.PassReceipt\x12!\n\x05\x62\x65low\x18\x02 \x01(\x0b\x32\x12.peerd.PassReceipt\"Z\n\x0fReceiptsMessage\x12!\n\x05pairs\x18\x01 \x03(\x0b\x32\x12.peerd.ReceiptPair\x12$\n\nconviction\x18\x02 \x01(\x0b\x32\x10.peerd.AuditCase\"H\n\x0bPassRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06signed\x18\x03 \x01(\x0c\x12\x0e\n\x06wanted\x18\x04 \x01(\r\"}\n\nPassHeader\x12#\n\x06inputs\x18\x01 \x01(\x0b\x32\x13.peerd.TensorHeader\x12#\n\x06labels\x18\x02 \x01(\x0b\x32\x13.peerd.TensorHeader\x12%\n\x08gradient\x18\x03 \x01(\x0b\x32\x13.peerd.TensorHeader\"K\n\x0bPassMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.PassHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"S\n\tAuditWord\x12\r\n\x05judge\x18\x01 \x01(\t\x12\x11\n\tdeviation\x18\x02 \x01(\x01\x12\x11\n\ttolerance\x18\x03 \x01(\x01\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xac\x01\n\x08SentPart\x12\x0e\n\x06\x61uthor\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\naverage_id\x18\x04 \x01(\x0c\x12\r\n\x05slice\x18\x05 \x01(\r\x12\r\n\x05place\x18\x06 \x01(\r\x12\x0e\n\x06number\x18\x07 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x08 \x01(\x0c\x12\x11\n\tsignature\x18\t \x01(\x0c\x12\r\n\x05\x62\x61sis\x18\n \x01(\x0c\"\xab\x01\n\tAuditCase\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x04item\x18\x02 \x01(\x0b\x32\x12.peerd.ReceiptPair\x12\x1d\n\x04part\x18\x07 \x01(\x0b\x32\x0f.peerd.SentPart\x12\x0f\n\x07\x61\x63\x63user\x18\x03 \x01(\t\x12\r\n\x05\x63oins\x18\x04 \x01(\x0c\x12\x1f\n\x05words\x18\x05 \x03(\x0b\x32\x10.peerd.AuditWord\x12\x0f\n\x07insists\x18\x06 \x01(\x0c\x32\xad\x01\n\x05\x41udit\x12?\n\x0bGetReceipts\x12\x16.peerd.ReceiptsRequest\x1a\x16.peerd.ReceiptsMessage0\x01\x12\x33\n\x07GetPass\x12\x12.peerd.PassRequest\x1a\x12.peerd.PassMessage0\x01\x12.\n\x08TellCase\x12\x10.peerd.AuditCase\x1a\x10.peerd.AuditCaseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpeerd/generated/audit.proto\x12\x05peerd\x1a\x1bpeerd/generated/stage.proto\"J\n\x0fReceiptsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05known\x18\x04 \x03(\x0c\"U\n\x0bReceiptPair\x12#\n\x07receipt\x18\x01 \x01(\x0b\x32\x12.peerd.PassReceipt\x12!\n\x05\x62\x65low\x18\x02 \x01(\x0b\x32\x12.peerd.PassReceipt\"Z\n\x0fReceiptsMessage\x12!\n\x05pairs\x18\x01 \x03(\x0b\x32\x12.peerd.ReceiptPair\x12$\n\nconviction\x18\x02 \x01(\x0b\x32\x10.peerd.AuditCase\"H\n\rSentOnRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\r\n\x05known\x18\x04 \x01(\x0c\"O\n\nSentOnPair\x12\x1f\n\x03got\x18\x01 \x01(\x0b\x32\x12.peerd.PassReceipt\x12 \n\x04gave\x18\x02 \x01(\x0b\x32\x12.peerd.PassReceipt\"1\n\rSentOnMessage\x12 \n\x05pairs\x18\x01 \x03(\x0b\x32\x11.peerd.SentOnPair\"H\n\x0bPassRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06signed\x18\x03 \x01(\x0c\x12\x0e\n\x06wanted\x18\x04 \x01(\r\"}\n\nPassHeader\x12#\n\x06inputs\x18\x01 \x01(\x0b\x32\x13.peerd.TensorHeader\x12#\n\x06labels\x18\x02 \x01(\x0b\x32\x13.peerd.TensorHeader\x12%\n\x08gradient\x18\x03 \x01(\x0b\x32\x13.peerd.TensorHeader\"K\n\x0bPassMessage\x12#\n\x06header\x18\x01 \x01(\x0b\x32\x11.peerd.PassHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04kind\"S\n\tAuditWord\x12\r\n\x05judge\x18\x01 \x01(\t\x12\x11\n\tdeviation\x18\x02 \x01(\x01\x12\x11\n\ttolerance\x18\x03 \x01(\x01\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\xac\x01\n\x08SentPart\x12\x0e\n\x06\x61uthor\x18\x01 \x01(\t\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x12\n\naverage_id\x18\x04 \x01(\x0c\x12\r\n\x05slice\x18\x05 \x01(\r\x12\r\n\x05place\x18\x06 \x01(\r\x12\x0e\n\x06number\x18\x07 \x01(\r\x12\x0f\n\x07\x63ontent\x18\x08 \x01(\x0c\x12\x11\n\tsignature\x18\t \x01(\x0c\x12\r\n\x05\x62\x61sis\x18\n \x01(\x0c\"\xcf\x01\n\tAuditCase\x12\x0b\n\x03run\x18\x01 \x01(\t\x12 \n\x04item\x18\x02 \x01(\x0b\x32\x12.peerd.ReceiptPair\x12\x1d\n\x04part\x18\x07 \x01(\x0b\x32\x0f.peerd.SentPart\x12\"\n\x07sent_on\x18\x08 \x01(\x0b\x32\x11.peerd.SentOnPair\x12\x0f\n\x07\x61\x63\x63user\x18\x03 \x01(\t\x12\r\n\x05\x63oins\x18\x04 \x01(\x0c\x12\x1f\n\x05words\x18\x05 \x03(\x0b\x32\x10.peerd.AuditWord\x12\x0f\n\x07insists\x18\x06 \x01(\x0c\x32\xe8\x01\n\x05\x41udit\x12?\n\x0bGetReceipts\x12\x16.peerd.ReceiptsRequest\x1a\x16.peerd.ReceiptsMessage0\x01\x12\x39\n\tGetSentOn\x12\x14.peerd.SentOnRequest\x1a\x14.peerd.SentOnMessage0\x01\x12\x33\n\x07GetPass\x12\x12.peerd.PassRequest\x1a\x12.peerd.PassMessage0\x01\x12.\n\x08TellCase\x12\x10.peerd.AuditCase\x1a\x10.peerd.AuditCaseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,18 +38,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECEIPTPAIR']._serialized_end=228
   _globals['_RECEIPTSMESSAGE']._serialized_start=230
   _globals['_RECEIPTSMESSAGE']._serialized_end=320
-  _globals['_PASSREQUEST']._serialized_start=322
-  _globals['_PASSREQUEST']._serialized_end=394
-  _globals['_PASSHEADER']._serialized_start=396
-  _globals['_PASSHEADER']._serialized_end=521
-  _globals['_PASSMESSAGE']._serialized_start=523
-  _globals['_PASSMESSAGE']._serialized_end=598
-  _globals['_AUDITWORD']._serialized_start=600
-  _globals['_AUDITWORD']._serialized_end=683
-  _globals['_SENTPART']._serialized_start=686
-  _globals['_SENTPART']._serialized_end=858
-  _globals['_AUDITCASE']._serialized_start=861
-  _globals['_AUDITCASE']._serialized_end=1032
-  _globals['_AUDIT']._serialized_start=1035
-  _globals['_AUDIT']._serialized_end=1208
+  _globals['_SENTONREQUEST']._serialized_start=322
+  _globals['_SENTONREQUEST']._serialized_end=394
+  _globals['_SENTONPAIR']._serialized_start=396
+  _globals['_SENTONPAIR']._serialized_end=475
+  _globals['_SENTONMESSAGE']._serialized_start=477
+  _globals['_SENTONMESSAGE']._serialized_end=526
+  _globals['_PASSREQUEST']._serialized_start=528
+  _globals['_PASSREQUEST']._serialized_end=600
+  _globals['_PASSHEADER']._serialized_start=602
+  _globals['_PASSHEADER']._serialized_end=727
+  _globals['_PASSMESSAGE']._serialized_start=729
+  _globals['_PASSMESSAGE']._serialized_end=804
+  _globals['_AUDITWORD']._serialized_start=806
+  _globals['_AUDITWORD']._serialized_end=889
+  _globals['_SENTPART']._serialized_start=892
+  _globals['_SENTPART']._serialized_end=1064
+  _globals['_AUDITCASE']._serialized_start=1067
+  _globals['_AUDITCASE']._serialized_end=1274
+  _globals['_AUDIT']._serialized_start=1277
+  _globals['_AUDIT']._serialized_end=1509
 # @@protoc_insertion_point(module_scope)

@@ -105,6 +105,84 @@ class ReceiptsMessage(_message.Message):
 Global___ReceiptsMessage: _TypeAlias = ReceiptsMessage  # noqa: Y015
 
 @_typing.final
+class SentOnRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    stage: _builtins.int
+    """of the peers that have sent it"""
+    step: _builtins.int
+    known: _builtins.bytes
+    """the first 8 bytes of the hash of each call to the callee that the caller knows, one after another"""
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+        stage: _builtins.int = ...,
+        step: _builtins.int = ...,
+        known: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "run", b"run", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentOnRequest: _TypeAlias = SentOnRequest  # noqa: Y015
+
+@_typing.final
+class SentOnPair(_message.Message):
+    """A call that a peer got, without an answer, and the receipt of its own call to the next stage for the same microbatch."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GOT_FIELD_NUMBER: _builtins.int
+    GAVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def got(self) -> _stage_pb2.PassReceipt: ...
+    @_builtins.property
+    def gave(self) -> _stage_pb2.PassReceipt: ...
+    def __init__(
+        self,
+        *,
+        got: _stage_pb2.PassReceipt | None = ...,
+        gave: _stage_pb2.PassReceipt | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gave", b"gave", "got", b"got"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gave", b"gave", "got", b"got"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentOnPair: _TypeAlias = SentOnPair  # noqa: Y015
+
+@_typing.final
+class SentOnMessage(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAIRS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SentOnPair]:
+        """at most 256"""
+
+    def __init__(
+        self,
+        *,
+        pairs: _abc.Iterable[Global___SentOnPair] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SentOnMessage: _TypeAlias = SentOnMessage  # noqa: Y015
+
+@_typing.final
 class PassRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -115,7 +193,7 @@ class PassRequest(_message.Message):
     run: _builtins.str
     step: _builtins.int
     signed: _builtins.bytes
-    """the hash of the call's receipt"""
+    """the hash of the call's receipt, or of what its caller has signed"""
     wanted: _builtins.int
     """whose bytes: 1 for the inputs, plus 2 for the labels, plus 4 for the gradient; 0: the header alone"""
     def __init__(
@@ -278,6 +356,7 @@ class AuditCase(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     ITEM_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    SENT_ON_FIELD_NUMBER: _builtins.int
     ACCUSER_FIELD_NUMBER: _builtins.int
     COINS_FIELD_NUMBER: _builtins.int
     WORDS_FIELD_NUMBER: _builtins.int
@@ -297,6 +376,10 @@ class AuditCase(_message.Message):
         """in its place, the part that is"""
 
     @_builtins.property
+    def sent_on(self) -> Global___SentOnPair:
+        """or the forward pass that is"""
+
+    @_builtins.property
     def words(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditWord]:
         """at most 2 of one judge"""
 
@@ -306,14 +389,15 @@ class AuditCase(_message.Message):
         run: _builtins.str = ...,
         item: Global___ReceiptPair | None = ...,
         part: Global___SentPart | None = ...,
+        sent_on: Global___SentOnPair | None = ...,
         accuser: _builtins.str = ...,
         coins: _builtins.bytes = ...,
         words: _abc.Iterable[Global___AuditWord] | None = ...,
         insists: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["item", b"item", "part", b"part", "sent_on", b"sent_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuser", b"accuser", "coins", b"coins", "insists", b"insists", "item", b"item", "part", b"part", "run", b"run", "words", b"words"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuser", b"accuser", "coins", b"coins", "insists", b"insists", "item", b"item", "part", b"part", "run", b"run", "sent_on", b"sent_on", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -39,6 +39,11 @@ class AuditStub:
                 request_serializer=peerd_dot_generated_dot_audit__pb2.ReceiptsRequest.SerializeToString,
                 response_deserializer=peerd_dot_generated_dot_audit__pb2.ReceiptsMessage.FromString,
                 _registered_method=True)
+        self.GetSentOn = channel.unary_stream(
+                '/peerd.Audit/GetSentOn',
+                request_serializer=peerd_dot_generated_dot_audit__pb2.SentOnRequest.SerializeToString,
+                response_deserializer=peerd_dot_generated_dot_audit__pb2.SentOnMessage.FromString,
+                _registered_method=True)
         self.GetPass = channel.unary_stream(
                 '/peerd.Audit/GetPass',
                 request_serializer=peerd_dot_generated_dot_audit__pb2.PassRequest.SerializeToString,
@@ -56,6 +61,13 @@ class AuditServicer:
 
     def GetReceipts(self, request, context):
         """The receipts of the callee's own calls to one stage, of one step: by these an auditor draws what it computes again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSentOn(self, request, context):
+        """What peers of one stage have sent on to the callee, of one step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +94,11 @@ def add_AuditServicer_to_server(servicer, server):
                     servicer.GetReceipts,
                     request_deserializer=peerd_dot_generated_dot_audit__pb2.ReceiptsRequest.FromString,
                     response_serializer=peerd_dot_generated_dot_audit__pb2.ReceiptsMessage.SerializeToString,
+            ),
+            'GetSentOn': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetSentOn,
+                    request_deserializer=peerd_dot_generated_dot_audit__pb2.SentOnRequest.FromString,
+                    response_serializer=peerd_dot_generated_dot_audit__pb2.SentOnMessage.SerializeToString,
             ),
             'GetPass': grpc.unary_stream_rpc_method_handler(
                     servicer.GetPass,
@@ -121,6 +138,33 @@ class Audit:
             '/peerd.Audit/GetReceipts',
             peerd_dot_generated_dot_audit__pb2.ReceiptsRequest.SerializeToString,
             peerd_dot_generated_dot_audit__pb2.ReceiptsMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSentOn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/peerd.Audit/GetSentOn',
+            peerd_dot_generated_dot_audit__pb2.SentOnRequest.SerializeToString,
+            peerd_dot_generated_dot_audit__pb2.SentOnMessage.FromString,
             options,
             channel_credentials,
             insecure,

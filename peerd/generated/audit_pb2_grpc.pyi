@@ -33,6 +33,8 @@ class AuditStub:
     def __new__(cls, channel: _aio.Channel) -> AuditAsyncStub: ...
     GetReceipts: _grpc.UnaryStreamMultiCallable[_audit_pb2.ReceiptsRequest, _audit_pb2.ReceiptsMessage]
     """The receipts of the callee's own calls to one stage, of one step: by these an auditor draws what it computes again."""
+    GetSentOn: _grpc.UnaryStreamMultiCallable[_audit_pb2.SentOnRequest, _audit_pb2.SentOnMessage]
+    """What peers of one stage have sent on to the callee, of one step."""
     GetPass: _grpc.UnaryStreamMultiCallable[_audit_pb2.PassRequest, _audit_pb2.PassMessage]
     """The tensors of one call, from either end of it: one header, then the bytes of those that are wanted, in chunks of at most 1 MB."""
     TellCase: _grpc.UnaryUnaryMultiCallable[_audit_pb2.AuditCase, _audit_pb2.AuditCase]
@@ -43,6 +45,8 @@ class AuditAsyncStub(AuditStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetReceipts: _aio.UnaryStreamMultiCallable[_audit_pb2.ReceiptsRequest, _audit_pb2.ReceiptsMessage]  # type: ignore[assignment]
     """The receipts of the callee's own calls to one stage, of one step: by these an auditor draws what it computes again."""
+    GetSentOn: _aio.UnaryStreamMultiCallable[_audit_pb2.SentOnRequest, _audit_pb2.SentOnMessage]  # type: ignore[assignment]
+    """What peers of one stage have sent on to the callee, of one step."""
     GetPass: _aio.UnaryStreamMultiCallable[_audit_pb2.PassRequest, _audit_pb2.PassMessage]  # type: ignore[assignment]
     """The tensors of one call, from either end of it: one header, then the bytes of those that are wanted, in chunks of at most 1 MB."""
     TellCase: _aio.UnaryUnaryMultiCallable[_audit_pb2.AuditCase, _audit_pb2.AuditCase]  # type: ignore[assignment]
@@ -56,6 +60,14 @@ class AuditServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_audit_pb2.ReceiptsMessage], _abc.AsyncIterator[_audit_pb2.ReceiptsMessage]]:
         """The receipts of the callee's own calls to one stage, of one step: by these an auditor draws what it computes again."""
+
+    @_abc_1.abstractmethod
+    def GetSentOn(
+        self,
+        request: _audit_pb2.SentOnRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_audit_pb2.SentOnMessage], _abc.AsyncIterator[_audit_pb2.SentOnMessage]]:
+        """What peers of one stage have sent on to the callee, of one step."""
 
     @_abc_1.abstractmethod
     def GetPass(

@@ -96,6 +96,8 @@ class CallHeader(_message.Message):
     AGAIN_FIELD_NUMBER: _builtins.int
     RECEIVE_RATE_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.bytes
     """16 bytes"""
@@ -118,6 +120,8 @@ class CallHeader(_message.Message):
     """bytes per second at which tensors come in from the callee; 0: not measured yet"""
     signature: _builtins.bytes
     """where peers audit each other: the caller's, of what it asks (policy/step/receipts.py)"""
+    lineage: _builtins.bytes
+    """and the lineage of the parameters with which it made the inputs"""
     @_builtins.property
     def accumulate(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stages that must add this microbatch to their accumulator"""
@@ -132,6 +136,10 @@ class CallHeader(_message.Message):
     def labels(self) -> Global___TensorHeader: ...
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_swarm_pb2.SignedRecord]: ...
+    @_builtins.property
+    def above(self) -> Global___PassReceipt:
+        """where peers audit each other: the call that the caller got itself, without an answer"""
+
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """where steps are local: by earlier stage, the version of its parameters, 16 bytes; empty: as the step began"""
@@ -156,11 +164,13 @@ class CallHeader(_message.Message):
         again: _builtins.bool = ...,
         receive_rate: _builtins.float = ...,
         signature: _builtins.bytes = ...,
+        above: Global___PassReceipt | None = ...,
+        lineage: _builtins.bytes = ...,
         versions: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "inputs", b"inputs", "labels", b"labels"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "microbatch", b"microbatch", "path", b"path", "receive_rate", b"receive_rate", "records", b"records", "run", b"run", "signature", b"signature", "stage", b"stage", "step", b"step", "trace", b"trace", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "accumulate", b"accumulate", "again", b"again", "attempt", b"attempt", "call_id", b"call_id", "evaluation", b"evaluation", "gradient_codec", b"gradient_codec", "inputs", b"inputs", "labels", b"labels", "lineage", b"lineage", "microbatch", b"microbatch", "path", b"path", "receive_rate", b"receive_rate", "records", b"records", "run", b"run", "signature", b"signature", "stage", b"stage", "step", b"step", "trace", b"trace", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -329,6 +339,8 @@ class PassReceipt(_message.Message):
     LINEAGE_FIELD_NUMBER: _builtins.int
     CALLER_SIGNATURE_FIELD_NUMBER: _builtins.int
     CALLEE_SIGNATURE_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    CALLER_LINEAGE_FIELD_NUMBER: _builtins.int
     LEDGER_FIELD_NUMBER: _builtins.int
     stage: _builtins.int
     """the callee's"""
@@ -345,6 +357,10 @@ class PassReceipt(_message.Message):
     """of the callee's parameters"""
     caller_signature: _builtins.bytes
     callee_signature: _builtins.bytes
+    above: _builtins.bytes
+    """the hash of the call that the caller got itself; empty at the first stage"""
+    caller_lineage: _builtins.bytes
+    """of the parameters with which the caller made the inputs"""
     ledger: _builtins.bytes
     """the name of the callee's ledger that has the gradients, 8 bytes; empty: none has"""
     def __init__(
@@ -362,11 +378,13 @@ class PassReceipt(_message.Message):
         lineage: _builtins.bytes = ...,
         caller_signature: _builtins.bytes = ...,
         callee_signature: _builtins.bytes = ...,
+        above: _builtins.bytes = ...,
+        caller_lineage: _builtins.bytes = ...,
         ledger: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["below", b"below", "callee", b"callee", "callee_signature", b"callee_signature", "caller", b"caller", "caller_signature", b"caller_signature", "gradient", b"gradient", "inputs", b"inputs", "labels", b"labels", "ledger", b"ledger", "lineage", b"lineage", "microbatch", b"microbatch", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "below", b"below", "callee", b"callee", "callee_signature", b"callee_signature", "caller", b"caller", "caller_lineage", b"caller_lineage", "caller_signature", b"caller_signature", "gradient", b"gradient", "inputs", b"inputs", "labels", b"labels", "ledger", b"ledger", "lineage", b"lineage", "microbatch", b"microbatch", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

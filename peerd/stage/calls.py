@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -24,6 +23,7 @@ from peerd.models.stages import input_of, labels_shape
 from peerd.policy.route.admission import newest_taken, slots_for, why_refuse_call, why_refuse_evaluation
 from peerd.policy.step.ledger import ledger_of, number_of
 from peerd.policy.step.receipts import ledger_name
+from peerd.stage.call_host import CallHost, NextHop
 from peerd.stage.computing import Computing
 from peerd.stage.executor import Executor, Pace, Priority, Result
 from peerd.stage.jobs import RunTokens, StageJobs
@@ -52,16 +52,6 @@ MAX_BROKEN_GRADIENTS = 3
 LOG = structlog.get_logger()
 
 
-class NextHop(Protocol):
-    """Takes a microbatch on to a later stage."""
-
-    async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult: ...
-
-    def distrust(self, call: Call, peer: PeerId) -> None:
-        """Note that this peer returned a broken result."""
-        ...
-
-
 @dataclass(slots=True)
 class StageCounters:
     accumulated: int = 0
@@ -69,28 +59,6 @@ class StageCounters:
     """Microbatches that were already held or came too late, and were not added again."""
     tokens: int = 0
     """Added by this peer since its daemon began, at whatever stage."""
-
-
-class CallHost(Protocol):
-    """The peer that serves the stage, as calls see it."""
-
-    @property
-    def is_committing(self) -> bool:
-        """Whether this step is over and the next one about to begin, however long the optimizer takes."""
-
-    async def until_committed(self, timeout_s: float) -> None:
-        """Wait until this peer is at another step, or for `timeout_s` seconds."""
-
-    def cannot_compute(self) -> None:
-        """Note that the device's memory does not suffice for this stage, however little it holds."""
-
-    def own_records(self) -> Sequence[RawRecord]:
-        """Return this peer's record, which a reply carries; a new version only if something in it has changed."""
-
-    def absorb(self, records: Sequence[RawRecord], sender: PeerId) -> None:
-        """Take records that came with a call. Raises BadMessageError if the sender's own is broken."""
-
-    def ledger_grew(self) -> None: ...
 
 
 class StageService:
@@ -159,7 +127,7 @@ class StageService:
             ticket.cancelled = True
 
     async def backpropagate(self, caller: PeerId, call: Call, receive: Receive, progress: Progress) -> CallResult:
-        self._check(call)
+        self._check(caller, call)
         key = caller.encode() + call.call_id
         if key in self._held:
             raise BusyError("this call is under way already")
@@ -185,6 +153,7 @@ class StageService:
                 if signs is None:
                     return await self._serve(traced, ticket, chunks, progress)
                 given = await signs.is_asked(caller, call, chunks)
+                traced = replace(traced, above=given.ask, lineage=given.lineage)
                 signing = start(self._serve_signed(signs, given, (traced, ticket, chunks, progress)), expects=(PeerdError,))
                 return await asyncio.shield(signing)
         finally:
@@ -216,7 +185,7 @@ class StageService:
         ticket.queued_s = time.monotonic() - early_s
         self._state.spans.add(SpanKind.QUEUED, early_s, ticket.step, ticket.index)
 
-    def _check(self, call: Call) -> None:
+    def _check(self, caller: PeerId, call: Call) -> None:
         """Refuse a bad call before any tensor is received."""
         record, train = self._state.record, self._manifest.train
         if self.leaving or self.handing_back:
@@ -225,7 +194,7 @@ class StageService:
             reason = why_refuse_evaluation(record, stage=call.stage, step=call.step, kept=self._state.evaluated.step)
         else:
             reason = why_refuse_call(record, stage=call.stage, step=call.step, holds_previous=self._state.holdings.previous is not None)
-        if reason is not None:
+        if (reason := reason or self._host.why_refuse_caller(caller, call.stage)) is not None:
             raise WrongStateError(reason)
         most, whole = train.microbatches_per_step, "a step"
         if call.evaluation:

@@ -6,7 +6,7 @@ Both ends of a call keep its tensors. So a peer that falsified something cannot 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -24,9 +24,13 @@ from peerd.policy.step.receipts import (
     AnsweredPass,
     AskedPass,
     Receipt,
+    SentOn,
+    SignedAsk,
     SignedPass,
     wanted_kept_bytes,
+    why_not_sent_on,
 )
+from peerd.stage.kept_calls import KeptCalls
 from peerd.stage.kept_parts import KeptParts
 from peerd.stage.state import StageState
 from peerd.table.record import Lineage, PeerId, Phase, RunId
@@ -41,6 +45,10 @@ def most_kept_bytes(manifest: Manifest, free_bytes: int) -> int:
     `free_bytes`: the machine's memory that this peer may take.
     """
     return min(wanted_kept_bytes(manifest.train.microbatches_per_step, manifest.boundary_bytes), free_bytes // MEMORY_SHARE)
+
+
+UNANSWERED_SHARE = 8
+"""Of what is kept, calls without an answer take at most one part in so many."""
 
 
 class Signer(Protocol):
@@ -77,10 +85,13 @@ class KeptPass:
 class ReceivedPass:
     """A call whose caller has signed what came."""
 
-    asked: AskedPass
-    signature: bytes
+    ask: SignedAsk
+    above: SignedAsk | None
+    """The call that the caller got itself; None at the first stage."""
     inputs: TensorBytes
     labels: TensorBytes
+    lineage: bytes
+    """Of this peer's parameters as it came."""
 
 
 class KeptPasses:
@@ -133,7 +144,8 @@ class PassWitness:
     def __init__(self, state: StageState, signer: Signer, most_bytes: int) -> None:
         self._state = state
         self._signer = signer
-        self.kept = KeptPasses(most_bytes)
+        self.kept = KeptPasses(most_bytes - most_bytes // UNANSWERED_SHARE)
+        self.calls = KeptCalls(signer.run, most_bytes // UNANSWERED_SHARE)
         self.parts = KeptParts(signer.run, lambda step: secret_of(signer.coins_seed, step))
         self._lineages: dict[int, tuple[int, Lineage]] = {}
         """By step, the generation of the parameters and their lineage, as far as this peer was at that step."""
@@ -159,13 +171,16 @@ class PassWitness:
         """Sign a call. An evaluation changes no parameter, so nothing is signed of it."""
         if call.evaluation:
             return call, None
-        me = self._state.record.peer
+        me, run, now = self._state.record.peer, self._signer.run, self.lineage_at(call.step)
+        call = replace(call, lineage=call.lineage if call.above is not None and call.lineage == now else NOTHING)
 
-        def signed() -> tuple[Call, AskedPass]:
-            asked = _asked(call, me, peer, call.inputs, call.labels)
-            return replace(call, signature=self._signer.sign(asked.text(self._signer.run))), asked
+        def signed() -> SignedAsk:
+            asked = _asked(call, run, (me, peer), call.inputs, call.labels)
+            return SignedAsk(asked, self._signer.sign(asked.text(run)))
 
-        return await asyncio.to_thread(signed)
+        ask = await asyncio.to_thread(signed)
+        self.calls.asked(ask, call.inputs, call.labels)
+        return replace(call, signature=ask.signature), ask.asked
 
     async def took(self, call: Call, asked: AskedPass | None, result: CallResult) -> None:
         """Keep what both ends have signed. Raises BadMessageError if the callee has signed something else than it sent."""
@@ -177,6 +192,7 @@ class PassWitness:
         if (reason := await asyncio.to_thread(self._why_bad, given, result.gradient)) != "":
             raise BadMessageError(f"a receipt that binds nobody: {reason}")
         self.kept.put(self._signer.run, KeptPass(given, call.inputs, call.labels, result.gradient))
+        self.calls.answered(given.own)
 
     def _why_bad(self, given: SignedPass, gradient: TensorBytes | None) -> str:
         if given.own.answered.gradient != tensor_hash(gradient):
@@ -186,38 +202,61 @@ class PassWitness:
     # The callee's end
 
     async def is_asked(self, caller: PeerId, call: Call, chunks: Sequence[Bytes]) -> ReceivedPass:
-        """Check the caller's signature of what has come. Raises BadMessageError."""
+        """Check the caller's signature of what has come, and that it shows what it made that of. Raises BadMessageError."""
         me, run, signer = self._state.record.peer, self._signer.run, self._signer
         self.note_lineage()
         inputs, labels = take(chunks, call.inputs, call.labels)
 
+        lineage = self.lineage_at(call.step)
+
         def checked() -> ReceivedPass:
-            asked = _asked(call, caller, me, inputs, labels)
-            if not signer.has_signed(caller, asked.text(run), call.signature):
+            ask = SignedAsk(_asked(call, run, (caller, me), inputs, labels), call.signature)
+            if ask.why_unsigned(run, signer.has_signed):
                 raise BadMessageError("the caller has not signed what it sent")
-            return ReceivedPass(asked, call.signature, inputs, labels)
+            if (reason := why_not_sent_on(call.above, ask, run, signer.has_signed)) != "":
+                raise BadMessageError(reason)
+            return ReceivedPass(ask, call.above, inputs, labels, lineage)
 
         return await asyncio.to_thread(checked)
 
     async def answers(self, given: ReceivedPass, result: CallResult, below: SignedPass | None) -> CallResult:
         """Sign the answer to a call, and keep both. `below`: what was signed of this peer's own call to the next stage."""
-        run, lineage, asked = self._signer.run, self.lineage_at(given.asked.step), given.asked
+        run, asked = self._signer.run, given.ask.asked
+        lineage = self.lineage_at(asked.step)
         next_receipt = below.own if below is not None else None
 
         def signed() -> SignedPass:
             named = NOTHING if next_receipt is None else next_receipt.signed(run)
             answered = AnsweredPass(tensor_hash(result.gradient), named, lineage, result.ledger)
-            receipt = Receipt(asked, answered, given.signature, self._signer.sign(answered.text(asked, run)))
+            receipt = Receipt(asked, answered, given.ask.signature, self._signer.sign(answered.text(asked, run)))
             return SignedPass(receipt, next_receipt)
 
         own = await asyncio.to_thread(signed)
         self.kept.put(run, KeptPass(own, given.inputs, given.labels, result.gradient))
+        self.calls.answered(own.own, given.above)
         return replace(result, signed=own)
+
+    # What auditors ask
+
+    def find(self, signed: bytes) -> tuple[TensorBytes, TensorBytes, TensorBytes | None] | None:
+        """Inputs, labels and gradient of a call, by the hash of its receipt or of what its caller has signed; None if they are not kept."""
+        kept = self.kept.find(self.calls.receipt_of(signed) or signed)
+        if kept is not None:
+            return kept.inputs, kept.labels, kept.gradient
+        unanswered = self.calls.unanswered(signed)
+        return (*unanswered, None) if unanswered is not None else None
+
+    def sent_on(self, stage: int, step: int, known: Collection[bytes]) -> list[SentOn]:
+        """What peers of a stage have sent on to this one in a step, and it has added, but for the calls of these names."""
+        return self.calls.sent_on(step, self.lineage_at(step), known) if stage == self._state.record.stage - 1 else []
 
 
 def hash_of_lineage(lineage: Lineage) -> bytes:
     return digest("lineage", lineage.inexact, lineage.chain, size=HASH_BYTES)
 
 
-def _asked(call: Call, caller: PeerId, callee: PeerId, inputs: TensorBytes, labels: TensorBytes) -> AskedPass:
-    return AskedPass(call.stage, call.step, call.index, caller, callee, tensor_hash(inputs), tensor_hash(labels))
+def _asked(call: Call, run: RunId, ends: tuple[PeerId, PeerId], inputs: TensorBytes, labels: TensorBytes) -> AskedPass:
+    """`ends`: the caller and the callee."""
+    above = NOTHING if call.above is None else call.above.asked.text(run)
+    made = tensor_hash(inputs), tensor_hash(labels), above, call.lineage
+    return AskedPass(call.stage, call.step, call.index, *ends, *made)

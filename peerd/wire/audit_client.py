@@ -11,15 +11,15 @@ from peerd.generated import audit_pb2, audit_pb2_grpc
 from peerd.link.links import ending, read_within
 from peerd.link.traffic import PeerRole
 from peerd.policy.step.evidence import Evidence
-from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.receipts import SentOn, SignedPass
 from peerd.policy.step.verdicts import MOST_CASES
 from peerd.table.record import PeerId
 from peerd.wire import convert
-from peerd.wire.audit_service import MOST_KNOWN, MOST_PAIRS, WantedBytes
+from peerd.wire.audit_service import MOST_KNOWN, MOST_NAMES, MOST_PAIRS, WantedBytes
 from peerd.wire.chunk_streams import header_of
 from peerd.wire.clients import Client, read_chunks
 from peerd.wire.messages import TensorBytes
-from peerd.wire.receipts import evidence_from, evidence_to, pair_from
+from peerd.wire.receipts import evidence_from, evidence_to, pair_from, sent_on_from
 from peerd.wire.tensors import take
 
 KeptTensors = tuple[TensorBytes, TensorBytes, TensorBytes | None]
@@ -48,10 +48,28 @@ class AuditClient(Client):
                 pairs += map(pair_from, message.pairs)
         return convictions, pairs
 
-    async def get_pass(self, peer: PeerId, step: int, signed: bytes, wanted: WantedBytes, patience_s: float) -> KeptTensors:
-        """Return the tensors of the call whose receipt has this hash, with the bytes of those that are wanted.
+    async def get_sent_on(
+        self, peer: PeerId, stage: int, step: int, known: Collection[bytes], most: int, patience_s: float
+    ) -> list[SentOn]:
+        """Return what peers of a stage have sent on to this one in a step, but for the calls of these names, at most `most`.
 
-        The caller has to check them, and what is told of the others. Raises RemoteError.
+        No signature is checked. Raises RemoteError.
+        """
+        names = b"".join(islice(known, MOST_NAMES))
+        request, found = audit_pb2.SentOnRequest(run=self._run, stage=stage, step=step, known=names), list[SentOn]()
+        with ending((await self._stub(peer)).GetSentOn(request)) as rpc:
+            while (message := await read_within(rpc.__aiter__(), patience_s)) is not None:
+                self._count(message.ByteSize())
+                if len(message.pairs) > MOST_PAIRS or len(found) + len(message.pairs) > most:
+                    raise BadMessageError("more calls than there can be")
+                found += map(sent_on_from, message.pairs)
+        return found
+
+    async def get_pass(self, peer: PeerId, step: int, signed: bytes, wanted: WantedBytes, patience_s: float) -> KeptTensors:
+        """Return the tensors of a call, with the bytes of those that are wanted.
+
+        `signed`: the hash of its receipt, or of what its caller has signed. Who asks has to check them, and what is told of the others.
+        Raises RemoteError.
         """
         request = audit_pb2.PassRequest(run=self._run, step=step, signed=signed, wanted=wanted)
         with ending((await self._stub(peer)).GetPass(request)) as rpc:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from enum import IntFlag
-from typing import Any
+from typing import Any, TypeVar
 
+from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BadMessageError, BusyError
 from peerd.generated import audit_pb2, audit_pb2_grpc
 from peerd.link.few_each import FewEach
 from peerd.link.traffic import PeerRole
-from peerd.policy.step.receipts import HASH_BYTES
+from peerd.policy.step.receipts import HASH_BYTES, NAME_BYTES
 from peerd.wire import convert
 from peerd.wire.door import Door
 from peerd.wire.handlers import AuditHandler
 from peerd.wire.messages import chunks_of
-from peerd.wire.receipts import evidence_from, evidence_to, pair_to
+from peerd.wire.receipts import evidence_from, evidence_to, pair_to, sent_on_to
 from peerd.wire.services import Servicer
 
 MOST_PAIRS = 256
 """Receipts in one message, some 200 KB."""
 MOST_KNOWN = 64
+MOST_NAMES = MAX_MICROBATCHES_PER_STEP
+"""Names of calls to one peer in a step."""
 PASSES_AT_ONCE = 2
 """Passes that one caller gets at once: an auditor computes one after another."""
+
+
+Told = TypeVar("Told", audit_pb2.ReceiptsMessage, audit_pb2.SentOnMessage)
 
 
 class WantedBytes(IntFlag):
@@ -55,7 +61,15 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
         for first in range(0, len(pairs), MOST_PAIRS):
             yield self._counted(audit_pb2.ReceiptsMessage(pairs=map(pair_to, pairs[first : first + MOST_PAIRS])))
 
-    def _counted(self, message: audit_pb2.ReceiptsMessage) -> audit_pb2.ReceiptsMessage:
+    async def GetSentOn(self, request: audit_pb2.SentOnRequest, context: Any) -> AsyncIterator[audit_pb2.SentOnMessage]:
+        async with self._door.answering(context, request.run):
+            if len(request.known) > MOST_NAMES * NAME_BYTES:
+                raise BadMessageError(f"the names of more than {MOST_NAMES} calls")
+            pairs = self._handler.sent_on(request.stage, request.step, frozenset(_names_in(request.known)))
+        for first in range(0, len(pairs), MOST_PAIRS):
+            yield self._counted(audit_pb2.SentOnMessage(pairs=map(sent_on_to, pairs[first : first + MOST_PAIRS])))
+
+    def _counted(self, message: Told) -> Told:
         self._door.traffic.gave("audits", PeerRole.STAGE_PEER, message.ByteSize())
         return message
 
@@ -79,3 +93,7 @@ class AuditServicer(Servicer[AuditHandler], audit_pb2_grpc.AuditServicer):
             known = await self._handler.hear(evidence_from(request))
         reply = audit_pb2.AuditCase() if known is None else evidence_to(known, self._door.run)
         return self._door.traffic.answered(request, reply)
+
+
+def _names_in(content: bytes) -> Iterator[bytes]:
+    return (content[at : at + NAME_BYTES] for at in range(0, len(content), NAME_BYTES))

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from peerd.config.manifest import MAX_MICROBATCHES_PER_STEP
 from peerd.errors import BusyError
 from peerd.link.certificate import MAX_CERTIFICATE_BYTES
 from peerd.link.few_each import FewEach, everybody
 from peerd.link.links import MAX_REQUEST_BYTES
 from peerd.link.strands import BLOCK_BYTES
 from peerd.policy.route.parallel import MOST
+from peerd.policy.step.receipts import NAME_BYTES
 from peerd.table.record import PeerId
 
 MAX_BEAT_BYTES = 1 << 17
@@ -28,6 +30,8 @@ MAX_ACCOUNT_BYTES = 1 << 14
 """An account of 31 signers, whom 62 have signed."""
 MAX_KNOWN_BYTES = 1 << 12
 """The ids of the convictions that an auditor knows."""
+MAX_NAMES_BYTES = MAX_MICROBATCHES_PER_STEP * NAME_BYTES + (1 << 10)
+"""The names of the calls to this peer of one step that an auditor knows."""
 RETRY_S = 0.25
 SMALL_BYTES = 1024
 FEW_CALLS = 4
@@ -78,6 +82,7 @@ _ALLOWANCES = {
     "Carry": Allowance(2 * MOST, BLOCK_BYTES + SMALL_BYTES, is_apart=True),
     "Show": Allowance(num_bytes=MAX_CERTIFICATE_BYTES + SMALL_BYTES),
     "GetReceipts": Allowance(num_bytes=MAX_KNOWN_BYTES),
+    "GetSentOn": Allowance(num_bytes=MAX_NAMES_BYTES),
     "TellCase": Allowance(8, MAX_REQUEST_BYTES),
     "Extend": Allowance(num_bytes=MAX_REQUEST_BYTES),
     "Sink": Allowance(num_bytes=MAX_REQUEST_BYTES),

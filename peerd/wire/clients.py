@@ -32,7 +32,7 @@ from peerd.wire.chunk_streams import Offer, Source, header_of, offer
 from peerd.wire.chunks import CALLS, REPLIES, ROUNDS, Chunk, Headed, Pieces, collected, digest_of
 from peerd.wire.frames import LatestWord, count_sent, frames_of, messages_of, opening_of_round
 from peerd.wire.messages import MOST_TOLD_BYTES, Average, Beat, Call, CallResult, Frame, ProposalAnswer, ToldMoves, Verified
-from peerd.wire.receipts import signed_in
+from peerd.wire.receipts import signed_in, tell_above
 
 AnyClient = TypeVar("AnyClient", bound="Client")
 Given = ParamSpec("Given")
@@ -107,6 +107,7 @@ class StageClient(Client):
             traffic = self._links.traffic
             traffic.take(peer, way)
             header = convert.call_to(call, self._run, records, traffic.rates(peer, way)[1])
+            tell_above(header, call.above)
 
             async def messages() -> AsyncIterator[stage_pb2.CallMessage | Headed | Pieces]:
                 began_s = time.monotonic()

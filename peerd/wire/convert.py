@@ -51,7 +51,7 @@ MAX_STILL_S = 4e6
 ID_BYTES = 16
 TRACE_BYTES = 24
 # Fields that a message and the value for it have under the same names.
-_CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again", "signature")
+_CALL = ("call_id", "stage", "step", "evaluation", "trace", "attempt", "again", "signature", "lineage")
 _TIMES = ("downstream_s", "held_s", "slots")
 _FRAME, _VERIFIED = ("slice", "author", "number", "to", "signature", "slice_signature"), ("part", "sum", "summed")
 _COUNTED = ("parts", "sums", "given_parts", "given_sums")

@@ -71,10 +71,14 @@ class Dispatcher:
     _patience_s: float
     _total_s: Callable[[], float]
     _witness: Witness = field(default_factory=NoWitness)
+    _own_records: Callable[[], Sequence[RawRecord]] = tuple
+    """This peer's own record as it is now, if it has one."""
     _routers: dict[tuple[int, bool], Router] = field(default_factory=dict)
     """By stage and whether for evaluation, whose forward passes say nothing about response times in training."""
     _deaf_until_s: dict[PeerId, float] = field(default_factory=dict)
     """Peers that asked for a pause, and when it ends (monotonic clock)."""
+    _unknown_to: set[PeerId] = field(default_factory=set)
+    """Peers that have refused a call, maybe because this peer's record had not reached them: the next call brings it."""
     _cancels: Tasks = field(default_factory=Tasks)
     num_calls: int = 0
     """Calls made, also of the same microbatch again."""
@@ -126,6 +130,7 @@ class Dispatcher:
                 pause_s = next_pause_s(pause_s, router.response_s(peer.peer))
                 attempt += 1
             except WrongStateError:
+                self._refused_by(peer.peer, call, live)
                 if call.evaluation:
                     refused.add(peer.peer)
                 deadline_s += time.monotonic() - asked_s
@@ -148,13 +153,21 @@ class Dispatcher:
             broken = BadMessageError("a gradient that is not finite")
             self._give_up_on(self._router(call), record, call, broken)
 
+    def _refused_by(self, peer: PeerId, call: Call, live: LiveView) -> None:
+        """Note that a peer refused a call. Raises WrongStateError where all will."""
+        self._unknown_to.add(peer)
+        if live.me in live.sidelined(call.stage - 1):
+            raise WrongStateError("this peer is left out of its stage")
+
     def _router(self, call: Call) -> Router:
         return self._routers.setdefault((call.stage, call.evaluation), Router())
 
     async def _try(self, router: Router, peer: PeerRecord, call: Call, note: Callable[[int, PeerId], None]) -> CallResult:
         call, asked = await self._witness.asks(await self._adapter.adapt(call, peer.peer), peer.peer)
         started_s, self.num_calls = time.monotonic(), self.num_calls + 1
-        result = await self._client.backpropagate(peer.peer, call, (), self._patience_s, note)
+        records = self._own_records() if peer.peer in self._unknown_to else ()
+        result = await self._client.backpropagate(peer.peer, call, records, self._patience_s, note)
+        self._unknown_to.discard(peer.peer)
         elapsed_s = time.monotonic() - started_s
         if call.evaluation:
             if result.loss is None or not math.isfinite(result.loss):

@@ -9,7 +9,7 @@ from peerd.link.links import Bytes
 from peerd.policy.inference.paths import TextOffer
 from peerd.policy.step.contributions import StageTally
 from peerd.policy.step.evidence import Evidence
-from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.receipts import SentOn, SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.table.record import AverageId, PeerId, RawRecord
 from peerd.wire.accounts import AccountsTold, AccountsWanted
@@ -139,8 +139,15 @@ class AuditHandler(Protocol):
         """Return the convictions whose items' ids are not known, and what is signed of this peer's own calls to a stage in a step."""
         ...
 
+    def sent_on(self, stage: int, step: int, known: Collection[bytes]) -> Sequence[SentOn]:
+        """Return what peers of a stage have sent on to this one in a step, but for the calls of these names."""
+        ...
+
     def kept_pass(self, signed: bytes) -> tuple[TensorBytes, TensorBytes, TensorBytes | None]:
-        """Return inputs, labels and gradient of the call whose receipt has this hash. Raises WrongStateError if they are not kept."""
+        """Return inputs, labels and gradient of a call, by the hash of its receipt or of what its caller has signed.
+
+        Raises WrongStateError if they are not kept.
+        """
         ...
 
     async def hear(self, evidence: Evidence) -> Evidence | None:

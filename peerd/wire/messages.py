@@ -14,7 +14,7 @@ from peerd.link.links import CHUNK_BYTES, Bytes
 from peerd.policy.round.debts import Edge
 from peerd.policy.step.certificates import Slices, average_id_of
 from peerd.policy.step.confirming import RoundProof, SignedOutcome
-from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.receipts import SignedAsk, SignedPass
 from peerd.policy.step.roster import Roster
 from peerd.table.record import NO_AVERAGE, NO_RECORD, AverageId, Lineage, PeerId, RawRecord
 
@@ -85,6 +85,10 @@ class Call:
     """Where steps are local, by earlier stage, the name of the version of its parameters that made the inputs."""
     signature: bytes = b""
     """Where peers audit each other, the caller's signature of what it asks (policy/step/receipts.py)."""
+    above: SignedAsk | None = None
+    """The call that the caller got itself; None at the first stage."""
+    lineage: bytes = b""
+    """The hash of that of the parameters with which the caller made the inputs."""
     trace: bytes = b""
     """OpenTelemetry's trace id and the id of the caller's span; empty except for a sample of the calls."""
 

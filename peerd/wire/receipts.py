@@ -13,7 +13,7 @@ from peerd.policy.step.auditing import AuditWord
 from peerd.policy.step.certificates import ID_BYTES
 from peerd.policy.step.evidence import MOST_WORDS, Evidence, SignedWord
 from peerd.policy.step.parts import SentPart
-from peerd.policy.step.receipts import HASH_BYTES, LEDGER_BYTES, NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.policy.step.receipts import HASH_BYTES, LEDGER_BYTES, NOTHING, AnsweredPass, AskedPass, Receipt, SentOn, SignedAsk, SignedPass
 from peerd.table.record import AverageId, PeerId
 from peerd.wire.chunks import digest_of
 from peerd.wire.convert import MAX_PEER_CHARS, MAX_SIGNATURE_BYTES, MAX_STAGES
@@ -46,8 +46,9 @@ class NoWitness:
     async def took(self, call: Call, asked: AskedPass | None, result: CallResult) -> None: ...
 
 
-def receipt_to(receipt: Receipt) -> stage_pb2.PassReceipt:
-    asked, answered = receipt.asked, receipt.answered
+def ask_to(ask: SignedAsk) -> stage_pb2.PassReceipt:
+    """A receipt without an answer."""
+    asked = ask.asked
     return stage_pb2.PassReceipt(
         stage=asked.stage,
         step=asked.step,
@@ -56,18 +57,27 @@ def receipt_to(receipt: Receipt) -> stage_pb2.PassReceipt:
         callee=asked.callee,
         inputs=asked.inputs,
         labels=asked.labels,
-        gradient=answered.gradient,
-        below=answered.below,
-        lineage=answered.lineage,
-        ledger=answered.ledger,
-        caller_signature=receipt.caller_signature,
-        callee_signature=receipt.callee_signature,
+        above=asked.above,
+        caller_lineage=asked.lineage,
+        caller_signature=ask.signature,
     )
+
+
+def ask_from(message: stage_pb2.PassReceipt) -> SignedAsk:
+    """Whether it is signed is not checked here."""
+    return receipt_from(message).ask
+
+
+def receipt_to(receipt: Receipt) -> stage_pb2.PassReceipt:
+    message, answered = ask_to(receipt.ask), receipt.answered
+    message.gradient, message.below, message.lineage = answered.gradient, answered.below, answered.lineage
+    message.ledger, message.callee_signature = answered.ledger, receipt.callee_signature
+    return message
 
 
 def receipt_from(message: stage_pb2.PassReceipt) -> Receipt:
     """Whether it is signed is not checked here."""
-    hashes = (message.inputs, message.labels, message.gradient, message.below, message.lineage)
+    hashes = (message.inputs, message.labels, message.gradient, message.below, message.lineage, message.above, message.caller_lineage)
     if (
         any(len(each) not in (0, HASH_BYTES) for each in hashes)
         or len(message.ledger) not in (0, LEDGER_BYTES)
@@ -79,7 +89,8 @@ def receipt_from(message: stage_pb2.PassReceipt) -> Receipt:
     if max(len(message.caller_signature), len(message.callee_signature)) > MAX_SIGNATURE_BYTES:
         raise BadMessageError("the signature of a receipt is too long")
     ends = PeerId(message.caller), PeerId(message.callee)
-    asked = AskedPass(message.stage, message.step, message.microbatch, *ends, message.inputs, message.labels)
+    made = message.inputs, message.labels, message.above, message.caller_lineage
+    asked = AskedPass(message.stage, message.step, message.microbatch, *ends, *made)
     answered = AnsweredPass(message.gradient, message.below, message.lineage, message.ledger)
     return Receipt(asked, answered, message.caller_signature, message.callee_signature)
 
@@ -93,6 +104,14 @@ def pair_from(message: audit_pb2.ReceiptPair) -> SignedPass:
     return SignedPass(receipt_from(message.receipt), receipt_from(message.below) if message.HasField("below") else None)
 
 
+def sent_on_to(sent: SentOn) -> audit_pb2.SentOnPair:
+    return audit_pb2.SentOnPair(got=ask_to(sent.got), gave=receipt_to(sent.gave))
+
+
+def sent_on_from(message: audit_pb2.SentOnPair) -> SentOn:
+    return SentOn(ask_from(message.got), receipt_from(message.gave))
+
+
 def evidence_to(evidence: Evidence, run: str) -> audit_pb2.AuditCase:
     words = [
         audit_pb2.AuditWord(judge=each.judge, deviation=each.word.deviation, tolerance=each.word.tolerance, signature=each.signature)
@@ -101,6 +120,8 @@ def evidence_to(evidence: Evidence, run: str) -> audit_pb2.AuditCase:
     case = audit_pb2.AuditCase(run=run, accuser=evidence.accuser, coins=evidence.coins, words=words, insists=evidence.insists)
     if isinstance(evidence.signed, SentPart):
         case.part.CopyFrom(_part_to(evidence.signed))
+    elif isinstance(evidence.signed, SentOn):
+        case.sent_on.CopyFrom(sent_on_to(evidence.signed))
     else:
         case.item.CopyFrom(pair_to(evidence.signed))
     return case
@@ -140,8 +161,13 @@ def evidence_from(message: audit_pb2.AuditCase) -> Evidence:
     if len(message.words) > MOST_WORDS or max(map(len, names)) > MAX_PEER_CHARS or max(map(len, signatures)) > MAX_SIGNATURE_BYTES:
         raise BadMessageError("a case with too many words, or with a name or a signature that is too long")
     words = (SignedWord(PeerId(each.judge), AuditWord(each.deviation, each.tolerance), each.signature) for each in message.words)
-    signed = _part_from(message.part) if message.HasField("part") else pair_from(message.item)
-    return Evidence(signed, PeerId(message.accuser), message.coins, insists=message.insists).with_words(words)
+    return Evidence(_work_from(message), PeerId(message.accuser), message.coins, insists=message.insists).with_words(words)
+
+
+def _work_from(message: audit_pb2.AuditCase) -> SignedPass | SentOn | SentPart:
+    if message.HasField("part"):
+        return _part_from(message.part)
+    return sent_on_from(message.sent_on) if message.HasField("sent_on") else pair_from(message.item)
 
 
 def packed_case(evidence: Evidence, run: str) -> bytes:
@@ -158,6 +184,19 @@ def unpacked_case(content: bytes, run: str) -> Evidence:
     if message.run != run:
         raise BadMessageError("a case of another run")
     return evidence_from(message)
+
+
+def tell_above(header: stage_pb2.CallHeader, above: SignedAsk | None) -> None:
+    """Write the call that the caller got itself into its own."""
+    if above is not None:
+        header.above.CopyFrom(ask_to(above))
+
+
+def above_in(header: stage_pb2.CallHeader) -> SignedAsk | None:
+    """Whether it is signed is not checked here."""
+    if len(header.lineage) not in (0, HASH_BYTES):
+        raise BadMessageError("a call with a lineage that is none")
+    return ask_from(header.above) if header.HasField("above") else None
 
 
 def tell_signed(done: stage_pb2.Done, signed: SignedPass | None) -> None:

@@ -42,7 +42,7 @@ from peerd.wire.frames import UNHEADED, LatestWord, count_sent, frames_of, messa
 from peerd.wire.handlers import AveragingHandler, Described, StageHandler, StateHandler, SwarmHandler
 from peerd.wire.messages import SKETCH_SEED_BYTES, Call, CallResult, ProposalAnswer, StateRequest, Verified
 from peerd.wire.open_conversations import Held
-from peerd.wire.receipts import tell_signed
+from peerd.wire.receipts import above_in, tell_signed
 from peerd.wire.replies import Replies
 from peerd.wire.section_slots import SectionSlots
 
@@ -207,7 +207,7 @@ class StageServicer(Servicer[StageHandler], stage_pb2_grpc.StageServicer):
         """Compute a call and wait for the turn to send the result. Until then the caller gets WORKING messages."""
         header, begun = opening(await self._door.read(messages), stage_pb2.CallMessage, "a call without a header")
         self._door.check_run(header.run)
-        call = convert.call_from(header)
+        call = replace(convert.call_from(header), above=above_in(header))
         self._handler.absorb(link[0], convert.records_from(header.records))
         if self._door.knows(link[0]):
             self._door.traffic.told(link, header.receive_rate, call.inputs.num_bytes)

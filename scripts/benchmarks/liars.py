@@ -90,11 +90,12 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "own-loss-x100": ("own_part", {"factor": 1.0, "loss": 100.0}),
     "conceals": ("own_part", {"factor": 1000.0, "conceals": True}),
     "denounces": ("denounces", {}),
+    "injects": ("injects", {}),
 }
 """The module in `_liars/`, and its arguments."""
 SIGNED, OUT_WITHIN_STEPS = ("two-records", "forks"), 2
 """The lies that two signatures prove."""
-FOUND_LATER = tuple(name for name, (module, _) in SCENARIOS.items() if module in ("falsifies", "own_part", "denounces"))
+FOUND_LATER = tuple(name for name, (module, _) in SCENARIOS.items() if module in ("falsifies", "own_part", "denounces", "injects"))
 """The lies that audits find steps later: what was falsified by then stays in the parameters, and `distance` tells how much that is."""
 COLLUDES = f"{HERE}.colludes"
 

@@ -24,7 +24,7 @@ from peerd.policy.step.auditing import Rates
 from peerd.policy.step.coins import heads_of
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.parts import chunk_text, even_cuts, slice_bounds
-from peerd.policy.step.receipts import SignedPass
+from peerd.policy.step.receipts import AskedPass, SentOn, SignedAsk, SignedPass
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.policy.step.verdicts import Standing
 from peerd.stage.calls import StageService
@@ -36,6 +36,7 @@ from peerd.table.view import LiveView
 from peerd.wire.audit_client import AuditClient, KeptTensors
 from peerd.wire.audit_service import WantedBytes
 from peerd.wire.messages import Call, CallResult, TensorBytes
+from peerd.wire.receipts import tensor_hash
 from peerd.wire.tensors import decode, encode
 from tests.paper_host import PaperHost
 from tests.stage.signed_life import PLENTY, Key
@@ -158,6 +159,11 @@ class Lines:
         assert len(found[1]) <= most
         return found
 
+    async def get_sent_on(
+        self, peer: PeerId, stage: int, step: int, known: Collection[bytes], most: int, patience_s: float
+    ) -> Sequence[SentOn]:
+        return self._other(peer).auditor.sent_on(stage, step, known)
+
     async def get_pass(self, peer: PeerId, step: int, signed: bytes, wanted: WantedBytes, patience_s: float) -> KeptTensors:
         return wanted_of(self._other(peer).auditor.kept_pass(signed), wanted, self.mate.fetched)
 
@@ -188,6 +194,7 @@ class AuditedStage:
         self.mates = [Mate(self, number, factor=factors[number]) for number in range(self.num_mates)]
         for mate, factor in zip(self.mates, self.part_factors, strict=False):
             mate.part_factor = factor
+        self.trainer = Key()
         self.running, self.bystanders = list[asyncio.Task[None]](), list[Mate]()
 
     @property
@@ -250,7 +257,17 @@ class AuditedStage:
         labels = torch.randint(0, self.manifest.model.vocab_size, rows, generator=chance, dtype=torch.int32)
         inputs = encode(torch.randn((*rows, self.manifest.decoder.d_model), generator=chance))
         number = step.to_bytes(8, "little") + index.to_bytes(8, "little")
-        call = Call(call_id=number, stage=1, step=step, index=index, accumulate=frozenset({0, 1}), inputs=inputs, labels=encode(labels))
+        got = AskedPass(0, step, index, self.trainer.peer, self.caller.me, b"t" * 32, tensor_hash(encode(labels)))
+        call = Call(
+            call_id=number,
+            stage=1,
+            step=step,
+            index=index,
+            accumulate=frozenset({0, 1}),
+            inputs=inputs,
+            labels=encode(labels),
+            above=SignedAsk(got, self.trainer.sign(got.text(self.trainer.run))),
+        )
         signed, asked = await self.caller.witness.asks(call, mate.me)
 
         async def receive() -> tuple[Bytes, ...]:

@@ -63,10 +63,10 @@ class Audit:
     async def get_pass(self, peer: PeerId, step: int, signed: bytes, wanted: WantedBytes, patience_s: float) -> KeptTensors:
         self.asked.append(peer)
         witness = next(each for key, each in zip(self.life.keys, self.life.witnesses, strict=True) if key.peer == peer)
-        kept = witness.kept.find(signed)
+        kept = witness.find(signed)
         if kept is None or self.withhold.get(peer, NO_BYTES) & wanted:
             raise WrongStateError("not kept")
-        return self.tell(wanted_of((kept.inputs, kept.labels, kept.gradient), wanted, self.fetched))
+        return self.tell(wanted_of(kept, wanted, self.fetched))
 
     async def word(self) -> AuditWord:
         told = await self.replays.told(self.signed, self.finished)

@@ -115,7 +115,7 @@ def test_a_mate_whose_receipts_name_what_nobody_can_compute_has_shown_nothing() 
         true_answers = liar.answers
 
         async def answers(given: Any, result: Any, _below: Any) -> Any:
-            asked = AskedPass(2, given.asked.step, given.asked.index, liar.me, ghost.me, b"i" * 32, b"l" * 32)
+            asked = AskedPass(2, given.ask.asked.step, given.ask.asked.index, liar.me, ghost.me, b"i" * 32, b"l" * 32)
             answered = AnsweredPass(b"g" * 32, NOTHING, b"p" * 32)
             signatures = liar.sign(asked.text(liar.run)), ghost.sign(answered.text(asked, liar.run))
             return await true_answers(given, result, SignedPass(Receipt(asked, answered, *signatures)))

@@ -272,6 +272,7 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     "microbatches_per_step": lambda w: w.num_microbatches,
     "stage": World.some_stage,
     "step": World.some_step,
+    ("caller", "PeerRecord | None"): lambda w: w.maybe(lambda: w.random.choice(w.records)),
     "reached": World.some_step,
     "due": World.some_step,
     "kept": lambda w: w.maybe(w.some_step),

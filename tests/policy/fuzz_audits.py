@@ -12,7 +12,7 @@ from peerd.policy.step.coins import Commitments
 from peerd.policy.step.evidence import Evidence, SignedWord
 from peerd.policy.step.parts import SentPart
 from peerd.policy.step.proving import Proof
-from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, ShownTensors, SignedPass
+from peerd.policy.step.receipts import AnsweredPass, AskedPass, Receipt, SentOn, ShownTensors, SignedAsk, SignedPass
 from peerd.policy.step.sketching import SketchTurns
 from peerd.policy.step.tied import TiedSource, WantedSum
 from peerd.policy.step.verdicts import Case, CaseVerdict, Ruling, Standing
@@ -50,7 +50,15 @@ def _hash(world: World) -> bytes:
 
 def _asked(world: World) -> AskedPass:
     sides = world.some_peer(), world.some_peer()
-    return AskedPass(world.some_stage(), world.some_step(), world.count(), *sides, _hash(world), _hash(world))
+    return AskedPass(world.some_stage(), world.some_step(), world.count(), *sides, *(_hash(world) for _ in range(4)))
+
+
+def _ask(world: World) -> SignedAsk:
+    return SignedAsk(_asked(world), world.raw(64))
+
+
+def _sent_on(world: World) -> SentOn:
+    return SentOn(_ask(world), _receipt(world))
 
 
 def _receipt(world: World) -> Receipt:
@@ -73,7 +81,7 @@ def _words(world: World) -> tuple[SignedWord, ...]:
 
 
 def _evidence(world: World) -> Evidence:
-    insists, signed = world.random.choice((b"", world.raw(64))), world.random.choice((_signed, _sent))(world)
+    insists, signed = world.random.choice((b"", world.raw(64))), world.random.choice((_signed, _sent_on, _sent))(world)
     return Evidence(signed, world.some_peer(), world.raw(64), insists=insists).with_words(_words(world))
 
 
@@ -91,6 +99,8 @@ MAKERS: Mapping[type, Callable[[World], Any]] = {
     Standing: lambda _w: Standing(),
     Receipt: _receipt,
     SignedPass: _signed,
+    SignedAsk: _ask,
+    SentOn: _sent_on,
     SignedWord: lambda w: SignedWord(w.some_peer(), _word(w), w.raw(64)),
     Evidence: _evidence,
     Commitments: _commitments,
@@ -123,6 +133,8 @@ ARGUMENTS: Mapping[str | tuple[str, str], Callable[[World], Any]] = {
     ("passes", "Iterable[SignedPass] | None"): lambda w: w.maybe(lambda: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))]),
     ("signed", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
     "author": World.some_peer,
+    "got": lambda w: w.maybe(lambda: _ask(w)),
+    ("inputs", "bytes"): _hash,
     ("pairs", "Iterable[SignedPass]"): lambda w: [_signed(w) for _ in range(w.random.choice((0, 1, 300)))],
     "room": lambda w: w.random.randrange(9),
     "_run": lambda _w: "run",

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from peerd.policy.route.admission import able_to_compute, newest_taken, slots_for, why_refuse_call
+from peerd.policy.route.admission import able_to_compute, newest_taken, slots_for, why_refuse_call, why_refuse_caller
 from peerd.policy.route.diverging import Diverging
 from peerd.policy.route.launching import Launch, Standstill, launchable, share, window
 from peerd.policy.route.launching import Work as Missing
 from peerd.policy.route.wiring import Router, point_of
 from peerd.policy.step.asides import merged, other_holder, to_merge
 from peerd.policy.step.ledger import ledger_of, marked, may_accumulate, number_of
-from peerd.table.record import PeerRecord
+from peerd.table.record import PeerId, PeerRecord
 from peerd.table.view import LiveView
 from tests.policy.model_theta import Gradient, ThetaId
 
@@ -78,6 +78,8 @@ class Calls:
 
     def launch(self, live: LiveView) -> None:
         peer, scenario = self._peer, self._peer.world.scenario
+        if peer.lies.injects:
+            self._inject()
         if not peer.record.trains or peer.record.leaving or peer.lies.withholds:
             return
         sizes = (scenario.num_stages, scenario.num_microbatches)
@@ -120,11 +122,26 @@ class Calls:
         Attempt(peer, self, Work(launch, (), attempt, launch.again or attempt > 0), ended).go()
         self._launched[key] += 1
 
+    def _inject(self) -> None:
+        """Send a microbatch of the present step, made up, on to a mate."""
+        peer, thetas, stage = self._peer, self._peer.world.thetas, self._peer.record.stage
+        before = [next((p.theta for p in peer.world.peers.values() if p.record.stage == each), None) for each in range(stage)]
+        path = tuple(thetas.made_up(theta) for theta in before if theta is not None)
+        if not path or len(path) < stage:
+            return
+        index = peer.world.counts["made up"] % peer.world.scenario.num_microbatches
+        launch = Launch(peer.record.step, index, frozenset(range(peer.world.scenario.num_stages)))
+        peer.world.counts["made up"] += 1
+        Attempt(peer, self, Work(launch, path), lambda _outcome: None).go()
+
     # the callee
 
-    def take(self, work: Work, answer: Callable[[Path | str], None]) -> Accepted | None:
-        peer, mine, launch = self._peer, self._peer.record, work.launch
-        refusal = why_refuse_call(mine, stage=len(work.path), step=launch.step, holds_previous=peer.previous is not None)
+    def take(self, work: Work, caller: PeerId, answer: Callable[[Path | str], None]) -> Accepted | None:
+        peer, mine, launch, stage = self._peer, self._peer.record, work.launch, len(work.path)
+        refusal = why_refuse_call(mine, stage=stage, step=launch.step, holds_previous=peer.previous is not None)
+        if "callers" not in peer.world.scenario.off:
+            seen = peer.view.sightings.get(caller)
+            refusal = refusal or why_refuse_caller(seen.record if seen is not None else None, peer.live(), stage)
         if refusal or peer.fenced or peer.downloading:
             answer("refused")
             return None
@@ -257,6 +274,8 @@ class Attempt:
         downstream = peer.world.scenario.num_stages - len(work.path)
         self._hop_s = HOP_S * downstream
         self._deadline_s = peer.now + TRIES * self._hop_s
+        self._unknown_to = set[PeerId]()
+        """Those that have refused it: the next call brings this peer's record."""
         self._number = 0
 
     def go(self) -> None:
@@ -289,7 +308,9 @@ class Attempt:
 
                 callee.world.send(callee, peer.name, arrived, reply=True)
 
-            taken = callee.calls.take(self._work, answer)
+            if chosen.peer in self._unknown_to:
+                callee.hearing.receive((peer.lies.told(callee.name),), peer.name)
+            taken = callee.calls.take(self._work, peer.name, answer)
             if taken is not None:
                 accepted.append(taken)
 
@@ -308,6 +329,12 @@ class Attempt:
         if outcome == "unreachable":
             self._router.ban(chosen)
             peer.suspect(chosen.peer)
+        if outcome == "refused":
+            self._unknown_to.add(chosen.peer)
+            if peer.name in peer.live().sidelined(len(self._work.path) - 1):
+                self._number += 1
+                self._answered("left out")
+                return
         if outcome not in ("refused", "busy", "unreachable"):
             self._work = replace(self._work, again=True)
         peer.after(peer.world.rng.uniform(0.02, 0.1), lambda: self._again(number))

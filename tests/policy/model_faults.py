@@ -105,6 +105,8 @@ class Kind(enum.Enum):
     """For a while a joiner's record says that it has the newest step of all on its disk, and it loads none."""
     MISGIVE = "misgive"
     """For a while the states that a peer gives to joiners are made up, under its true step and lineage."""
+    INJECT = "inject"
+    """For a while a peer sends peers of its own stage microbatches as if it served the stage before: made up, under the right names."""
     FALSIFY = "falsify"
     """For a while the gradients that a peer adds are wrong."""
     DENOUNCE = "denounce"
@@ -145,6 +147,7 @@ _LIES_OF_RECORDS = {
     Kind.BLINK,
     Kind.MUTE,
     Kind.PRETEND,
+    Kind.INJECT,
 }
 _LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
 _LIES_OF_AVERAGES = {Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME}

@@ -115,6 +115,10 @@ class Lies:
         return self._tells(Kind.MISJUDGE)
 
     @property
+    def injects(self) -> bool:
+        return self._tells(Kind.INJECT)
+
+    @property
     def falsifies(self) -> bool:
         return self._tells(Kind.FALSIFY) or self.conceals
 

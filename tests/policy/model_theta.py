@@ -37,6 +37,7 @@ class Thetas:
         self._steps: list[int] = []
         self._before: list[ThetaId | None] = []
         self._locals: dict[ThetaId, tuple[ThetaId, Average]] = {}
+        self._made_up = set[ThetaId]()
 
     def first(self, stage: int) -> ThetaId:
         return self._intern(("first", stage), 0, None)
@@ -59,7 +60,12 @@ class Thetas:
 
     def made_up(self, theta: ThetaId) -> ThetaId:
         """Something else of the same step."""
-        return self._intern(("made up", theta), self.step_of(theta), self._before[theta])
+        made = self._intern(("made up", theta), self.step_of(theta), self._before[theta])
+        self._made_up.add(made)
+        return made
+
+    def is_made_up(self, theta: ThetaId) -> bool:
+        return theta in self._made_up
 
     def local(self, version: ThetaId, batch: Average) -> ThetaId:
         """After an update of a peer's own within a step, by a batch of gradients."""
@@ -107,4 +113,6 @@ def why_wrong(average: Average, *, stage: int, theta: ThetaId, num_microbatches:
             return f"({step}, {gradient.index}) was computed with other parameters of its own stage"
         if any(thetas.step_of(used) != (max(0, step - 1) if delayed else step) for used in gradient.thetas):
             return f"({step}, {gradient.index}) was computed with another stage's parameters of another step"
+        if any(thetas.is_made_up(used) for used in gradient.thetas):
+            return f"({step}, {gradient.index}) was made up"
     return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.route.admission import able_to_compute, donors, newest_taken, slots_for, why_refuse_call
+from peerd.policy.route.admission import able_to_compute, donors, newest_taken, slots_for, why_refuse_call, why_refuse_caller
 from peerd.policy.step.ledger import at_next_step, ledger_of
 from peerd.table.record import Lineage, PeerId, PeerRecord, Phase
 from peerd.table.view import LiveView
@@ -47,6 +47,30 @@ def test_hole_22_a_callee_behind_a_dead_link_is_asked_only_if_no_other_is_as_abl
     assert [r.peer for r in able_to_compute(view_of(me, near, far), 1, 0)] == ["near"]
     assert [r.peer for r in able_to_compute(view_of(me, replace(near, leaving=True), far), 1, 0)] == ["far"]
     assert [r.peer for r in able_to_compute(view_of(me, replace(near, step=4), far), 1, 0)] == ["far"]
+
+
+def test_hole_88_a_later_stage_takes_microbatches_from_those_that_serve_the_stage_before_it() -> None:
+    caller, mine = member("caller", stage=1), member("me", stage=2)
+    live = view_of(mine, caller, member("first", stage=0))
+    assert why_refuse_caller(caller, live, 2) is None
+    assert why_refuse_caller(caller, view_of(mine), 2) is None, "it calls, so it is there"
+    for other in (None, mine, member("first", stage=0), replace(caller, phase=Phase.JOINING)):
+        assert "not known here as a peer that serves stage 1" in str(why_refuse_caller(other, live, 2))
+    assert why_refuse_caller(None, live, 0) is None, "anybody may launch"
+
+
+def test_hole_88_who_is_left_out_of_its_stage_calls_no_later_one() -> None:
+    out, *mates = (member(name, stage=0, sidelined=() if name == "out" else (PeerId("out"),)) for name in ("out", "one", "other"))
+    live = view_of(member("me", stage=1), out, *mates)
+    assert why_refuse_caller(out, live, 1) == "most of stage 0 leave the caller out"
+    assert why_refuse_caller(mates[0], live, 1) is None
+
+
+def test_a_sidelined_callee_is_not_asked_where_its_mates_are_just_past_the_step() -> None:
+    """It would be refused by the next stage, again and again."""
+    near, other, out = (member(name, stage=1, sidelined=() if name == "out" else (PeerId("out"),)) for name in ("near", "other", "out"))
+    past = [replace(each, step=1) for each in (near, other)]
+    assert [r.peer for r in able_to_compute(view_of(member("me"), *past, out), 1, 0)] == ["near", "other"]
 
 
 def test_hole_36_a_sidelined_callee_is_asked_only_if_no_other_is_as_able() -> None:

@@ -51,6 +51,15 @@ def test_a_claimed_step_stops_no_run_and_costs_no_step(num_stages: int) -> None:
         assert outcome.ended_at_s < FOR_S / 2
 
 
+def test_hole_88_microbatches_that_a_peer_makes_up_under_the_right_names_are_computed_by_nobody() -> None:
+    for seed in range(3):
+        outcome = lied_to(Kind.INJECT, seed, 2 + seed % 2)
+        assert outcome.problems == ()
+        assert outcome.counts["inexact"] == 0
+        assert outcome.counts["made up"] > 0
+    assert "was made up" in lied_to(Kind.INJECT, 0, off=frozenset({"callers"})).violations[0]
+
+
 def test_hole_32_a_claim_that_nobody_proves_stops_a_run_of_one_stage_where_it_is_not_doubted() -> None:
     """Where who was late is remembered, too, a run goes on: what the boaster owns is missing in the step that it claims to be past."""
     off = frozenset({"doubt claims", "remember the late"})

@@ -16,10 +16,10 @@ from peerd.generated import audit_pb2, audit_pb2_grpc
 from peerd.link.traffic import PeerRole, Traffic
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.parts import SentPart
-from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
+from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SentOn, SignedAsk, SignedPass
 from peerd.table.record import AverageId
 from peerd.wire.audit_client import AuditClient, KeptTensors
-from peerd.wire.audit_service import ALL_BYTES, MOST_PAIRS, AuditServicer, WantedBytes
+from peerd.wire.audit_service import ALL_BYTES, MOST_NAMES, MOST_PAIRS, AuditServicer, WantedBytes
 from peerd.wire.door import Door
 from peerd.wire.messages import TensorBytes
 from peerd.wire.receipts import evidence_from, evidence_to, packed_case, pair_from, pair_to, tensor_hash, unpacked_case
@@ -36,6 +36,7 @@ class Keeper:
     """A peer with receipts and tensors of its own making."""
 
     pairs: list[SignedPass] = field(default_factory=list)
+    sent: list[SentOn] = field(default_factory=list)
     kept: KeptTensors | None = None
     heard: list[Evidence] = field(default_factory=list)
     knows: Evidence | None = None
@@ -43,6 +44,10 @@ class Keeper:
     def receipts(self, stage: int, step: int, known: Collection[bytes]) -> tuple[Sequence[Evidence], Sequence[SignedPass]]:
         assert (stage, step) == (1, 3)
         return [] if self.knows is None or known else [self.knows], self.pairs
+
+    def sent_on(self, stage: int, step: int, known: Collection[bytes]) -> Sequence[SentOn]:
+        assert (stage, step) == (1, 3)
+        return [each for each in self.sent if each.gave.asked.name(RUN) not in known]
 
     def kept_pass(self, signed: bytes) -> KeptTensors:
         if self.kept is None or signed != SIGNED:
@@ -93,6 +98,33 @@ def test_a_case_about_a_part_comes_back_equal() -> None:
         unpacked_case(packed_case(case, RUN), "another")
     with pytest.raises(BadMessageError, match="no case"):
         unpacked_case(b"\xff\xff", RUN)
+
+
+def sent_on(index: int = 1) -> SentOn:
+    got = AskedPass(1, 3, index, FIRST, SECOND, b"i" * 32, b"l" * 32, b"a" * 32, b"p" * 32)
+    asked = AskedPass(2, 3, index, SECOND, FIRST, b"o" * 32, b"l" * 32, got.text(RUN), b"p" * 32)
+    return SentOn(SignedAsk(got, b"s"), Receipt(asked, AnsweredPass(b"g" * 32, NOTHING, b"p" * 32), b"a", b"b"))
+
+
+def test_a_case_about_a_forward_pass_comes_back_equal() -> None:
+    case = replace(evidence(word_of(FIRST, WRONG)), signed=sent_on())
+    assert evidence_from(audit_pb2.AuditCase.FromString(evidence_to(case, RUN).SerializeToString())) == case
+    assert unpacked_case(packed_case(case, RUN), RUN) == case
+
+
+async def test_an_auditor_gets_what_was_sent_on_but_for_what_it_knows(served: tuple[Keeper, Served]) -> None:
+    keeper, links = served
+    keeper.sent = [sent_on(index) for index in range(2 * MOST_PAIRS + 1)]
+    me = new_identity().peer
+    client = AuditClient(links.links_of(me), RUN)
+    assert await client.get_sent_on(me, 1, 3, (), len(keeper.sent), PATIENCE_S) == keeper.sent
+    known = [each.gave.asked.name(RUN) for each in keeper.sent[2:]]
+    assert await client.get_sent_on(me, 1, 3, known, 2, PATIENCE_S) == keeper.sent[:2]
+    with pytest.raises(BadMessageError, match="more calls"):
+        await client.get_sent_on(me, 1, 3, (), len(keeper.sent) - 1, PATIENCE_S)
+    keeper.sent = []
+    too_many = [b"n" * 8] * (MOST_NAMES + 1)
+    assert await client.get_sent_on(me, 1, 3, too_many, 0, PATIENCE_S) == [], "the caller leaves out what would be refused"
 
 
 async def test_the_chunk_of_a_part_and_a_case_about_it_travel(served: tuple[Keeper, Served]) -> None:

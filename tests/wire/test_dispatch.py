@@ -22,6 +22,7 @@ from peerd.wire.messages import Call, CallResult, TensorBytes
 from tests.strategies import FULL, member, view_of
 
 A, B = PeerId("a"), PeerId("b")
+OWN: RawRecord = (b"own", b"signature")
 TENSOR = TensorBytes("float32", (1,), (bytes(4),))
 
 
@@ -50,6 +51,8 @@ class Client:
     answers: dict[PeerId, list[RemoteError]] = field(default_factory=dict)
     asked: list[PeerId] = field(default_factory=list)
     again: list[bool] = field(default_factory=list)
+    told: list[tuple[RawRecord, ...]] = field(default_factory=list)
+    """The records that came with each call."""
     goes_on: bool = True
     works_s: float = 0.0
     """How long a peer works before it fails."""
@@ -61,9 +64,10 @@ class Client:
     """What comes with each reply."""
 
     async def backpropagate(
-        self, peer: PeerId, call: Call, _records: object, _patience_s: float, on_forwarded: Callable[[int, PeerId], None]
+        self, peer: PeerId, call: Call, records: Sequence[RawRecord], _patience_s: float, on_forwarded: Callable[[int, PeerId], None]
     ) -> CallResult:
         self.asked.append(peer)
+        self.told.append(tuple(records))
         self.paths.append(dict(call.path))
         self.again.append(call.again)
         if self.goes_on:
@@ -96,7 +100,7 @@ class Sending:
 
     def __post_init__(self) -> None:
         client = cast(StageClient, self.client)
-        self.dispatcher = Dispatcher(client, self.table, self, self, 2, 8, 1.0, lambda: self.total_s)
+        self.dispatcher = Dispatcher(client, self.table, self, self, 2, 8, 1.0, lambda: self.total_s, _own_records=lambda: (OWN,))
 
     def report_failure(self, peer: PeerId) -> None:
         self.failures.append(peer)
@@ -132,6 +136,25 @@ async def test_when_a_peer_is_gone_another_takes_it_and_the_first_is_told_to_for
     await asyncio.sleep(0)  # it is told in the background
     assert sending.client.cancelled == [A]
     assert sending.dispatcher.replayed == 1
+
+
+async def test_hole_88_a_callee_that_refuses_gets_the_callers_record_with_the_next_call() -> None:
+    """It may not know yet that the caller serves the stage before."""
+    sending = Sending(Client({A: [WrongStateError("who are you?")] * 2}), Table(pair_of_peers()[:2]))
+    for _ in range(2):
+        await sending.send()
+    assert sending.client.told == [(), (OWN,), (OWN,), ()]
+
+
+async def test_hole_88_a_microbatch_goes_back_where_this_peer_is_left_out_of_its_stage() -> None:
+    """Every callee would refuse it, and its caller would wait for nothing."""
+    mates = (member(name, stage=0, step=3, sidelined=(PeerId("me"),)) for name in ("mate", "other"))
+    sending = Sending(
+        Client({A: [WrongStateError("left out")] * 9, B: [WrongStateError("left out")] * 9}), Table((*pair_of_peers(), *mates))
+    )
+    with pytest.raises(WrongStateError, match="left out of its stage"):
+        await sending.send()
+    assert len(sending.client.asked) == 1
 
 
 async def test_a_call_that_nobody_took_is_not_one_to_do_again() -> None:

@@ -22,6 +22,18 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
     return f"this peer is at step {mine.step}"
 
 
+def why_refuse_caller(caller: PeerRecord | None, live: LiveView, stage: int) -> str | None:
+    """Rule W2 (call): None when this peer may send microbatches to a stage, else the reason (hole 88). Anybody may launch at the first one.
+
+    `caller`: its last record, whether it counts as live or not, because who calls is there. None: nobody has told of it.
+    """
+    if stage == 0:
+        return None
+    if caller is None or caller.stage != stage - 1 or caller.phase is Phase.JOINING:
+        return f"the caller is not known here as a peer that serves stage {stage - 1}"
+    return f"most of stage {stage - 1} leave the caller out" if caller.peer in live.sidelined(stage - 1) else None
+
+
 def newest_taken(record: PeerRecord) -> int:
     """The newest step whose microbatches this peer takes: one more than it has a ledger for, while it holds an average.
 
@@ -44,17 +56,16 @@ def able_to_compute(live: LiveView, stage: int, step: int) -> list[PeerRecord]:
     """Return the peers of a stage to send this step to: those that can add it to a ledger, now or after a commit; otherwise those just
     past it (hole 4) or about to leave.
 
-    A peer that this one has not reached is asked only if no other is as able: its record rises all the same where the link is dead in one
+    A peer that this one has not reached is asked only if no other is able: its record rises all the same where the link is dead in one
     direction (hole 22), and each call to it costs as long as the caller waits. So is one that is sidelined, whose work counts for nothing.
     """
     adding = [r for r in live.serving(stage) if r.step <= step <= newest_taken(r)]
     past = [r for r in live.serving(stage) if r.step == step + 1]
     avoided = {*(live.mine.unreached if live.mine is not None else ()), *live.sidelined(stage)}
     free = [r for r in adding if not r.leaving and not is_frozen(r, step)] if any(r.group for r in adding) else []
-    for able in (free, [r for r in adding if not r.leaving], [r for r in past if not r.leaving], [*adding, *past]):
-        if able:
-            return [r for r in able if r.peer not in avoided] or able
-    return []
+    staying = [free, [r for r in adding if not r.leaving], [r for r in past if not r.leaving]]
+    reached = [[r for r in able if r.peer not in avoided] for able in staying]
+    return next((able for able in (*reached, *staying, [*adding, *past]) if able), [])
 
 
 def why_refuse_evaluation(mine: PeerRecord, *, stage: int, step: int, kept: int | None) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from peerd.policy.hashing import digest
 from peerd.policy.step.auditing import AuditWord, Item
 from peerd.policy.step.parts import SentPart
-from peerd.policy.step.receipts import SignatureCheck, SignedPass
+from peerd.policy.step.receipts import SentOn, SignatureCheck, SignedPass
 from peerd.policy.step.verdicts import Case
 from peerd.table.record import PeerId, RunId
 
@@ -48,8 +48,8 @@ class SignedWord:
 class Evidence:
     """A case with its signatures."""
 
-    signed: SignedPass | SentPart
-    """The microbatch that is said to be wrong, or a chunk of the part that is."""
+    signed: SignedPass | SentOn | SentPart
+    """The microbatch that is said to be wrong, or its forward pass alone, or a chunk of the part that is."""
     accuser: PeerId
     coins: bytes
     """The secret of the accuser's coins for the item's step."""

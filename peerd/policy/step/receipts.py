@@ -19,6 +19,8 @@ from peerd.table.record import PeerId, RunId
 
 HASH_BYTES = 32
 LEDGER_BYTES = 8
+NAME_BYTES = 8
+"""Of the hash of what a caller has signed: so much names a call among those to one peer."""
 NOTHING = b""
 """In place of a hash: the first stage gives no gradient back, and the last one has no stage after it."""
 STEPS_KEPT = 2
@@ -58,10 +60,31 @@ class AskedPass:
     callee: PeerId
     inputs: bytes
     labels: bytes
+    above: bytes = NOTHING
+    """The hash of the call that the caller got itself for this microbatch; NOTHING at the first stage, whose caller launches it."""
+    lineage: bytes = NOTHING
+    """Of the parameters with which the caller made the inputs; NOTHING at the first stage, and where it got others meanwhile."""
 
     def text(self, run: RunId) -> bytes:
         """The text that the caller signs."""
-        return digest("asked", run, self.stage, self.step, self.index, self.caller, self.callee, self.inputs, self.labels, size=HASH_BYTES)
+        ends, made = (self.caller, self.callee), (self.inputs, self.labels, self.above, self.lineage)
+        return digest("asked", run, self.stage, self.step, self.index, *ends, *made, size=HASH_BYTES)
+
+    def name(self, run: RunId) -> bytes:
+        """What names this call to its callee, 8 bytes."""
+        return self.text(run)[:NAME_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class SignedAsk:
+    """A call as its caller has signed it."""
+
+    asked: AskedPass
+    signature: bytes
+
+    def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
+        caller = self.asked.caller
+        return "" if is_of(caller, self.asked.text(run), self.signature) else f"{caller} has not signed the call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +114,11 @@ class Receipt:
     caller_signature: bytes
     callee_signature: bytes
 
+    @property
+    def ask(self) -> SignedAsk:
+        """The caller's half."""
+        return SignedAsk(self.asked, self.caller_signature)
+
     def signed(self, run: RunId) -> bytes:
         """The hash of it all, 32 bytes: what an item is named by, and what the stage before puts into its own answer."""
         return digest("receipt", self.answered.text(self.asked, run), size=HASH_BYTES)
@@ -102,8 +130,8 @@ class Receipt:
     def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
         """Why this is no receipt; empty if both ends have signed it."""
         asked = self.asked
-        if not is_of(asked.caller, asked.text(run), self.caller_signature):
-            return f"{asked.caller} has not signed the call"
+        if (reason := self.ask.why_unsigned(run, is_of)) != "":
+            return reason
         if not is_of(asked.callee, self.answered.text(asked, run), self.callee_signature):
             return f"{asked.callee} has not signed the answer"
         return ""
@@ -145,6 +173,48 @@ class SignedPass:
             return "the next stage's receipt is of another call"
         needs_back = (answered.gradient, answered.ledger) != (NOTHING, NOTHING)
         return "the next stage has given nothing back" if needs_back and below.answered.gradient == NOTHING else ""
+
+
+def why_not_sent_on(got: SignedAsk | None, ask: SignedAsk, run: RunId, is_of: SignatureCheck) -> str:
+    """Why a call to a later stage does not show what its caller made it of; empty if it does, and at the first stage.
+
+    `got`: the call that the caller got itself. Both are signed, so the caller is bound to its inputs and its output.
+    """
+    if ask.asked.stage == 0:
+        return ""
+    if got is None or ask.asked.above != got.asked.text(run) or not is_next_call(got.asked, ask.asked):
+        return "the call does not say what it was made of"
+    if got.asked.labels != ask.asked.labels:
+        return "the call has other labels than its caller got"
+    return got.why_unsigned(run, is_of)
+
+
+@dataclass(frozen=True, slots=True)
+class SentOn:
+    """A forward pass, as the next stage's peer shows it: what a peer got, and what that peer has added that it sent on.
+
+    A peer that makes microbatches up has no caller to show them. One that has may answer it with something else, or not at all. The next
+    stage has both signatures all the same.
+    """
+
+    got: SignedAsk
+    gave: Receipt
+    """Of the peer's own call to the next stage."""
+
+    def item(self, run: RunId) -> Item:
+        """The peer's forward pass, which others may compute again."""
+        asked = self.got.asked
+        return Item(asked.callee, asked.stage, asked.step, asked.index, digest("sent on", self.gave.asked.text(run), size=HASH_BYTES))
+
+    def why_unsigned(self, run: RunId, is_of: SignatureCheck) -> str:
+        """Why this binds the peer to nothing; empty if it has signed what it sent on, and named what it got."""
+        return why_not_sent_on(self.got, self.gave.ask, run, is_of) or self.gave.why_unsigned(run, is_of)
+
+    def why_not_judged(self, inputs: bytes, lineage: bytes) -> str:
+        """Why inputs of this hash say nothing about the peer; empty if it is bound to them. `lineage`: of the judge's parameters."""
+        if self.gave.asked.lineage != lineage:
+            return "it was computed with other parameters"
+        return "" if inputs == self.got.asked.inputs else "these are not the tensors that both ends have signed"
 
 
 def is_next_call(asked: AskedPass, below: AskedPass) -> bool:
