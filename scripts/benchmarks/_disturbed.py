@@ -168,16 +168,38 @@ def largest_difference(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max())
 
 
-def far_from_reference(swarm: DemoSwarm, distance: Callable[[Tensor, Tensor], float], losses_apart: float = 0.0) -> tuple[str, float]:
-    """Export the run. Returns how its losses differ from those of one process by more than `losses_apart` (empty: they do not), and the
-    largest `distance`.
-    """
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run beside the same run in one process."""
+
+    losses: tuple[float, ...]
+    """Of all steps."""
+    expected: tuple[float, ...]
+    """The same of the one process."""
+    differ: float
+    """The largest distance of a parameter."""
+
+    def losses_apart(self, num_last: int) -> float:
+        """How far the mean loss of the last steps is from that of the one process, relative to it."""
+        ours, theirs = (sum(each[-num_last:]) for each in (self.losses, self.expected))
+        return abs(ours / theirs - 1)
+
+
+def beside_reference(swarm: DemoSwarm, distance: Callable[[Tensor, Tensor], float]) -> Compared:
+    """Export the run, and compute it in one process."""
     with tempfile.TemporaryDirectory(prefix="peerd-bench-") as folder:
         ours, theirs = Path(folder) / "swarm", Path(folder) / "reference"
         swarm.export(ours)
         losses = losses_of(ours)
         peerd("reference", ours / "run.toml", "--steps", len(losses), "--out", theirs)
         found, expected = (load_file(each / "model.safetensors") for each in (ours, theirs))
-        differ = max(distance(found[name], value) for name, value in expected.items())
-        alike = all(abs(one - other) <= losses_apart for one, other in zip(losses, losses_of(theirs), strict=True))
-        return "" if alike else f"the losses of {len(losses)} steps are not those of the reference", differ
+        return Compared(losses, losses_of(theirs), max(distance(found[name], value) for name, value in expected.items()))
+
+
+def far_from_reference(swarm: DemoSwarm, distance: Callable[[Tensor, Tensor], float], losses_apart: float = 0.0) -> tuple[str, float]:
+    """Export the run. Returns how its losses differ from those of one process by more than `losses_apart` (empty: they do not), and the
+    largest `distance`.
+    """
+    found = beside_reference(swarm, distance)
+    alike = all(abs(one - other) <= losses_apart for one, other in zip(found.losses, found.expected, strict=True))
+    return "" if alike else f"the losses of {len(found.losses)} steps are not those of the reference", found.differ

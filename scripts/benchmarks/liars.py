@@ -11,6 +11,7 @@ honest_bans honest peers that honest ones have shut out, for a lie
 accusations how often honest peers have noted of honest ones that they leave them out, doubt them or shut them out
 out_after_steps  steps from the first lie until the liar counts in no honest peer's table; absent: it always did
 distance    the largest difference of a parameter to the reference; absent if the run could not be exported
+loss_apart  of lies that audits find: how far the loss of the last five steps is from the reference's, 30 steps after the liar was out
 
 It ends with 1, and says why, where a limit does not hold: step_ratio 1.125 times what one mate less makes (1.5 of four), memory_mb 64, one
 reload a peer, no honest peer out of another one's live rows for longer than a record lives, no daemon that ends, the losses and parameters
@@ -35,33 +36,32 @@ import argparse
 import itertools
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from peerd.cli.demo_daemons import DemoSwarm, Placement
 from peerd.cli.demo_plan import DemoPlan
-from peerd.cli.demo_process import DemoDaemon
-from peerd.errors import PeerdError, TimedOutError
+from peerd.errors import PeerdError
 from peerd.table.view import TTL_PERIODS
-from scripts.benchmarks._accusations import ACCUSED, BANNED, noted_of
-from scripts.benchmarks._disturbed import NUM_STAGES, PARAMETERS_APART, TINY, far_from_reference, largest_difference, run_of
+from scripts.benchmarks._accusations import ACCUSED, BANNED
+from scripts.benchmarks._disturbed import NUM_STAGES, PARAMETERS_APART, TINY, beside_reference, largest_difference, run_of
 from scripts.benchmarks._honest import honest
 from scripts.benchmarks._report import SCHEMA, progress, run
+from scripts.benchmarks._watched import Watched, with_children
 
 MATES = 4
 STAND_IN_MS = 200.0
 SETTLE_S = 10.0
 """From the first lie until steps are timed."""
-READY_S, LOOK_S, ANSWER_S = 240.0, 1.0, 60.0
+ANSWER_S = 60.0
 LOWEST_PRIORITY = 19
 MOST_RATIO, MOST_MEMORY_MB, MOST_RELOADS = 1.125, 64.0, 1
 """The first one of what a step takes with one mate less."""
+STEPS_AFTER, LAST_STEPS, MOST_LOSS_APART, PATIENCE_TIMES = 30, 5, 0.01, 3
+"""So many steps after the liar is out, the mean loss of the last ones is compared; so many times as long as honest steps are waited for."""
 FLOODS = ("gossip", "aborts", "cancels", "proposals", "news", "want_all")
 HERE = "scripts.benchmarks._liars"
 SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,11 +113,12 @@ class Row:
     """Of several liars the last one."""
     each_out_after_steps: dict[str, int | None] = field(default_factory=dict)
     distance: float | None = None
+    loss_apart: float | None = None
     missed: list[str] = field(default_factory=list)
     """The limits that do not hold."""
 
 
-COLUMNS = ("step_ratio", "memory_mb", "reloads", "refused", "honest_bans", "accusations", "out_after_steps", "distance")
+COLUMNS = ("step_ratio", "memory_mb", "reloads", "refused", "honest_bans", "accusations", "out_after_steps", "distance", "loss_apart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,100 +136,6 @@ class LiarsPlan(DemoPlan):
 
     def last_of_stage(self, number: int) -> tuple[int, ...]:
         return tuple(peer for peer in range(self.num_peers) if self.stage_of(peer) == self.stage)[-number:]
-
-
-@dataclass(slots=True)
-class Watched:
-    """A swarm with liars, and what was seen of it."""
-
-    swarm: DemoSwarm
-    liars: tuple[int, ...]
-    ttl_s: float
-    hidden_since_s: dict[tuple[int, int], float] = field(default_factory=dict)
-    """By honest observer and honest peer: since when it does not count there."""
-    hidden_s: float = 0.0
-    """The longest that one has not counted at another."""
-    lied_at_step: int | None = None
-    out_after_steps: dict[int, int] = field(default_factory=dict)
-    """By liar: the steps until it counted nowhere."""
-
-    @property
-    def honest(self) -> list[DemoDaemon]:
-        return [daemon for daemon in self.swarm.daemons if daemon.peer not in self.liars]
-
-    @property
-    def are_out(self) -> bool:
-        return len(self.out_after_steps) == len(self.liars)
-
-    def counted(self, name: str) -> list[int]:
-        return [int(dict(daemon.status["counters"])[name]) for daemon in self.honest if daemon.status is not None]  # type: ignore[call-overload]
-
-    @property
-    def errors_of_liars(self) -> int:
-        told = (self.swarm.daemons[liar].status for liar in self.liars)
-        return sum(int(status["counters"]["internal_errors"]) for status in told if status is not None)
-
-    def until_all_serve(self) -> None:
-        deadline_s = time.monotonic() + READY_S
-        while not all(daemon.serves for daemon in self.swarm.daemons) or self.swarm.num_steps_told < 3:
-            if time.monotonic() > deadline_s:
-                raise TimedOutError(f"not all daemons serve within {READY_S:.0f} s")
-            time.sleep(LOOK_S)
-            self.swarm.poll()
-
-    def watch(self, seconds: float) -> float:
-        """Look on for so long. Returns the time of a step; if none ended, the whole time."""
-        began_s = time.time()
-        while time.time() - began_s < seconds:
-            time.sleep(LOOK_S)
-            self.swarm.poll()
-            self._look_for_hidden()
-        ended_s = time.time()
-        self.swarm.poll()
-        ends = [step for step in self.swarm.steps if began_s < step["time_s"] <= ended_s]
-        return (ended_s - began_s) / max(1, len(ends))
-
-    def until_out(self, most_s: float) -> None:
-        """Look on until no liar counts anywhere."""
-        deadline_s = time.monotonic() + most_s
-        while not self.are_out and time.monotonic() < deadline_s:
-            self.watch(LOOK_S)
-
-    def _look_for_hidden(self) -> None:
-        now_s, names = time.monotonic(), {daemon.ready.peer: daemon.peer for daemon in self.honest if daemon.ready is not None}
-        tables = list(self.swarm.pool.map(lambda daemon: (daemon.peer, self.swarm.table([daemon])), self.honest))
-        counted = set() if all(table for _, table in tables) else set(self.liars)
-        ids = {daemon.ready.peer: daemon.peer for daemon in self.swarm.daemons if daemon.peer in self.liars and daemon.ready is not None}
-        for observer, table in tables:
-            if table is None:
-                continue
-            rows = [row for stage in table["stages"] for row in stage["peers"]]
-            counted |= {ids[row["id"]] for row in rows if row["id"] in ids and not row["suspect"] and row["phase"] != "sidelined"}
-            seen = {names[row["id"]] for row in rows if row["id"] in names and not row["suspect"]}
-            for peer in names.values():
-                if peer in seen:
-                    self.hidden_since_s.pop((observer, peer), None)
-                else:
-                    since_s = self.hidden_since_s.setdefault((observer, peer), now_s)
-                    self.hidden_s = max(self.hidden_s, now_s - since_s)
-
-        if self.lied_at_step is not None:
-            for liar in set(self.liars).difference(counted, self.out_after_steps):
-                self.out_after_steps[liar] = self.swarm.num_steps_told - self.lied_at_step
-
-    def noted_of_honest(self, texts: Sequence[str]) -> int:
-        """Number of lines of honest daemons' logs with one of these texts that name an honest peer."""
-        return len(noted_of(self.honest, self.honest, texts))
-
-    def memory_mb(self) -> dict[int, float]:
-        """By honest daemon, with the processes that it has started."""
-        found = {}
-        for daemon in self.honest:
-            try:
-                found[daemon.peer] = sum(process.memory_info().rss for process in _with_children(daemon)) / 1e6
-            except psutil.NoSuchProcess:
-                continue
-        return found
 
 
 Lie = tuple[str, str, dict[str, Any]]
@@ -249,7 +156,7 @@ def try_scenario(lies: Sequence[Lie], given: argparse.Namespace) -> Row:
         swarm.start()
         watched = Watched(swarm, liars, TTL_PERIODS * manifest.swarm.announce_period_s)
         watched.until_all_serve()
-        for process in (each for liar in liars for each in _with_children(swarm.daemons[liar])):
+        for process in (each for liar in liars for each in with_children(swarm.daemons[liar])):
             process.nice(LOWEST_PRIORITY)
         before_mb = watched.memory_mb()
         honest_s = watched.watch(seconds)
@@ -260,6 +167,8 @@ def try_scenario(lies: Sequence[Lie], given: argparse.Namespace) -> Row:
         if lies[0][0] in FOUND_LATER:
             watched.until_out(given.until_out)
         row.step_ratio = round(watched.watch(seconds) / honest_s, 3)
+        if lies[0][0] in FOUND_LATER and watched.are_out:
+            watched.until_steps_after_out(STEPS_AFTER, STEPS_AFTER * PATIENCE_TIMES * honest_s)
         usual_mb = max((at_first_mb[peer] - mb for peer, mb in before_mb.items() if peer in at_first_mb), default=0.0)
         grown_mb = max((mb - at_first_mb[peer] for peer, mb in watched.memory_mb().items() if peer in at_first_mb), default=0.0)
         row.memory_mb = round(grown_mb - max(0.0, usual_mb), 1)
@@ -290,11 +199,6 @@ def _order(lies: Sequence[Lie], watched: Watched, colludes: bool) -> None:
         daemon.client.request("lie", silence_s=ANSWER_S, **told)
 
 
-def _with_children(daemon: DemoDaemon) -> list[psutil.Process]:
-    process = psutil.Process(daemon.process.pid)
-    return [process, *process.children(recursive=True)]
-
-
 def _place(liars: Sequence[int], peer: int) -> Placement:
     return Placement(settings={"allow_faults": True} if peer in liars else {})
 
@@ -321,14 +225,18 @@ def _missed(row: Row, watched: Watched, most_ratio: float, scenario: str) -> lis
 
 def _compare(row: Row, watched: Watched, scenario: str) -> None:
     try:
-        unlike, row.distance = far_from_reference(watched.swarm, largest_difference)
+        found = beside_reference(watched.swarm, largest_difference)
     except PeerdError as error:
         row.missed.append(f"the run cannot be exported: {error}")
         return
+    row.distance = found.differ
     if scenario in FOUND_LATER:
+        row.loss_apart = found.losses_apart(LAST_STEPS) if watched.are_out else None
+        if row.loss_apart is not None and row.loss_apart > MOST_LOSS_APART:
+            row.missed.append(f"the loss is {row.loss_apart:.1%} from the reference's, not {MOST_LOSS_APART:.0%}")
         return
-    if unlike:
-        row.missed.append(unlike)
+    if found.losses != found.expected:
+        row.missed.append(f"the losses of {len(found.losses)} steps are not those of the reference")
     if row.distance > PARAMETERS_APART:
         row.missed.append(f"a parameter is {row.distance:.1e} away from the reference")
 
