@@ -55,6 +55,8 @@ class PaperHost:
     """Pairs of mates of which neither can call the other."""
     gone: set[PeerId] = field(default_factory=set)
     """Peers whose records do not rise any more."""
+    oversized: list[tuple[PeerId, int]] = field(default_factory=list)
+    """Peers whose parts were too large, and the steps."""
     record: RawRecord = NO_RECORD
     run: RunId = RUN
     kept_parts: KeptParts | None = None
@@ -103,6 +105,9 @@ class PaperHost:
         return self.rates.get(peer, (None, None))
 
     def delivered(self, peer: PeerId, num_bytes: int, took_s: float) -> None: ...
+
+    def too_large(self, peer: PeerId, step: int) -> None:
+        self.oversized.append((peer, step))
 
     def report_failure(self, peer: PeerId) -> None:
         self.failed.append(peer)

@@ -166,8 +166,10 @@ class Auditor:
 
     def _rate_of(self, item: Item, signed: Work, finished: AuditedStep) -> float:
         """The share of such work that all auditors together compute again. Work that no caller knows of is looked at as a newcomer's is."""
-        standing = self._cases.standing
-        return standing.rates.newcomer if isinstance(signed, SentOn) else standing.rate_of(item.audited, finished.step)
+        if isinstance(signed, SentOn):
+            return self._cases.standing.rates.newcomer
+        is_odd = isinstance(signed, SentPart) and self._witness.parts.looked_odd(signed)
+        return self._cases.standing.rate_of(item.audited, finished.step, is_odd)
 
     async def _unclaimed(self, finished: AuditedStep, shown: Sequence[SignedPass]) -> list[SentOn]:
         """What mates have sent on without a receipt of it. Those that name other parameters are noted."""

@@ -8,7 +8,7 @@ part by then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from blake3 import blake3
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.layout import RoundLayout
+from peerd.averaging.slice_norms import SliceNorms
 from peerd.averaging.slices import RoundSlices, Signatures
 from peerd.background import start
 from peerd.errors import BadMessageError, RemoteError, WrongStateError
@@ -24,6 +25,7 @@ from peerd.policy.round.chunks import part_limit
 from peerd.policy.step.parts import chunk_text
 from peerd.policy.step.roster import Roster
 from peerd.stage.executor import Executor, Priority
+from peerd.table.record import PeerId
 from peerd.wire.messages import Frame
 from peerd.wire.tensors import views_of_flat
 
@@ -34,8 +36,16 @@ class Exchange:
     """`accumulator` is this round's own copy. In the end it is the average."""
 
     def __init__(
-        self, roster: Roster, accumulator: Tensor, compression: Compression, layout: RoundLayout, executor: Executor, signatures: Signatures
+        self,
+        roster: Roster,
+        accumulator: Tensor,
+        compression: Compression,
+        layout: RoundLayout,
+        executor: Executor,
+        signatures: Signatures,
+        leave_out: Callable[[PeerId], None] | None = None,
     ) -> None:
+        """`leave_out` hears of a member whose part or sum is too large (rule 22, size), and ends the round. None: nobody looks at sizes."""
         self.roster = roster
         self.me = roster.peers.index(signatures.me)
         self.accumulator = accumulator
@@ -63,6 +73,11 @@ class Exchange:
         """By slice and chunk, the sums of others as they came, where they cannot be had from the accumulator: mates may need them."""
         self._encoded: dict[tuple[int, int], Encoded] = {}
         """By slice and chunk, parts as they are sent, until their sum is here: a chunk that is sent again is the same bytes."""
+        self._leave_out = leave_out
+        self._norms = SliceNorms(roster, self.me, layout) if leave_out is not None else None
+        self._too_large: int | None = None
+        """The member whose part, or whose sum, is too large, by its place."""
+        self._has_told = False
         self._written = [0] * layout.num_members
         """By reducer: chunks of its sum that stand in the accumulator. Used by the thread that computes, which is ahead of `sums_here`."""
 
@@ -241,6 +256,16 @@ class Exchange:
         summed = await self._executor.run(Priority.CONTROL, lambda: self._add(author, number, frame.chunks))
         self.parts_here[author] = max(self.parts_here[author], number + 1)
         self.sums_here[self.me] = max(self.summed, summed)
+        self._is_left_out()
+
+    def _is_left_out(self) -> bool:
+        """Whether a member is left out, as its part or its sum is too large. Tells of it once."""
+        if self._too_large is None or self._leave_out is None:
+            return False
+        if not self._has_told:
+            self._has_told = True
+            self._leave_out(self.roster.peers[self._too_large])
+        return True
 
     async def _keep(self, frame: Frame) -> None:
         """Keep the chunk of each mate's part that this peer's coins draw, for audits.
@@ -261,14 +286,24 @@ class Exchange:
         def write() -> None:
             if number < self._written[reducer]:
                 return  # it came on two streams
+            if self._norms is not None:
+                self._norms.note_own(self.accumulator)
+                self._norms.covers(reducer, where.start, place)
             values = self._compression.received(frame.chunks, where, into=place)
             if values.data_ptr() != place.data_ptr():
                 place.copy_(values)
+            if self._norms is not None and self._norms.sum_is_too_large(
+                reducer, where.start, place, is_last=self._is_last(reducer, number)
+            ):
+                self._too_large = reducer
+                return
             self._note_slice(reducer, number, frame.slice_signature)
             self._written[reducer] = number + 1
             self._encoded.pop((reducer, number), None)
 
         await self._executor.run(Priority.CONTROL, write)
+        if self._is_left_out():
+            return
         if self.layout.num_members > 2:
             self._signed[reducer, reducer, number] = frame.signature
         if self._compression.allowed.is_lossy and (self.layout.num_members > 2 or self._keeps_encoded):
@@ -277,25 +312,42 @@ class Exchange:
 
     def _add(self, author: int, number: int, chunks: Sequence[Bytes]) -> int:
         """Returns how many chunks are summed. One job, because each hand-over to the thread costs as much as a small chunk."""
+        if self._norms is not None:
+            self._norms.note_own(self.accumulator)
         if number >= self._num_added:
             where = self.layout.piece(self.me, number, author)
             self._parts.setdefault(number, {})[author] = self._compression.received(chunks, where)
-        while len(self._parts.get(self._num_added, ())) == self.layout.num_members - 1:
-            self._sum(self._num_added)
-            self._num_added += 1
+        while self._too_large is None and len(self._parts.get(self._num_added, ())) == self.layout.num_members - 1:
+            if self._sum(self._num_added):
+                self._num_added += 1
         return self._num_added
 
-    def _sum(self, number: int) -> None:
-        """Add the parts in the roster's order, so that the bits do not depend on the order of arrival."""
+    def _sum(self, number: int) -> bool:
+        """Add the parts in the roster's order, so that the bits do not depend on the order of arrival.
+
+        Returns whether it did: not if this is the slice's last chunk, and a member's part of it is too large.
+        """
         where, average_id = self.layout.piece(self.me, number, self.me), self.roster.average_id
         place, parts = self.accumulator[where.start : where.end], self._parts.pop(number)
         parts[self.me] = self._compression.kept(self._compression.parts, average_id, where, place)
+        if self._norms is not None:
+            self._norms.add(where.start, parts)
+            if self._is_last(self.me, number) and self._is_one_too_large(self._norms):
+                return False
         total, *rest = (parts[author] for author in sorted(parts))
         for part in rest:
             total += part
         if total.data_ptr() != place.data_ptr():
             place.copy_(total)
         self._encode_sum(number)
+        return True
+
+    def _is_one_too_large(self, norms: SliceNorms) -> bool:
+        """Look at all members' parts of this slice. Those that look odd are audited more often."""
+        self._too_large = norms.too_large()
+        if self._signatures.parts is not None:
+            self._signatures.parts.note_odd(self.roster, [self.roster.peers[place] for place in norms.odd_ones()])
+        return self._too_large is not None
 
     def _encode_sum(self, number: int) -> None:
         """Encode a chunk of this member's sum, which stands in its place, and put there what others decode."""

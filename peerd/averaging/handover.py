@@ -8,12 +8,13 @@ from torch import Tensor
 
 from peerd.averaging.compression import Compression
 from peerd.averaging.layout import RoundLayout
+from peerd.averaging.slice_norms import is_sum_out_of_bounds
 from peerd.averaging.slices import Signatures, are_of, why_unproven, why_unsigned
 from peerd.errors import BadMessageError, OtherLineageError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.policy.round.chunks import most_chunks
 from peerd.policy.step.confirming import RoundProof
-from peerd.policy.step.roster import Roster, whole_of, why_inexact, why_no_plan, why_not_adopt
+from peerd.policy.step.roster import Roster, entry_of, whole_of, why_inexact, why_no_plan, why_not_adopt
 from peerd.stage.accumulator import all_finite
 from peerd.stage.results import HeldAverage, TiedGradients
 from peerd.stage.sections import SectionOfAverage
@@ -66,7 +67,15 @@ def unpacked(average: Average, whole: memoryview, state: StageState) -> HeldAver
         raise BadMessageError("an average that is not what its reducers have signed")
     if not all(_is_within(proof, flat_sum, state) for proof in proofs):
         raise BadMessageError("a section of an average that is not what its reducers have signed")
-    return HeldAverage(average.roster, average.lineage, flat_sum, tied, average.norm, slices=average.slices, sections=proofs)
+    found = HeldAverage(average.roster, average.lineage, flat_sum, tied, average.norm, slices=average.slices, sections=proofs)
+    return replace(found, is_too_large=_is_too_large(average, flat_sum, state))
+
+
+def _is_too_large(average: Average, flat_sum: Tensor, state: StageState) -> bool:
+    """Whether a round's sum that has this peer's present ledger in it is too large beside that: rule 22 (size)."""
+    roster, mine = average.roster, state.record
+    is_own = bool(average.slices) and state.looks_at_sizes and roster.entry_of(mine.peer) == entry_of(mine)
+    return is_own and is_sum_out_of_bounds(roster, flat_sum, state.accumulator.flat, mine.peer, state.room_behind(roster))
 
 
 def _is_within(proof: RoundProof, flat_sum: Tensor, state: StageState) -> bool:

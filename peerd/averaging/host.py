@@ -73,5 +73,8 @@ class RoundHost(Protocol):
     def averages_needed_from(self) -> int | None:
         """The first step whose average a joiner needs, or may need soon; None if nobody joins this stage."""
 
+    def too_large(self, peer: PeerId, step: int) -> None:
+        """Note that a mate's part of the average of a step is too large for what it is the sum of."""
+
     def applied(self, held: HeldAverage) -> None:
         """Note that an average was applied to the parameters, in a step or while catching up."""

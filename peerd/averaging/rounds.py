@@ -39,6 +39,7 @@ from peerd.link.few_each import FewEach
 from peerd.policy.round.debts import AtFault
 from peerd.policy.round.edges import PastEdges
 from peerd.policy.step.judging import why_unheeded
+from peerd.policy.step.part_sizes import WHY_TOO_LARGE
 from peerd.policy.step.roster import Roster, why_never
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
@@ -99,8 +100,8 @@ class Rounds:
         self.failed = 0
         self.num_applied = 0
         self.absences = Absences(state.record.peer, averaging_s)
-        numbers = (PastEdges(), state.num_microbatches)
-        self._around = Surroundings(signatures, self.arithmetic, client, host, clock, averaging_s, spans, *numbers)
+        around = signatures, self.arithmetic, client, host, clock, averaging_s, spans, PastEdges(), state.num_microbatches
+        self._around = Surroundings(*around)
         self._tell_closed = Farewell(self._around, self._tasks).tell
         self._host, self.mates = host, host.mates
 
@@ -192,7 +193,8 @@ class Rounds:
         if self._known.is_dead(roster.average_id) or self._state.round is not roster:
             return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
         layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs, self._state.room_behind(roster))
-        exchange = Exchange(roster, accumulator, self.compression, layout, self.arithmetic, self._around.signatures)
+        leave_out = partial(self._leave_out, roster) if self._state.looks_at_sizes else None
+        exchange = Exchange(roster, accumulator, self.compression, layout, self.arithmetic, self._around.signatures, leave_out)
         self._retire()
         self.joined[roster.average_id] = ()
         self.sums.begins()
@@ -299,11 +301,18 @@ class Rounds:
         self._tell_closed(roster, member, ruling.reason)
         self._tasks.start(self._end_without(roster.average_id, member, ruling.reason))
 
-    async def _end_without(self, average_id: AverageId, member: PeerId, reason: str) -> None:
+    async def _end_without(self, average_id: AverageId, member: PeerId, reason: str, then: Callable[[], None] = lambda: None) -> None:
         if self.open is None and self.last is not None and self.last.roster.average_id == average_id:
             self._retire()  # this member has the average, and others fetch it
             self._known.kill(average_id)
         await self.close(average_id, reason, self._state.record.peer, member)
+        then()
+
+    def _leave_out(self, roster: Roster, member: PeerId) -> None:
+        """Rule 22 (size): end a round for all, and leave this member out of the step. Others hear of that first, and then of the end."""
+        self._host.too_large(member, roster.step)
+        tells = partial(self._tell_closed, roster, reason=WHY_TOO_LARGE)
+        self._tasks.start(self._end_without(roster.average_id, member, WHY_TOO_LARGE, tells))
 
     def broken_by(self, roster: Roster, peer: PeerId, reason: str) -> None:
         """Close a round of which a member has sent something that breaks the rules."""
@@ -368,7 +377,9 @@ class Rounds:
 
     def applied(self, held: HeldAverage) -> None:
         """Record that an average was applied, and keep it for mates that missed it."""
-        self._end_step(held.roster)
+        self._known.end_step()
+        if self.last is not None and self.last.roster.step <= held.roster.step:
+            self._retire()  # every stage has averaged the step: nobody needs the chunks of its round any more
         self.absences.applied(held.roster, self._clock())
         self._own_errors.clear()
         self.num_applied += 1
@@ -376,12 +387,6 @@ class Rounds:
         self.sums.applied(held)
         self._host.applied(held)
         self._tasks.start(self.kept.hold(held))
-
-    def _end_step(self, roster: Roster) -> None:
-        """Every stage has averaged the step: nobody needs the chunks of its round any more."""
-        self._known.end_step()
-        if self.last is not None and self.last.roster.step <= roster.step:
-            self._retire()
 
     async def give_up_average(self) -> None:
         """Rule 18 (certify): the average that this peer holds is not the stage's. It goes on with its ledger, and gives no sums of it."""

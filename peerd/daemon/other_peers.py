@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import structlog
+
 from peerd.policy.route.admission import why_refuse_caller
 from peerd.policy.step.roster import cut_links
 from peerd.policy.swarm.dialling import is_on_this_machine
@@ -14,6 +16,8 @@ from peerd.table.record import PeerId, RawRecord
 
 if TYPE_CHECKING:
     from peerd.daemon.peer import Peer
+
+LOG = structlog.get_logger()
 
 
 class OtherPeers:
@@ -63,6 +67,10 @@ class OtherPeers:
         membership = self.peer.membership
         known = None if caller in membership.contradictory else membership.find(caller)
         return why_refuse_caller(known, membership.live(), stage)
+
+    def too_large(self, peer: PeerId, step: int) -> None:
+        self.peer.cases.withholding.withheld(peer, step, enough=1)
+        LOG.warning("a mate's part of an average is far larger than its mates': it is left out", mate=peer, step=step)
 
     def mates(self) -> Iterable[PeerId]:
         live = self.peer.membership.live()

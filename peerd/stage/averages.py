@@ -40,6 +40,15 @@ class StageAverages:
         """Whether the ids of averages cover their numbers: rule 18 (certify)."""
         return self._manifest.swarm.certifies
 
+    @property
+    def looks_at_sizes(self) -> bool:
+        """Whether parts of averages are compared by their norms: rule 22 (size).
+
+        In float16 a part may overflow, and where steps are local it is a change of parameters.
+        """
+        train = self._manifest.train
+        return self.certifies and train.precision != "float16" and not train.local_batch
+
     def with_parameters(self, roster: Roster) -> Roster:
         """What this peer proposes: whether parameters are averaged, too. They go with the last section; groups sum gradients alone."""
         is_last = roster.section == roster.num_sections - 1 and is_whole(roster.entries, self.num_microbatches)

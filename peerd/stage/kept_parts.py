@@ -7,7 +7,7 @@ as many bytes of a step as one part has, divided by the number of chunks of a sl
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from blake3 import blake3
 
@@ -31,6 +31,8 @@ class KeptParts:
         self._guard = threading.Lock()
         self._kept: dict[bytes, tuple[SentPart, TensorBytes]] = {}
         """By the hash of what was signed."""
+        self._odd: dict[AverageId, tuple[int, frozenset[PeerId]]] = {}
+        """By average, its step, and the authors whose parts looked odd in this peer's slice."""
 
     def wants(self, roster: Roster, author: PeerId, number: int) -> bool:
         """Whether this chunk of an author's part is the one to keep. Its signature has to be checked first."""
@@ -46,6 +48,17 @@ class KeptParts:
             for key in [key for key, (old, _) in self._kept.items() if old.step <= roster.step - STEPS_KEPT]:
                 del self._kept[key]
             self._kept[part.signed(self._run)] = part, value
+
+    def note_odd(self, roster: Roster, authors: Collection[PeerId]) -> None:
+        """Note whose parts of a round look odd. Those of steps before the last ones go."""
+        with self._guard:
+            self._odd = {key: each for key, each in self._odd.items() if each[0] > roster.step - STEPS_KEPT}
+            self._odd[roster.average_id] = roster.step, frozenset(authors)
+
+    def looked_odd(self, part: SentPart) -> bool:
+        """Whether this part looked odd in this peer's slice."""
+        with self._guard:
+            return part.author in self._odd.get(part.average_id, (0, frozenset()))[1]
 
     def of(self, average_id: AverageId) -> list[SentPart]:
         """What is kept of an average's parts."""

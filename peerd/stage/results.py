@@ -117,6 +117,8 @@ class HeldAverage:
     """As its reducers signed them, where the run certifies."""
     sections: tuple[RoundProof, ...] = ()
     """What proves the sections of an average that was made by some, where the run certifies."""
+    is_too_large: bool = False
+    """Whether a mate gave it, and its sum is too large beside this peer's own part: rule 22 (size)."""
 
     @property
     def id(self) -> AverageId:

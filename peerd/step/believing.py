@@ -20,6 +20,7 @@ from peerd.policy.step.certificates import (
 )
 from peerd.policy.step.certifying import holding_alone
 from peerd.policy.step.confirming import RoundProof
+from peerd.policy.step.part_sizes import WHY_TOO_LARGE
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.stage.results import HeldAverage
@@ -100,6 +101,8 @@ class Belief:
             self._membership.convict(one, other)
         counts = is_upheld(found.id, found.roster, mine, live) if round_id in refuted else words_on(mine, live).certify(found.id)
         distrust = why_distrust(found.roster, True, mine, counts, self._rounds.joined, refuted)
+        if distrust is None and found.is_too_large and not counts:
+            distrust = Distrust(WHY_TOO_LARGE, is_lie=False)  # whoever holds it may have computed nothing, and know of nothing usual
         if distrust is None:
             return True
         if distrust.is_lie:

@@ -15,6 +15,7 @@ from peerd.policy.round.chunks import AFTER_OWN, Flow, next_flow, part_limit
 from peerd.policy.round.debts import Edge
 from peerd.policy.round.proposing import assumed_s, fit, usual_s
 from peerd.policy.step.judging import judges_of
+from peerd.policy.step.part_sizes import PartSize, too_large
 from peerd.policy.step.roster import Roster
 from peerd.table.record import PeerId
 from tests.policy.model_confirming import Confirming
@@ -256,7 +257,7 @@ class Exchange:
 
     def _sums_grow(self) -> None:
         """What this member has summed may go to all, and as many chunks more may come."""
-        if self.summed <= self.mine.sums[self.me]:
+        if self.summed <= self.mine.sums[self.me] or self._is_too_large():
             return
         self.totals[self.me] = tuple(sorted(gradient for part in self.contents.values() for gradient in part))
         self.peer.trust.signs(self.roster.average_id, self.totals[self.me])
@@ -270,6 +271,20 @@ class Exchange:
                 self.peer.world.stream(self.peer, name, lambda mate: mate.rounds.window_opens(average_id, me, summed))
         self._kick()
         self._ended()
+
+    def _is_too_large(self) -> bool:
+        """Rule 22 (size): leave a member out whose part of the whole slice is too large, before its sum is whole. Whether one was."""
+        peer, parts = self.peer, [PartSize(1000.0 if self._inflates(name) else 1.0, 1) for name in self.names]
+        found = too_large(parts, self.me, 0.0) if self.summed == self.sizes[self.me] and not peer.lies.inflates else None
+        if found is None or "size" in peer.world.scenario.off or self is not peer.rounds.current:
+            return False
+        peer.world.counts["too large"] += 1
+        peer.trust.audits.withholding.withheld(self.names[found], self.roster.step, enough=1)
+        peer.rounds.close_as_judge(self.names[found], "its part is too large", tells_whom=False)
+        return True
+
+    def _inflates(self, name: PeerId) -> bool:
+        return self.peer.world.peers[name].lies.inflates
 
     def window_opens(self, reducer: int, summed: int) -> None:
         for flow in self.flows:

@@ -107,6 +107,8 @@ class Kind(enum.Enum):
     """For a while the states that a peer gives to joiners are made up, under its true step and lineage."""
     INJECT = "inject"
     """For a while a peer sends peers of its own stage microbatches as if it served the stage before: made up, under the right names."""
+    INFLATE = "inflate"
+    """For a while a peer's part of each average is a thousand times as large as what it has computed."""
     FALSIFY = "falsify"
     """For a while the gradients that a peer adds are wrong."""
     DENOUNCE = "denounce"
@@ -149,7 +151,7 @@ _LIES_OF_RECORDS = {
     Kind.PRETEND,
     Kind.INJECT,
 }
-_LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT}
+_LIES_OF_ROUNDS = {Kind.SILENT, Kind.ABSORBED, Kind.FRAME, Kind.STINGY, Kind.TRICKLE, Kind.TEAR, Kind.MISJUDGE, Kind.RETICENT, Kind.INFLATE}
 _LIES_OF_AVERAGES = {Kind.FORK, Kind.FABRICATE, Kind.SIT, Kind.HOARD, Kind.FORGE, Kind.MISNAME}
 LIES_OF_NUMBERS = frozenset(_LIES_OF_AVERAGES | {Kind.STRAY, Kind.MISNORM, Kind.MISGIVE, Kind.MISTIE})
 LIES_OF_WORK = frozenset({Kind.FALSIFY, Kind.DENOUNCE, Kind.SHIELD, Kind.EQUIVOCATE, Kind.CONCEAL})

@@ -119,6 +119,10 @@ class Lies:
         return self._tells(Kind.INJECT)
 
     @property
+    def inflates(self) -> bool:
+        return self._tells(Kind.INFLATE)
+
+    @property
     def falsifies(self) -> bool:
         return self._tells(Kind.FALSIFY) or self.conceals
 

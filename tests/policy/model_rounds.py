@@ -102,12 +102,12 @@ class Rounds:
         edges = current.judge.edges if current.judge is not None else ()
         self._edges.update((current.names[edge.source], current.names[edge.target]) for edge in edges)
 
-    def close_as_judge(self, named: PeerId, reason: str) -> None:
-        """Leave the named member out of the step, and tell all."""
+    def close_as_judge(self, named: PeerId, reason: str, *, tells_whom: bool = True) -> None:
+        """Leave the named member out of the step, and tell all that the round is closed, and for whom."""
         peer, current = self._peer, self.current
         assert current is not None
         void = void_of(current.roster, named)
-        self._tell_closed(current, named)
+        self._tell_closed(current, named if tells_whom else None)
         self._closed(f"{named} is left out: {reason}", peer.name, named)
         if void is not None and "void" not in peer.world.scenario.off:
             peer.world.counts.update(("voids", f"voids of {named}"))
@@ -335,6 +335,7 @@ class Rounds:
         if len({total for total in totals if not is_made_up(total)}) > 1:
             peer.world.violations.append(f"I1 at {peer.name}: the slices of one average were summed over different parts")
         peer.world.counts.update(("averages", f"averages of {peer.name}"))
+        peer.world.counts["averages with a part too large"] += any(peer.world.peers[name].lies.inflates for name in current.names)
         if peer.local.is_on:
             peer.local.came_together(current.roster.average_id)
         self._remember_edges(current)

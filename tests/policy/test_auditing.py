@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
@@ -19,7 +18,6 @@ from peerd.policy.step.auditing import (
     chance,
     coin,
     due,
-    looks_odd,
     most_audits,
     tolerance,
     was_due,
@@ -76,11 +74,11 @@ def test_a_peer_audits_no_more_than_fair_coins_bring() -> None:
     ("clean_steps", "is_odd", "is_watched", "rate"),
     [
         (0, False, False, 0.25),
-        (NEWCOMER_STEPS - 1, True, False, 0.25),
+        (NEWCOMER_STEPS - 1, True, False, 0.5),
         (NEWCOMER_STEPS, False, False, 0.025),
-        (NEWCOMER_STEPS, True, False, 0.04),
+        (NEWCOMER_STEPS, True, False, 0.5),
         (SETTLED_STEPS, False, False, 0.025),
-        (SETTLED_STEPS, True, False, 0.04),
+        (SETTLED_STEPS, True, False, 0.5),
         (SETTLED_STEPS, False, True, 0.25),
     ],
 )
@@ -133,21 +131,3 @@ def test_of_a_large_lie_honest_peers_measure_as_large_an_error() -> None:
     """The bfloat16 of the auditor, or of the liar, makes a thousandfold result uncertain by ten."""
     assert AuditWord(990.0, 5e-2).agrees_with(AuditWord(1005.0, 5e-2))
     assert not AuditWord(990.0, 5e-2).agrees_with(AuditWord(0.0, MOST_TOLERANCE))
-
-
-def test_a_part_looks_odd_beside_its_mates_but_not_because_it_is_of_few_microbatches() -> None:
-    rng, size = random.Random(1), 256
-
-    def norm_of(num: int) -> float:
-        """The norm of a sum of `num` gradients that are a common direction of norm 1 and noise of norm 8."""
-        total = [num / math.sqrt(size) + rng.gauss(0, 8 * math.sqrt(num / size)) for _ in range(size)]
-        return math.sqrt(sum(value * value for value in total))
-
-    for _ in range(200):
-        mates = [(norm_of(num), num) for num in (16, 20, 24, 30)]
-        assert not looks_odd(norm_of(1), 1, mates)
-        assert not looks_odd(norm_of(24), 24, mates)
-        assert looks_odd(1000 * norm_of(24), 24, mates)
-        assert looks_odd(0.0, 24, mates)
-    assert not looks_odd(1e9, 3, [(1.0, 1), (1.0, 1)])
-    assert looks_odd(math.nan, 3, [(1.0, 1)] * 4)

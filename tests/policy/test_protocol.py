@@ -115,7 +115,7 @@ NOTICED_BY = {
     "close unnoted": 346,
 }
 """The seeds of short runs that notice it, as found by the search below; it begins with them. A new kind of fault changes all draws."""
-NOT_ABOUT = "STAGE_WIPED BAN DRIP THIN LAG STINGY TRICKLE TEAR MISJUDGE VOID CONSPIRE DRIBBLE FLAP BLINK MUTE PRETEND INJECT"
+NOT_ABOUT = "STAGE_WIPED BAN DRIP THIN LAG STINGY TRICKLE TEAR MISJUDGE VOID CONSPIRE DRIBBLE FLAP BLINK MUTE PRETEND INJECT INFLATE"
 
 
 @pytest.mark.parametrize("rule", RULES_OFF)

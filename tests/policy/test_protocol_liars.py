@@ -60,6 +60,22 @@ def test_hole_88_microbatches_that_a_peer_makes_up_under_the_right_names_are_com
     assert "was made up" in lied_to(Kind.INJECT, 0, off=frozenset({"callers"})).violations[0]
 
 
+def inflated(seed: int, num_stages: int = 2, off: frozenset[str] = frozenset(), for_s: float = FOR_S) -> Outcome:
+    """A run of four peers a stage, one of which puts a thousand times its part into each average."""
+    faults = (Fault(1.0, Kind.INFLATE, name="p1", lasts_s=for_s),) if for_s else ()
+    return _run(Scenario(seed=seed, num_stages=num_stages, peers_per_stage=4, last_step=12, num_microbatches=8, faults=faults, off=off))
+
+
+def test_a_part_that_is_too_large_is_in_no_average_and_its_peer_is_soon_left_out() -> None:
+    for seed in range(3):
+        outcome, honest_s = inflated(seed, 1 + seed % 2), inflated(seed, 1 + seed % 2, for_s=0.0).ended_at_s
+        assert outcome.problems == ()
+        assert outcome.counts["averages with a part too large"] == outcome.counts["inexact"] == 0
+        assert 2 <= outcome.counts["too large"] <= 12, "each of its mates finds it in two steps, then it is left out of eight"
+        assert outcome.ended_at_s < 2 * honest_s
+    assert inflated(0, off=frozenset({"size"})).counts["averages with a part too large"] > 0
+
+
 def test_hole_32_a_claim_that_nobody_proves_stops_a_run_of_one_stage_where_it_is_not_doubted() -> None:
     """Where who was late is remembered, too, a run goes on: what the boaster owns is missing in the step that it claims to be past."""
     off = frozenset({"doubt claims", "remember the late"})

@@ -11,7 +11,7 @@ auditor can show later that an audit was due, and could not have chosen whom it 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -97,15 +97,15 @@ class Rates:
 
     newcomer: float = 0.25
     usual: float = 0.025
-    odd: float = 0.04
-    """For a peer whose work looks odd beside its mates': its norm, its direction, the loss of microbatches that go through it."""
+    odd: float = 0.5
+    """Of parts that look odd beside the others' (part_sizes.py): as many as judges accept, which is DUE_TIMES a newcomer's share."""
     settled: float = 0.025
 
     def rate(self, clean_steps: int, is_odd: bool = False, is_watched: bool = False) -> float:
         """The share for a peer. `is_watched`: an accusation of it, or by it, has come to no end."""
-        if is_watched or clean_steps < NEWCOMER_STEPS:
-            return self.newcomer
         known = self.settled if clean_steps >= SETTLED_STEPS else self.usual
+        if is_watched or clean_steps < NEWCOMER_STEPS:
+            known = self.newcomer
         return max(known, self.odd) if is_odd else known
 
 
@@ -181,18 +181,3 @@ class AuditWord:
 
 RIGHT = AuditWord(0.0, 0.0)
 """The word of the audited peer itself: it has signed that its result is right."""
-
-
-def looks_odd(own_norm: float, num_own: int, mates: Sequence[tuple[float, int]]) -> bool:
-    """Whether a peer's part looks odd beside its mates': its norm for each microbatch is 4 times their median, or a fourth of it.
-
-    `mates`: the norm of each mate's part, and the number of its microbatches. The mean of few gradients is noisy, so a part of few
-    microbatches may be larger, by the root of how few. Two mates or fewer say nothing.
-    """
-    known = sorted((norm / num, num) for norm, num in mates if num > 0 and math.isfinite(norm) and norm >= 0)
-    if len(known) < 3 or num_own <= 0:
-        return False
-    usual, num_usual = known[len(known) // 2]
-    slack = 4.0 * max(1.0, math.sqrt(num_usual / num_own))
-    own = own_norm / num_own
-    return not usual / slack <= own <= usual * slack

@@ -1,5 +1,7 @@
 """Mates that do not show what their part of an average is made of, and how long they are left out for that: rule 20 (audit). Pure.
 
+The same is done with one whose part is far too large for what it is the sum of: rule 22 (size), at the first time.
+
 What a peer adds to its ledger it signs in a receipt, so it can show one receipt for each microbatch of its part, and no two. One that does
 not has told no falsehood, so it is not convicted. Its part can only be believed, so others do its share of the steps that follow.
 """
@@ -32,8 +34,8 @@ class Withholding:
 
     _known: OrderedDict[PeerId, _Withheld] = field(default_factory=OrderedDict)
 
-    def withheld(self, peer: PeerId, step: int) -> bool:
-        """Note that a mate shows no receipts of its part of a step. Returns whether it is left out for that.
+    def withheld(self, peer: PeerId, step: int, enough: int = ENOUGH) -> bool:
+        """Note that a mate shows no receipts of its part of a step, or that its part is too large. Returns whether it is left out for that.
 
         The first time it is left out for PAUSE_STEPS steps after the next one, and twice as long each further time.
         """
@@ -42,7 +44,7 @@ class Withholding:
         if len(self._known) > MOST_WITHHOLDING:
             self._known.popitem(last=False)
         known.steps = [each for each in known.steps if step - OF_THE_LAST < each < step] + [step]
-        if len(known.steps) < ENOUGH:
+        if len(known.steps) < enough:
             return False
         known.until = step + 1 + PAUSE_STEPS * 2 ** min(known.num_pauses, MOST_DOUBLED)
         known.num_pauses += 1
