@@ -29,11 +29,15 @@ class PaperRounds:
         self.fetcher = self
         self.absences = Absences(PeerId("me"), averaging_s=1.0)
         self.joined: dict[AverageId, Slices] = {}
+        self.large = self
 
     async def fetch(self, *_arguments: object) -> HeldAverage:
         raise WrongStateError("there is none")
 
     def applied(self, held: HeldAverage) -> None: ...
+
+    def spares(self, _roster: object) -> bool:
+        return False
 
     async def close_present(self, reason: str) -> None: ...
 

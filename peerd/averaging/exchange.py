@@ -43,9 +43,10 @@ class Exchange:
         layout: RoundLayout,
         executor: Executor,
         signatures: Signatures,
-        leave_out: Callable[[PeerId], None] | None = None,
+        norms: SliceNorms | None = None,
+        leave_out: Callable[[PeerId], None] = lambda _peer: None,
     ) -> None:
-        """`leave_out` hears of a member whose part or sum is too large (rule 22, size), and ends the round. None: nobody looks at sizes."""
+        """`leave_out` hears of a member whose part or sum is too large by `norms` (rule 22, size), and ends the round."""
         self.roster = roster
         self.me = roster.peers.index(signatures.me)
         self.accumulator = accumulator
@@ -74,7 +75,7 @@ class Exchange:
         self._encoded: dict[tuple[int, int], Encoded] = {}
         """By slice and chunk, parts as they are sent, until their sum is here: a chunk that is sent again is the same bytes."""
         self._leave_out = leave_out
-        self._norms = SliceNorms(roster, self.me, layout) if leave_out is not None else None
+        self.norms = norms
         self._too_large: int | None = None
         """The member whose part, or whose sum, is too large, by its place."""
         self._has_told = False
@@ -260,7 +261,7 @@ class Exchange:
 
     def _is_left_out(self) -> bool:
         """Whether a member is left out, as its part or its sum is too large. Tells of it once."""
-        if self._too_large is None or self._leave_out is None:
+        if self._too_large is None:
             return False
         if not self._has_told:
             self._has_told = True
@@ -286,15 +287,13 @@ class Exchange:
         def write() -> None:
             if number < self._written[reducer]:
                 return  # it came on two streams
-            if self._norms is not None:
-                self._norms.note_own(self.accumulator)
-                self._norms.covers(reducer, where.start, place)
+            if self.norms is not None:
+                self.norms.note_own(self.accumulator)
+                self.norms.covers(reducer, where.start, place)
             values = self._compression.received(frame.chunks, where, into=place)
             if values.data_ptr() != place.data_ptr():
                 place.copy_(values)
-            if self._norms is not None and self._norms.sum_is_too_large(
-                reducer, where.start, place, is_last=self._is_last(reducer, number)
-            ):
+            if self.norms is not None and self.norms.sum_is_too_large(reducer, where.start, place, is_last=self._is_last(reducer, number)):
                 self._too_large = reducer
                 return
             self._note_slice(reducer, number, frame.slice_signature)
@@ -312,8 +311,8 @@ class Exchange:
 
     def _add(self, author: int, number: int, chunks: Sequence[Bytes]) -> int:
         """Returns how many chunks are summed. One job, because each hand-over to the thread costs as much as a small chunk."""
-        if self._norms is not None:
-            self._norms.note_own(self.accumulator)
+        if self.norms is not None:
+            self.norms.note_own(self.accumulator)
         if number >= self._num_added:
             where = self.layout.piece(self.me, number, author)
             self._parts.setdefault(number, {})[author] = self._compression.received(chunks, where)
@@ -330,9 +329,9 @@ class Exchange:
         where, average_id = self.layout.piece(self.me, number, self.me), self.roster.average_id
         place, parts = self.accumulator[where.start : where.end], self._parts.pop(number)
         parts[self.me] = self._compression.kept(self._compression.parts, average_id, where, place)
-        if self._norms is not None:
-            self._norms.add(where.start, parts)
-            if self._is_last(self.me, number) and self._is_one_too_large(self._norms):
+        if self.norms is not None:
+            self.norms.add(where.start, parts)
+            if self._is_last(self.me, number) and self._is_one_too_large(self.norms):
                 return False
         total, *rest = (parts[author] for author in sorted(parts))
         for part in rest:

@@ -25,6 +25,7 @@ from peerd.averaging.fetcher import AverageFetcher
 from peerd.averaging.host import RoundHost
 from peerd.averaging.kept import KeptAverages
 from peerd.averaging.known_rounds import KnownRounds
+from peerd.averaging.large_parts import LargeParts
 from peerd.averaging.layout import RoundLayout
 from peerd.averaging.log import AverageLog
 from peerd.averaging.open_round import BEATS, OpenRound
@@ -77,7 +78,7 @@ class Rounds:
         self.arithmetic = Executor("averaging")
         spans = spans or SpanRing(0)
         signatures = Signatures(state.record.peer, host.sign, host.has_signed, host.run if state.certifies else None, host.kept_parts)
-        self.kept = KeptAverages(state, executor, log, host)
+        self.kept, self.large = KeptAverages(state, executor, log, host), LargeParts(state, host)
         self._averaging_s = averaging_s
         self._clock = clock
         sums = state.accumulator
@@ -193,8 +194,8 @@ class Rounds:
         if self._known.is_dead(roster.average_id) or self._state.round is not roster:
             return "this round is closed"  # while the state opened it, the leader aborted it, or this peer fenced or began to join
         layout = RoundLayout(roster, accumulator.numel(), self.compression, codecs, self._state.room_behind(roster))
-        leave_out = partial(self._leave_out, roster) if self._state.looks_at_sizes else None
-        exchange = Exchange(roster, accumulator, self.compression, layout, self.arithmetic, self._around.signatures, leave_out)
+        sizes = self.large.norms_of(roster, layout), partial(self._leave_out, roster)
+        exchange = Exchange(roster, accumulator, self.compression, layout, self.arithmetic, self._around.signatures, *sizes)
         self._retire()
         self.joined[roster.average_id] = ()
         self.sums.begins()
@@ -226,6 +227,7 @@ class Rounds:
             self.open = None
             self._proposing.exchanged(current.rates(), self._clock() - current.opened_s, current.roster.expected_s)
             self.joined[current.roster.average_id] = current.exchange.slices.all
+            self.large.completed(current.exchange)
             if current.confirming.is_due:
                 self._known.confirmed[current.roster.average_id] = current.confirming
             if await self.sums.take(current.exchange, current.confirming.agreeing) is not SumOf.STAGE:
@@ -292,8 +294,6 @@ class Rounds:
             raise BadMessageError("the caller is no member of this round")
         return self.last
 
-    # Judging
-
     def judged(self, roster: Roster, ruling: AtFault) -> None:
         """End a round that this member judges, without one of its members."""
         member = roster.peers[ruling.member]
@@ -310,8 +310,8 @@ class Rounds:
 
     def _leave_out(self, roster: Roster, member: PeerId) -> None:
         """Rule 22 (size): end a round for all, and leave this member out of the step. Others hear of that first, and then of the end."""
-        self._host.too_large(member, roster.step)
-        tells = partial(self._tell_closed, roster, reason=WHY_TOO_LARGE)
+        self.large.found(roster, member)
+        tells = partial(self._tell_closed, roster, member, WHY_TOO_LARGE)
         self._tasks.start(self._end_without(roster.average_id, member, WHY_TOO_LARGE, tells))
 
     def broken_by(self, roster: Roster, peer: PeerId, reason: str) -> None:
@@ -324,8 +324,6 @@ class Rounds:
     def given_up(self, roster: Roster, reason: str) -> None:
         """Leave a round of which most members hold something else."""
         self._tasks.start(self.leave(roster.average_id, reason))
-
-    # Closing, adopting
 
     async def leave(self, average_id: AverageId, reason: str) -> None:
         """Close the round of this id, and tell the others: without this peer they cannot finish it."""
@@ -363,6 +361,8 @@ class Rounds:
         if roster is None or roster.entry_of(caller) is None:
             return
         leads, named = roster.leader == self._state.record.peer, left_out or None
+        if reason == WHY_TOO_LARGE:
+            self.large.told(roster, caller, left_out)
         if current is None or current.roster is not roster:
             if roster.leader in (caller, self._state.record.peer):
                 self._known.kill(average_id)  # it is still being opened, or has all sums

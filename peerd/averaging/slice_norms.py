@@ -15,8 +15,13 @@ from peerd.table.record import PeerId
 class SliceNorms:
     """Of one round. The thread that computes uses it."""
 
-    def __init__(self, roster: Roster, me: int, layout: RoundLayout) -> None:
-        self._numbers = [entry.done.bit_count() for entry in roster.entries]
+    def __init__(self, roster: Roster, me: int, layout: RoundLayout, spared: int = 0) -> None:
+        """`spared`: the bitmap of microbatches that may be as large as they are: another peer's part with them was left out for that."""
+        self._done = [entry.done for entry in roster.entries]
+        self._numbers = [done.bit_count() for done in self._done]
+        self._spared = [bool(done & spared) for done in self._done]
+        self._large: set[int] = set()
+        """Members whose parts or sums are too large, spared or not."""
         self._me = me
         self._end = layout.length - layout.room
         """Behind it come parameters, and no gradients."""
@@ -47,8 +52,11 @@ class SliceNorms:
             return False
         own_square, square, elements = self._covered[reducer]
         own, mine = self._own or 0.0, self._numbers[self._me]
-        part = PartSize(own_square**0.5, mine)
-        return is_sum_too_large(PartSize(square**0.5, sum(self._numbers)), part, even_share(own, mine, int(elements), self._end))
+        part, even = PartSize(own_square**0.5, mine), even_share(own, mine, int(elements), self._end)
+        if not is_sum_too_large(PartSize(square**0.5, sum(self._numbers)), part, even):
+            return False
+        self._large |= {reducer, *(place for place, is_spared in enumerate(self._spared) if is_spared)}
+        return not any(self._spared)
 
     def add(self, start: int, parts: dict[int, Tensor]) -> None:
         """Add a chunk of every member's part, whose elements begin at `start`."""
@@ -74,8 +82,15 @@ class SliceNorms:
         return parts, self._me, even
 
     def too_large(self) -> int | None:
-        """The member whose part of the slice is too large, once all chunks of it are added; None if none is."""
-        return too_large(*self._whole)
+        """The member whose part of the slice is too large, once all chunks of it are added; None if none is, but for those spared."""
+        found = too_large(*self._whole)
+        self._large |= set(found)
+        return next((place for place in found if place != self._me and not self._spared[place]), None)
+
+    @property
+    def large(self) -> list[int]:
+        """The bitmaps of the parts that are too large, and of those of reducers whose sums are, in a round that is done all the same."""
+        return [self._done[place] for place in sorted(self._large)]
 
     def odd_ones(self) -> list[int]:
         """The members whose parts of the slice look odd, once all chunks of it are added."""

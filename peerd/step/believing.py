@@ -101,7 +101,7 @@ class Belief:
             self._membership.convict(one, other)
         counts = is_upheld(found.id, found.roster, mine, live) if round_id in refuted else words_on(mine, live).certify(found.id)
         distrust = why_distrust(found.roster, True, mine, counts, self._rounds.joined, refuted)
-        if distrust is None and found.is_too_large and not counts:
+        if distrust is None and found.is_too_large and not (counts or self._rounds.large.spares(found.roster)):
             distrust = Distrust(WHY_TOO_LARGE, is_lie=False)  # whoever holds it may have computed nothing, and know of nothing usual
         if distrust is None:
             return True

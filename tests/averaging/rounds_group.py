@@ -225,10 +225,10 @@ def gradient_of(index: int, length: int) -> torch.Tensor:
     return torch.randn(length, generator=torch.Generator().manual_seed(index))
 
 
-def fill(state: StageState, held: Sequence[int]) -> None:
-    """Accumulate made-up float32 gradients of these microbatches."""
+def fill(state: StageState, held: Sequence[int], factor: float = 1.0) -> None:
+    """Accumulate made-up float32 gradients of these microbatches, times a factor."""
     for index in held:
-        state.accumulator.flat.add_(gradient_of(index, state.accumulator.flat.numel()))
+        state.accumulator.flat.add_(factor * gradient_of(index, state.accumulator.flat.numel()))
         state.record = replace(state.record, done=state.record.done | 1 << index)
 
 

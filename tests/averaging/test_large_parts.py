@@ -11,10 +11,10 @@ import torch
 from peerd.averaging.exchange import Exchange
 from peerd.averaging.slice_norms import SliceNorms, is_sum_out_of_bounds
 from peerd.config.manifest import SwarmConfig
-from peerd.policy.step.ledger import missing
+from peerd.policy.step.ledger import indices, missing
 from peerd.stage.executor import Priority
 from peerd.table.record import PeerId, Phase
-from tests.averaging.rounds_group import MANIFEST, Group, whole_sum
+from tests.averaging.rounds_group import MANIFEST, Group, Member, fill, whole_sum
 from tests.tiny_run import replace_train
 
 MakeGroup = Callable[..., Group]
@@ -27,7 +27,30 @@ async def led(group: Group) -> str:
     return await group.leader(roster).rounds.lead(roster)
 
 
-@pytest.mark.parametrize("factor", [10.0, -10.0, 1000.0])
+async def end_round(group: Group, members: list[Member]) -> None:
+    """Until these members have left the round that gave no average."""
+    await group.until(lambda: all(member.state.record.phase is Phase.ACCUMULATING for member in members))
+
+
+async def done_again(group: Group, left_out: Member, factor: float = 1.0) -> int:
+    """Another member does what the one that is left out had done, each gradient times this factor, and all others average, without
+    those that are left out meanwhile. Returns after how many rounds.
+    """
+    gone, rounds = left_out, 0
+    while gone is not None:
+        others = [member for member in group.members.values() if member is not gone]
+        fill(others[rounds % len(others)].state, list(indices(gone.state.record.done)), factor)
+        del group.members[gone.peer]
+        rounds += 1
+        await led(group)
+        await group.until(lambda: all(member.rounds.open is None for member in others))  # noqa: B023 - it is used in this turn alone
+        members = {record.peer for record in group.view(others[0].peer).members(0, 0)}
+        gone = next((member for member in others if member.peer not in members), None)  # type: ignore[assignment]
+    await group.settled(Phase.AVERAGED)
+    return rounds
+
+
+@pytest.mark.parametrize("factor", [100.0, -100.0, 1000.0])
 async def test_a_part_that_is_far_too_large_is_in_no_average_and_its_member_is_left_out_of_the_step(
     make_group: MakeGroup, factor: float
 ) -> None:
@@ -35,16 +58,29 @@ async def test_a_part_that_is_far_too_large_is_in_no_average_and_its_member_is_l
     *honest, liar = group.members.values()
     liar.state.accumulator.flat.mul_(factor)
     await led(group)
-    await group.settled(Phase.ACCUMULATING)
-    finders = [member for member in honest if (liar.peer, 0) in member.host.oversized]
+    await end_round(group, honest)
+    finders = [member for member in honest if member.rounds.large._found.spared(0) == liar.state.record.done]
     assert finders
     voids = [void.peer for member in finders for void in member.state.record.voids]
     assert voids
     assert set(voids) == {liar.peer}, "a finder for whom another one has ended the round has nothing to add"
-    assert all(peer == liar.peer for member in honest for peer, _ in member.host.oversized)
-    assert [member.state.record.average_id for member in honest] == [honest[0].state.record.average_id] * 3
     assert [record.peer for record in group.view(honest[0].peer).members(0, 0)] == [member.peer for member in honest]
     assert missing(group.view(honest[0].peer), 0, 0, 6), "its microbatches are to be done again"
+    assert await done_again(group, liar) == 1
+    assert any(member.host.oversized == [(liar.peer, 0)] for member in finders)
+    assert all(set(member.host.oversized) <= {(liar.peer, 0)} for member in honest)
+
+
+async def test_gradients_that_are_so_large_at_another_member_too_cost_rounds_and_nobody_its_place(make_group: MakeGroup) -> None:
+    group = make_group(6, CERTIFIED)
+    *others, member = group.members.values()
+    member.state.accumulator.flat.mul_(100.0)
+    await led(group)
+    await end_round(group, others)
+    assert await done_again(group, member, 100.0) <= 3
+    assert 2 * sum(bool(each.host.oversized) for each in others) < len(others), "too few to leave anybody out of further steps"
+    averages = [each.average for each in group.members.values()]
+    assert all(torch.equal(average, averages[0]) for average in averages)
 
 
 async def test_a_sum_into_which_its_reducer_has_put_too_much_is_in_no_average(
@@ -63,8 +99,8 @@ async def test_a_sum_into_which_its_reducer_has_put_too_much_is_in_no_average(
 
     monkeypatch.setattr(Exchange, "_sum", inflated)
     await led(group)
-    await group.until(lambda: all(member.state.record.phase is Phase.ACCUMULATING for member in honest))  # the liar may hold it
-    found = [member for member in honest if member.host.oversized == [(liar.peer, 0)]]
+    await end_round(group, honest)  # the liar may hold it
+    found = [member for member in honest if member.rounds.large._found.spared(0) == liar.state.record.done]
     assert found
     assert {void.peer for member in found for void in member.state.record.voids} == {liar.peer}
 

@@ -275,7 +275,8 @@ class Exchange:
     def _is_too_large(self) -> bool:
         """Rule 22 (size): leave a member out whose part of the whole slice is too large, before its sum is whole. Whether one was."""
         peer, parts = self.peer, [PartSize(1000.0 if self._inflates(name) else 1.0, 1) for name in self.names]
-        found = too_large(parts, self.me, 0.0) if self.summed == self.sizes[self.me] and not peer.lies.inflates else None
+        large = too_large(parts, self.me, 0.0) if self.summed == self.sizes[self.me] and not peer.lies.inflates else []
+        found = next(iter(large), None)
         if found is None or "size" in peer.world.scenario.off or self is not peer.rounds.current:
             return False
         peer.world.counts["too large"] += 1

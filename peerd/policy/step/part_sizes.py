@@ -7,19 +7,26 @@ the reducer itself puts in, so each member looks at the sum beside its own part.
 A part that looks odd beside the others, because it is hardly there or points away from them, may be right. So nobody leaves it out, but
 it is audited more often (rule 20, audit).
 
-The mean of few gradients is noisy, so the part of a peer that has done few microbatches may be larger for each of them, by the root of how
-few. A slice may be one that hardly any microbatch has a gradient for, as the rows of rare tokens have. So it counts at least as what the
-reducer's own part would have in it if it were spread evenly.
+The mean of few gradients is noisy, so the part of a peer that has done few microbatches may be larger for each of them, by the root of
+how few. A slice may be one that hardly any microbatch has a gradient for, as the rows of rare tokens have. So it counts at least as what
+the reducer's own part would have in it if it were spread evenly.
+
+A gradient that is far larger than usual is nobody's fault. So the part of another peer, which has done the same microbatches once more, is
+not looked at, and shows whether the gradients themselves are so large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from peerd.table.record import PeerId
 
 TIMES = 4.0
 """A part is too large from so many times the median of the others on."""
+OUTLIERS = 3.0
+"""A few microbatches of a part may have far larger gradients than usual: it may be as large as if there were so many more of them."""
 WHY_TOO_LARGE = "a member's part is too large for its microbatches"
 FEWEST_MEMBERS = 3
 """A reducer knows its own part to be right. Beside it there has to be another one than the one that it looks at."""
@@ -55,34 +62,36 @@ def _usual(others: Sequence[PartSize]) -> PartSize:
 def limit_of(part: PartSize, others: Sequence[PartSize], even: float) -> float:
     """The largest norm that a part may have beside the others. `even`: the least that a microbatch counts as in this slice."""
     usual = _usual(others)
-    slack = TIMES * max(1.0, math.sqrt(usual.num_microbatches / max(1, part.num_microbatches)))
-    return slack * max(usual.each, even) * max(1, part.num_microbatches)
+    num = max(1, part.num_microbatches)
+    slack = TIMES * max(1.0, math.sqrt(usual.num_microbatches / num)) * (1.0 + OUTLIERS / num)
+    return slack * max(usual.each, even) * num
 
 
-def too_large(parts: Sequence[PartSize], me: int, even: float) -> int | None:
-    """The member whose part is the furthest above what it may be, by its place; None if none is.
+def too_large(parts: Sequence[PartSize], me: int, even: float) -> list[int]:
+    """The members whose parts are above what they may be, by their places, the one that is furthest above it first; this one may be among
+    them, if its own gradients are so large.
 
     `parts`: of a slice, in the order of the roster, this reducer's at place `me`. `even`: as in `limit_of`.
     """
-    if len(parts) < FEWEST_MEMBERS:
-        return None
-    found, most = None, 1.0
+    found = list[tuple[float, int]]()
     for place, part in enumerate(parts):
         others = _others(parts, place)
-        if place == me or len(others) < FEWEST_MEMBERS - 1:
+        if len(others) < FEWEST_MEMBERS - 1:
             continue
-        times = _times(part.norm, limit_of(part, others, even))
-        if times > most:
-            found, most = place, times
-    return found
+        times = _times(part.norm, limit_of(part, others, even if place != me else 0.0))
+        if times > 1.0:
+            found.append((-times, place))
+    return [place for _, place in sorted(found)]
 
 
 def is_sum_too_large(total: PartSize, own: PartSize, even: float) -> bool:
     """Whether a slice of a sum is too large beside one member's own part of it: its reducer puts its own part in unseen.
 
-    A sum of more microbatches is less noisy, so for each of them it is no larger. A member that has done none knows of nothing usual.
+    A sum of more microbatches is less noisy, so for each of them it is no larger, but for outliers. A member that has done none knows of
+    nothing usual.
     """
-    return own.num_microbatches > 0 and not total.each <= TIMES * max(own.each, even)
+    limit = TIMES * (1.0 + OUTLIERS / max(1, total.num_microbatches)) * max(own.each, even)
+    return own.num_microbatches > 0 and not total.each <= limit
 
 
 def _others(parts: Sequence[PartSize], place: int) -> list[PartSize]:
@@ -112,3 +121,52 @@ def _times(norm: float, limit: float) -> float:
     if norm == 0.0:
         return 0.0
     return norm / limit if limit > 0.0 and math.isfinite(norm) else math.inf
+
+
+TELLERS = 2
+"""If so many others have found a part too large, the gradients themselves may be: one could say it to have another one's part spared."""
+
+
+@dataclass(slots=True)
+class FoundLarge:
+    """What one peer has found too large in a step, or has been told of, until another peer has done the same microbatches."""
+
+    _step: int = -1
+    _done: dict[PeerId, int] = field(default_factory=dict)
+    """By peer, the bitmap of its microbatches."""
+    _told: dict[PeerId, tuple[int, set[PeerId]]] = field(default_factory=dict)
+    """The same of those that others have found, with who they are."""
+
+    def note(self, step: int, peer: PeerId, done: int) -> None:
+        """Note a peer whose part, or whose sum, was too large."""
+        self._begin(step)
+        self._done[peer] = done
+
+    def told(self, step: int, peer: PeerId, done: int, teller: PeerId) -> None:
+        """Note that another member says that it has found that."""
+        self._begin(step)
+        known, tellers = self._told.setdefault(peer, (done, set()))
+        self._told[peer] = known | done, {*tellers, teller}
+
+    def spared(self, step: int) -> int:
+        """The bitmap of microbatches of which a part may be as large as it is."""
+        if step != self._step:
+            return 0
+        found = 0
+        for done in (*self._done.values(), *(done for done, tellers in self._told.values() if len(tellers) >= TELLERS)):
+            found |= done
+        return found
+
+    def guilty(self, step: int, large: Iterable[int]) -> list[PeerId]:
+        """The peers whose microbatches others have done in this step without such large gradients. Each is told once.
+
+        `large`: the bitmaps of the parts, of a round that is done, that are too large all the same.
+        """
+        known, now = self._done if step == self._step else {}, list(large)
+        found = [peer for peer, done in known.items() if not any(done & other for other in now)]
+        self._done = {}
+        return found
+
+    def _begin(self, step: int) -> None:
+        if step != self._step:
+            self._step, self._done, self._told = step, {}, {}
