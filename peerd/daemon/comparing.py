@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -11,7 +11,7 @@ import structlog
 from peerd.background import Tasks
 from peerd.errors import BadMessageError, BusyError, RemoteError
 from peerd.policy.step.certificates import apart_from_most
-from peerd.policy.step.proving import StateVerdict, drawn, verdict
+from peerd.policy.step.proving import Opinion, StateVerdict, drawn, verdict
 from peerd.stage.download import Downloader
 from peerd.stage.sketches import Sketch, StateResidual, distances, new_seed, sketch_of
 from peerd.stage.snapshots import Downloaded
@@ -21,8 +21,6 @@ from peerd.wire.messages import Snapshot
 
 LOG = structlog.get_logger()
 ASKS_AGAIN_S, LOOK_S = 0.2, 0.1
-MOST_TRIES = 2
-"""So often all stages are downloaded where too few of their peers can be asked what they hold, before they have gone on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,47 +28,7 @@ class Compared:
     """A stage's state, and what its other peers say of it."""
 
     found: Downloaded
-    verdict: StateVerdict = StateVerdict.RIGHT
-    num_asked: int = 0
-    """Peers of the stage whose states count, those that gave this one included."""
-    givers: frozenset[PeerId] = frozenset()
-
-    def why_unproven(self, stage: int) -> str:
-        """Why the state may be false for all that the other peers of the stage say; empty if most of them hold it."""
-        match self.verdict:
-            case StateVerdict.WRONG:
-                return f"most peers of stage {stage} hold another state than {', '.join(sorted(self.givers)) or 'its donor'} gave"
-            case StateVerdict.DISPUTED:
-                return f"the peers of stage {stage} hold unlike states, and more than half hold none of them"
-            case StateVerdict.OPEN:
-                return f"too few peers of stage {stage} told in time what they hold"
-        return f"only one peer serves stage {stage}, so nobody else could confirm its state" if self.num_asked == 1 else ""
-
-
-class Acceptance:
-    """Which states somebody takes that tries to get all stages at one step."""
-
-    def __init__(self) -> None:
-        self._tries = 0
-        self._met_false = False
-        """A stage was given a false state before."""
-
-    def why_not(self, compared: Sequence[Compared], apart: str, *, is_last: bool) -> str:
-        """Why these states of all stages are not taken; empty if they are. `apart`: why they are of no one step; empty if they are.
-
-        What most of a stage contradict is never taken. Where too few could be asked in time, all is tried again: once, unless this is the
-        last time, but until they could if a stage was given a false state before.
-        """
-        false = [why for why, verdict in self._reasons(compared) if verdict is StateVerdict.WRONG]
-        self._met_false |= bool(false)
-        if false or apart:
-            return "; ".join(false) or apart
-        self._tries += 1
-        unasked = [why for why, verdict in self._reasons(compared) if verdict is StateVerdict.OPEN]
-        return "; ".join(unasked) if self._met_false or (self._tries < MOST_TRIES and not is_last) else ""
-
-    def _reasons(self, compared: Sequence[Compared]) -> list[tuple[str, StateVerdict]]:
-        return [(part.why_unproven(stage), part.verdict) for stage, part in enumerate(compared)]
+    opinion: Opinion
 
 
 class Comparing:
@@ -143,7 +101,7 @@ class Comparing:
             is_over = loop.time() >= until_s or all(peer in self._silent or peer in known for peer in self._asked)
             found_verdict = verdict(known, len(self._asked), distances(residuals), is_over=is_over) if self._asked else StateVerdict.OPEN
             if found_verdict in (StateVerdict.RIGHT, StateVerdict.WRONG) or is_over:
-                return Compared(found, found_verdict, len(self._asked), givers)
+                return Compared(found, Opinion(found_verdict, len(self._asked), givers))
             await asyncio.sleep(LOOK_S)
 
     def _residuals(self, own: Sketch, givers: frozenset[PeerId]) -> dict[PeerId, StateResidual]:

@@ -18,7 +18,7 @@ from peerd.config.manifest import Manifest
 from peerd.config.paths import cache_folder
 from peerd.control.server import Say
 from peerd.control.teller import Teller
-from peerd.daemon.comparing import Acceptance, Compared, Comparing
+from peerd.daemon.comparing import Compared, Comparing
 from peerd.daemon.peer import Peer
 from peerd.daemon.run_data import SWARM
 from peerd.data.tokenizer import tokenizer_path
@@ -26,7 +26,7 @@ from peerd.errors import StageError, TimedOutError, disk_error
 from peerd.models.chosen import Chosen
 from peerd.models.published import check_publishable
 from peerd.models.stages import whole_parameter_spec
-from peerd.policy.step.proving import PATIENCE_TIMES, StateVerdict
+from peerd.policy.step.proving import PATIENCE_TIMES, Acceptance, Opinion, StateVerdict
 from peerd.stage.export import EVALUATIONS_FILE, write_evaluations, write_export
 from peerd.stage.hf_export import write_hf_export
 from peerd.stage.snapshots import Downloaded
@@ -54,7 +54,7 @@ async def export_run(peer: Peer, folder: Path, say: Say, timeout_s: float = math
 async def _export(peer: Peer, folder: Path, say: Say, timeout_s: float, hugging_face: bool) -> Mapping[str, Any]:
     compared = await _of_one_step(peer, say, timeout_s)
     found = [part.found for part in compared]
-    unproven = [why for stage, part in enumerate(compared) if (why := part.why_unproven(stage))]
+    unproven = [why for stage, part in enumerate(compared) if (why := part.opinion.why_unproven(stage))]
     for why in unproven:
         say(f"warning: not proven: {why}")
     step = min(part.step for part in found)
@@ -100,7 +100,7 @@ async def _of_one_step(peer: Peer, say: Say, timeout_s: float) -> list[Compared]
         if not waits:
             say(f"gathering {train.num_stages} stages")
             compared, waits = await _download(peer)
-            waits = waits or trust.why_not(compared, why_apart([part.found for part in compared]), is_last=left_s <= 0)
+            waits = waits or trust.why_not([part.opinion for part in compared], why_apart(compared), is_last=left_s <= 0)
             if not waits:
                 return compared
         if left_s <= 0:
@@ -140,8 +140,9 @@ async def _download(peer: Peer) -> tuple[list[Compared], str]:
     return [task.result() for task in tasks], ""
 
 
-def why_apart(found: Sequence[Downloaded]) -> str:
+def why_apart(compared: Sequence[Compared]) -> str:
     """Return why these states have no step in common; empty if they have one."""
+    found = [part.found for part in compared]
     step = min(part.step for part in found)
     if all(part.step == step or (part.step == step + 1 and _holds(part, "previous/")) for part in found):
         return ""
@@ -156,13 +157,13 @@ async def _get(peer: Peer, stage: int) -> Compared:
     """
     record, downloader, life_s = peer.seat.state.record, peer.seat.downloader, peer.membership.view.ttl_s
     if stage == record.stage and record.phase is not Phase.JOINING:
-        return Compared(await peer.seat.snapshots.own())
+        return Compared(await peer.seat.snapshots.own(), Opinion())
     if not peer.place.manifest.swarm.certifies:
-        return Compared(await downloader.download(stage))
+        return Compared(await downloader.download(stage), Opinion())
     found = await Comparing(downloader, peer.membership.live, stage, PATIENCE_TIMES * max(LEAST_PATIENCE_S, life_s)).download()
-    if found.verdict is StateVerdict.WRONG:
-        LOG.warning("a stage's state is refused", stage=stage, reason=found.why_unproven(stage))
-        downloader.distrust(found.givers, CONDEMNED_LIVES * life_s)
+    if found.opinion.verdict is StateVerdict.WRONG:
+        LOG.warning("a stage's state is refused", stage=stage, reason=found.opinion.why_unproven(stage))
+        downloader.distrust(found.opinion.givers, CONDEMNED_LIVES * life_s)
     return found
 
 

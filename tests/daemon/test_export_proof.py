@@ -148,9 +148,9 @@ async def test_hole_72_what_a_lying_donor_gives_is_in_no_export() -> None:
         swarm.gives_later = "b"
         own, found = await swarm.gather()
         assert FALSE in swarm.said
-        assert (own.verdict, found.verdict, found.num_asked) == (StateVerdict.RIGHT, StateVerdict.RIGHT, 3)
+        assert (own.opinion.verdict, found.opinion.verdict, found.opinion.num_asked) == (StateVerdict.RIGHT, StateVerdict.RIGHT, 3)
         assert is_honest(swarm, found)
-        assert [part.why_unproven(stage) for stage, part in enumerate((own, found))] == ["", ""]
+        assert [part.opinion.why_unproven(stage) for stage, part in enumerate((own, found))] == ["", ""]
 
 
 async def test_hole_72_while_only_the_liar_gives_a_state_there_is_no_export() -> None:
@@ -166,7 +166,7 @@ async def test_where_most_offer_one_state_it_is_taken_though_nobody_tells_a_sket
         for donor in swarm.donors.values():
             donor.tells = False
         _own, found = await swarm.gather()
-        assert (found.verdict, found.givers) == (StateVerdict.RIGHT, {"b", "c"})
+        assert (found.opinion.verdict, found.opinion.givers) == (StateVerdict.RIGHT, {"b", "c"})
         assert is_honest(swarm, found)
 
 
@@ -180,7 +180,7 @@ async def test_where_most_offer_one_state_it_is_taken_though_nobody_tells_a_sket
 async def test_an_export_says_where_nobody_can_know(off: dict[str, float], why: str) -> None:
     with swarm_of(**off) as swarm:
         _own, found = await swarm.gather()
-        assert found.why_unproven(1) == why
+        assert found.opinion.why_unproven(1) == why
 
 
 async def test_a_stage_that_has_gone_on_before_it_was_asked_is_downloaded_once_more_and_then_said_to_be_unproven() -> None:
@@ -197,5 +197,5 @@ async def test_a_stage_that_has_gone_on_before_it_was_asked_is_downloaded_once_m
         staying = asyncio.ensure_future(stays())
         _own, found = await swarm.gather()
         staying.cancel()
-        assert found.why_unproven(1) == "too few peers of stage 1 told in time what they hold"
+        assert found.opinion.why_unproven(1) == "too few peers of stage 1 told in time what they hold"
         assert sum("gathering" in text for text in swarm.said) == 2

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerd.policy.step.proving import MOST_APART, MOST_ASKED, TIMES_APART, TOLERANCE, Distance, Proof, StateVerdict, verdict
+from peerd.policy.step.proving import (
+    MOST_APART,
+    MOST_ASKED,
+    TIMES_APART,
+    TOLERANCE,
+    Acceptance,
+    Distance,
+    Opinion,
+    Proof,
+    StateVerdict,
+    verdict,
+)
 from peerd.table.record import PeerId, PeerRecord
 
 FALSE = 0.1
@@ -113,3 +124,52 @@ def test_a_large_stage_is_asked_in_part_and_each_joiner_draws_others() -> None:
     drawn = [Proof([], bytes([number]), 0.0, 5.0).asked(mates(100)) for number in range(2)]
     assert [len(each) for each in drawn] == [MOST_ASKED, MOST_ASKED]
     assert drawn[0] != drawn[1]
+
+
+RIGHT, WRONG, OPEN, DISPUTED = (Opinion(each, 3, frozenset({PeerId("a")})) for each in StateVerdict)
+
+
+def why_not(acceptance: Acceptance, *opinions: Opinion, apart: str = "", is_last: bool = False) -> str:
+    return acceptance.why_not(opinions, apart, is_last=is_last)
+
+
+def test_an_export_takes_what_most_hold_and_what_nobody_can_judge_and_never_what_most_contradict() -> None:
+    acceptance = Acceptance()
+    assert why_not(acceptance, RIGHT, Opinion(), DISPUTED) == ""
+    assert why_not(acceptance, RIGHT, apart="caught at different steps") == "caught at different steps"
+    for is_last in (False, True):
+        told = why_not(acceptance, WRONG, RIGHT, Opinion(StateVerdict.WRONG), OPEN, apart="caught at different steps", is_last=is_last)
+        assert told == (
+            "most peers of stage 0 hold another state than a gave; most peers of stage 2 hold another state than its donor gave"
+        ), "why it is false comes before all else"
+
+
+def test_where_too_few_could_be_asked_an_export_tries_once_more_unless_its_time_is_up() -> None:
+    acceptance = Acceptance()
+    assert why_not(acceptance, RIGHT, OPEN, apart="caught at different steps")
+    assert why_not(acceptance, RIGHT, OPEN) == "too few peers of stage 1 told in time what they hold", "that they were apart was no try"
+    assert why_not(acceptance, RIGHT, OPEN) == ""
+    assert why_not(Acceptance(), OPEN, is_last=True) == ""
+
+
+def test_after_a_false_state_an_export_tries_until_enough_could_be_asked() -> None:
+    acceptance = Acceptance()
+    assert why_not(acceptance, WRONG)
+    for _ in range(5):
+        assert why_not(acceptance, OPEN, is_last=True)
+    assert why_not(acceptance, RIGHT) == ""
+
+
+@pytest.mark.parametrize(
+    ("opinion", "why"),
+    [
+        (Opinion(), ""),
+        (Opinion(StateVerdict.RIGHT, 2), ""),
+        (Opinion(StateVerdict.RIGHT, 1), "only one peer serves stage 4, so nobody else could confirm its state"),
+        (Opinion(StateVerdict.WRONG, 3, frozenset({PeerId("b"), PeerId("a")})), "most peers of stage 4 hold another state than a, b gave"),
+        (DISPUTED, "the peers of stage 4 hold unlike states, and more than half hold none of them"),
+        (OPEN, "too few peers of stage 4 told in time what they hold"),
+    ],
+)
+def test_an_export_says_why_a_state_is_not_proven(opinion: Opinion, why: str) -> None:
+    assert opinion.why_unproven(4) == why

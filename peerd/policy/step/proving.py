@@ -12,6 +12,7 @@ and the joiner may be off them by about as much.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from peerd.policy.hashing import digest
@@ -35,6 +36,9 @@ PATIENCE_TIMES = 2.0
 
 BUSY_TIMES = 8.0
 """One that says that it tells others just now is waited for so many times as long, or for so many of its pauses where states are large."""
+
+MOST_TRIES = 2
+"""All stages are downloaded at most so often for an export because too few peers of one could be asked before they went on."""
 
 Distance = Callable[[PeerId | None, PeerId | None], float]
 """How far two states are apart, each of a mate, or this joiner's own (None)."""
@@ -122,3 +126,49 @@ class Proof:
         if found is StateVerdict.OPEN and is_over:
             return StateVerdict.WRONG
         return StateVerdict.OPEN if found is StateVerdict.DISPUTED and not is_over else found
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """What the other peers of a stage say of a state that was downloaded and is not to be served: for an export."""
+
+    verdict: StateVerdict = StateVerdict.RIGHT
+    num_asked: int = 0
+    """Peers of the stage whose states count, those that gave this one included."""
+    givers: frozenset[PeerId] = frozenset()
+
+    def why_unproven(self, stage: int) -> str:
+        """Why the state may be false for all that the other peers of the stage say; empty if most of them hold it."""
+        match self.verdict:
+            case StateVerdict.WRONG:
+                return f"most peers of stage {stage} hold another state than {', '.join(sorted(self.givers)) or 'its donor'} gave"
+            case StateVerdict.DISPUTED:
+                return f"the peers of stage {stage} hold unlike states, and more than half hold none of them"
+            case StateVerdict.OPEN:
+                return f"too few peers of stage {stage} told in time what they hold"
+        return f"only one peer serves stage {stage}, so nobody else could confirm its state" if self.num_asked == 1 else ""
+
+
+class Acceptance:
+    """Which states an export takes, as it tries to get all stages at one step."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+        self._met_false = False
+        """A stage was given a false state before."""
+
+    def why_not(self, opinions: Sequence[Opinion], apart: str, *, is_last: bool) -> str:
+        """Why these states of all stages are not taken; empty if they are. `apart`: why they are of no one step; empty if they are.
+
+        What most of a stage contradict is never taken. Where too few could be asked in time, all is tried again: once, unless this is the
+        last time, but until they could if a stage was given a false state before.
+        """
+        false = self._reasons(opinions, StateVerdict.WRONG)
+        self._met_false |= bool(false)
+        if false or apart:
+            return false or apart
+        self._tries += 1
+        return self._reasons(opinions, StateVerdict.OPEN) if self._met_false or (self._tries < MOST_TRIES and not is_last) else ""
+
+    def _reasons(self, opinions: Sequence[Opinion], found: StateVerdict) -> str:
+        return "; ".join(each.why_unproven(stage) for stage, each in enumerate(opinions) if each.verdict is found)
