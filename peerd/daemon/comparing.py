@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from peerd.background import Tasks
-from peerd.errors import BadMessageError, BusyError, RemoteError
+from peerd.errors import BadMessageError
 from peerd.policy.step.certificates import apart_from_most
 from peerd.policy.step.proving import Opinion, StateVerdict, drawn, verdict
 from peerd.stage.download import Downloader
@@ -20,7 +20,7 @@ from peerd.table.view import LiveView
 from peerd.wire.messages import Snapshot
 
 LOG = structlog.get_logger()
-ASKS_AGAIN_S, LOOK_S = 0.2, 0.1
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +72,15 @@ class Comparing:
     async def _ask(self, peer: PeerId, step: int, seed: bytes) -> None:
         """Ask until it tells its state of this step. One that is past it, or refuses, is silent."""
         while True:
-            pause_s = ASKS_AGAIN_S
-            try:
-                told, sums = await self._downloader.sketch(peer, self._stage, seed, previous=False)
-                if told >= step:
-                    break
-            except BusyError as error:
-                pause_s = max(pause_s, error.retry_after_s or 0.0)
-            except RemoteError as error:
-                LOG.debug("a peer did not tell what state it holds", peer=peer, error=error.message)
-                told, sums = -1, b""
+            answer = await self._downloader.sketch(peer, self._stage, seed)
+            told = answer.told
+            if not answer.is_busy and (told is None or told[0] >= step):
                 break
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(answer.again_s)
         if seed != self._seed:
             return
-        if told == step:
-            self._sums[peer] = sums
+        if told is not None and told[0] == step:
+            self._sums[peer] = told[1]
         else:
             self._silent.add(peer)
 

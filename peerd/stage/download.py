@@ -26,9 +26,23 @@ LOOK_S = 1.0
 """How often a download looks for more donors."""
 LEAST_WAIT_S = 1.0
 """The shortest pause before a donor that is busy is asked again."""
+SKETCH_AGAIN_S = 0.2
+"""The shortest pause before a peer is asked for a sketch again."""
 Candidates = Callable[[LiveView, frozenset[PeerId]], list[PeerRecord]]
 MostBytes = Callable[[int, bool], int]
 """How large the state of a stage can be; with True, that of its copy of a tied weight alone (`most_state_bytes`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SketchAnswer:
+    """What a peer answers that is asked for the sketch of its state."""
+
+    told: tuple[int, bytes] | None
+    """Its step, and the sums."""
+    again_s: float
+    """For how long it is not asked again."""
+    is_busy: bool = False
+    """It tells none now, and will later."""
 
 
 class Downloader:
@@ -109,13 +123,16 @@ class Downloader:
             self.previous_s = (clock_s() - self._began_s) * partial.header.previous_bytes / partial.landing.num_bytes
         return found
 
-    async def sketch(self, peer: PeerId, stage: int, seed: bytes, previous: bool) -> tuple[int, bytes]:
-        """Ask a mate for the sketch of the state that it holds, or of the previous parameters. Returns its step, and the sums.
-
-        Raises RemoteError.
-        """
-        told = await self._client.sketch(peer, stage, seed, previous, self._patience_s)
-        return told.step, told.sums
+    async def sketch(self, peer: PeerId, stage: int, seed: bytes, previous: bool = False) -> SketchAnswer:
+        """Ask a peer for the sketch of the state that it holds, or of the previous parameters."""
+        try:
+            told = await self._client.sketch(peer, stage, seed, previous, self._patience_s)
+            return SketchAnswer((told.step, told.sums), SKETCH_AGAIN_S)
+        except BusyError as error:
+            return SketchAnswer(None, max(SKETCH_AGAIN_S, error.retry_after_s), is_busy=True)
+        except RemoteError as error:
+            LOG.debug("a peer did not tell what state it holds", peer=peer, error=error.message)
+            return SketchAnswer(None, SKETCH_AGAIN_S)
 
     def is_of_most(self, stage: int) -> bool:
         """Whether more than half of a stage have offered what the last download brought; where the run does not certify, always."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 
 from peerd.background import Tasks
-from peerd.errors import BadMessageError, BusyError, RemoteError
+from peerd.errors import BadMessageError
 from peerd.policy.step.certifying import mates_to_follow
 from peerd.policy.step.joining import JoinPlan
 from peerd.policy.step.proving import DISPUTE_REMEDY, Proof, StateVerdict, why_disputed
@@ -23,7 +23,7 @@ from peerd.table.record import PeerId, Phase
 from peerd.table.swarm_view import CONDEMNED_LIVES
 
 LOG = structlog.get_logger()
-ASKS_AGAIN_S, LEAST_PATIENCE_S = 0.2, 5.0
+LEAST_PATIENCE_S = 5.0
 MOST_KEPT = 64
 """Own sketches that a joiner keeps, of the steps through which it catches up."""
 
@@ -168,16 +168,10 @@ class Proving:
             self._tasks.start(self._ask(mate, proof))
 
     async def _ask(self, mate: PeerId, proof: Proof) -> None:
-        pause_s, is_busy = ASKS_AGAIN_S, False
-        try:
-            told = await self._downloader.sketch(mate, self._state.record.stage, self._seed, self._previous)
-            if proof is self._proof:
-                self._told[mate] = told
-        except BusyError as error:
-            pause_s, is_busy = max(pause_s, error.retry_after_s or 0.0), True
-        except RemoteError as error:
-            LOG.debug("a mate did not tell what state it holds", mate=mate, error=error.message)
+        answer = await self._downloader.sketch(mate, self._state.record.stage, self._seed, self._previous)
         if proof is self._proof:
-            (self._busy.add if is_busy else self._busy.discard)(mate)
-            self._next_ask_s[mate] = clock_s() + pause_s
+            if answer.told is not None:
+                self._told[mate] = answer.told
+            (self._busy.add if answer.is_busy else self._busy.discard)(mate)
+            self._next_ask_s[mate] = clock_s() + answer.again_s
             self._membership.wake()

@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from peerd.daemon import comparing, export
+from peerd.daemon import export
 from peerd.daemon.comparing import Compared
 from peerd.errors import BusyError, TimedOutError, WrongStateError
 from peerd.policy.step.following import Followers
 from peerd.policy.step.proving import StateVerdict
+from peerd.stage import download
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor
 from peerd.stage.snapshots import SnapshotServer
@@ -120,7 +121,7 @@ class Swarm:
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "LEAST_PATIENCE_S", 0.5)
-    monkeypatch.setattr(comparing, "ASKS_AGAIN_S", 0.01)
+    monkeypatch.setattr(download, "SKETCH_AGAIN_S", 0.01)
 
 
 @contextlib.contextmanager

@@ -11,11 +11,10 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from peerd.errors import BusyError, PeerGoneError
 from peerd.policy.step.joining import JoinPlan
 from peerd.policy.step.situation import OwnState, Situation, StepRules
+from peerd.stage.download import SketchAnswer
 from peerd.stage.sketches import sketch_of
-from peerd.step import proving
 from peerd.step.proving import Proving
 from peerd.swarm.clock import clock_s
 from peerd.table.record import PeerId, Phase
@@ -49,13 +48,13 @@ class Stage:
     def own_sketch(self, record: Any, seed: bytes, _previous: bool) -> Any:
         return sketch_of({"parameters/w": self.own_factor * (FIRST + record.step * UPDATE)}, seed)
 
-    async def sketch(self, mate: PeerId, _stage: int, seed: bytes, _previous: bool) -> tuple[int, bytes]:
+    async def sketch(self, mate: PeerId, _stage: int, seed: bytes, _previous: bool) -> SketchAnswer:
         self.asked.append(mate)
-        if mate in self.busy:
-            raise BusyError("a pass runs", 0.01)
-        if mate in self.gone:
-            raise PeerGoneError("gone")
-        return self.steps[mate], sketch_of({"parameters/w": self.factors[mate] * (FIRST + self.steps[mate] * UPDATE)}, seed).to_bytes()
+        if mate in self.busy | self.gone:
+            return SketchAnswer(None, 0.0, is_busy=mate in self.busy)
+        step = self.steps[mate]
+        sums = sketch_of({"parameters/w": self.factors[mate] * (FIRST + step * UPDATE)}, seed).to_bytes()
+        return SketchAnswer((step, sums), 0.0)
 
     async def look(self, after_s: float = 0.0) -> OwnState:
         """What is known once all that were asked have answered."""
@@ -112,8 +111,7 @@ async def test_a_liar_that_is_not_the_giver_changes_nothing() -> None:
     assert await stage.look() == OwnState(record=stage.record)
 
 
-async def test_a_mate_that_is_busy_is_asked_again_and_one_that_is_gone_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proving, "ASKS_AGAIN_S", 0.0)
+async def test_a_mate_that_is_busy_is_asked_again_and_one_that_is_gone_is_not_waited_for_long() -> None:
     stage = Stage({"a": 5, "b": 5}, {"a": 1.0, "b": 1.0}, own_step=5)
     stage.busy = {"b"}
     stage.proving.begin()
@@ -164,8 +162,7 @@ async def test_a_dispute_ends_once_one_of_the_two_is_gone(gone: str, is_right: b
     assert stage.proving.disputed == ""
 
 
-async def test_hole_74_the_word_of_a_lying_giver_is_not_enough_while_its_mates_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proving, "ASKS_AGAIN_S", 0.0)
+async def test_hole_74_the_word_of_a_lying_giver_is_not_enough_while_its_mates_are_busy() -> None:
     stage = Stage({"a": 5, "b": 5, "c": 5}, {"a": FALSE, "b": 1.0, "c": 1.0}, own_step=5)
     stage.busy = {"b", "c"}
     stage.proving.begin()
