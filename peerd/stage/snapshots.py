@@ -15,7 +15,7 @@ from torch import Tensor
 from peerd.background import start
 from peerd.errors import BusyError, NotFiniteError, PeerdError, WrongStateError
 from peerd.policy.step.following import Followers
-from peerd.policy.step.sketching import SketchTurns
+from peerd.policy.step.sketching import MAKING_S, SketchTurns
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.history import HistoryEntry, history_json
 from peerd.stage.leases import Lease
@@ -37,7 +37,8 @@ MOST_COPIES = 2
 SHARED_STEPS = 2
 """A joiner that no copy can be made for gets one that is so many steps old. The averages since then are kept for an earlier joiner."""
 WAIT_SHARE, ASK_AGAIN_S = 0.5, 1.0
-"""A copy is made between two passes, which may take minutes. A joiner waits for this share of its patience, and then asks again."""
+"""Copies and sketches are made between two passes, which may take minutes. A joiner waits for this share of its patience, and then asks
+again."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -135,6 +136,8 @@ class SnapshotServer:
         """The last copy of the whole state, while it is in use."""
         self._making = asyncio.Lock()
         self._sketching = SketchTurns()
+        self._sketches: dict[tuple[PeerId, int, bytes, bool], asyncio.Task[ToldSketch]] = {}
+        """By who has asked for what, until it is told or nobody comes for it."""
         self._under_way: dict[tuple[int, bool, bool], asyncio.Task[tuple[_Copy, CutFile]]] = {}
         """By stage and kind, the making of a copy, until somebody has taken it."""
 
@@ -238,13 +241,29 @@ class SnapshotServer:
     async def sketch(self, asker: PeerId, stage: int, seed: bytes, previous: bool = False) -> ToldSketch:
         """The sketch of this peer's state, or of the previous parameters, under a joiner's seed.
 
-        Sketches take a small share of the time, however many joiners ask, and each of these gets its turn.
+        Sketches take a small share of the time, however many joiners ask, and each of these gets its turn. Raises BusyError until it has
+        come, and while the sketch takes long to make: who asks for the same one again gets it.
         """
-        if (wait_s := self._sketching.wait_s(asker, clock_s())) > 0:
-            raise BusyError("this peer tells others of its state just now", wait_s)
-        self._sketching.begins()
-        # The task outlives the call: a caller that hangs up must not get another sketch made before the time of this one is counted.
-        return await asyncio.shield(start(self._make_sketch(stage, seed, previous), expects=(PeerdError,)))
+        key = asker, stage, seed, previous
+        if key not in self._sketches:
+            if (wait_s := self._sketching.wait_s(asker, clock_s())) > 0:
+                raise BusyError("this peer tells others of its state just now", wait_s)
+            self._sketching.begins()
+            # The task outlives the call: a caller that hangs up must not get another sketch made before the time of this one is counted.
+            self._sketches[key] = start(self._make_sketch(stage, seed, previous), expects=(PeerdError,))
+            self._sketches[key].add_done_callback(
+                lambda made: asyncio.get_running_loop().call_later(self._patience_s, self._forget_sketch, key, made)
+            )
+        making = self._sketches[key]
+        await asyncio.wait({making}, timeout=WAIT_SHARE * self._patience_s)
+        if not making.done():
+            raise BusyError("this peer makes the sketch as soon as the pass under way is over", MAKING_S)
+        self._forget_sketch(key, making)
+        return making.result()
+
+    def _forget_sketch(self, key: tuple[PeerId, int, bytes, bool], made: asyncio.Task[ToldSketch]) -> None:
+        if self._sketches.get(key) is made:
+            del self._sketches[key]
 
     async def _make_sketch(self, stage: int, seed: bytes, previous: bool) -> ToldSketch:
         took_s = 0.0

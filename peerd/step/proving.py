@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -164,7 +165,7 @@ class Proving:
         elif told is not None and told[0] > max(self._own):
             return  # this joiner gets there
         if clock_s() >= self._next_ask_s.get(mate, 0.0):
-            self._next_ask_s[mate] = clock_s() + LEAST_PATIENCE_S
+            self._next_ask_s[mate] = math.inf  # until it has answered
             self._tasks.start(self._ask(mate, proof))
 
     async def _ask(self, mate: PeerId, proof: Proof) -> None:

@@ -15,6 +15,7 @@ from peerd.policy.step.joining import JoinPlan
 from peerd.policy.step.situation import OwnState, Situation, StepRules
 from peerd.stage.download import SketchAnswer
 from peerd.stage.sketches import sketch_of
+from peerd.step import proving
 from peerd.step.proving import Proving
 from peerd.swarm.clock import clock_s
 from peerd.table.record import PeerId, Phase
@@ -32,6 +33,8 @@ class Stage:
         self.steps, self.factors, self.own_factor = steps, factors, factors["a"]
         self.busy: set[str] = set()
         self.gone: set[str] = set()
+        self.slow: set[str] = set()
+        """They have not answered yet."""
         self.asked: list[str] = []
         self.record = member("me", step=own_step, phase=Phase.JOINING)
         downloader: Any = SimpleNamespace(
@@ -50,6 +53,8 @@ class Stage:
 
     async def sketch(self, mate: PeerId, _stage: int, seed: bytes, _previous: bool) -> SketchAnswer:
         self.asked.append(mate)
+        if mate in self.slow:
+            await asyncio.Event().wait()
         if mate in self.busy | self.gone:
             return SketchAnswer(None, 0.0, is_busy=mate in self.busy)
         step = self.steps[mate]
@@ -119,6 +124,17 @@ async def test_a_mate_that_is_busy_is_asked_again_and_one_that_is_gone_is_not_wa
     stage.busy, stage.gone = set(), {"b"}
     assert (await stage.look()).unproven
     assert not (await stage.look(after_s=60.0)).unproven
+
+
+async def test_a_mate_is_asked_once_until_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be making the sketch. If it was asked again for the next one, others would wait for that."""
+    stage = Stage({"a": 5, "b": 5}, {"a": 1.0, "b": 1.0}, own_step=5)
+    stage.slow = {"b"}
+    stage.proving.begin()
+    await stage.look()
+    monkeypatch.setattr(proving, "clock_s", lambda: clock_s() + 60.0)
+    await stage.look()
+    assert stage.asked == ["b"]
 
 
 async def test_a_state_ahead_of_all_mates_is_given_up_after_a_while() -> None:
