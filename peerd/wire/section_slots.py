@@ -15,35 +15,34 @@ MOST_OF_OTHERS = 1
 """Sections on their way to peers that do not serve this stage, all together: only a mate that is new here needs one."""
 
 
-class SectionSlots:
-    """Each section that is given takes a slot, as long as it waits for this peer's line.
+class SectionSlot:
+    """The slot of one section that is given."""
 
-    One whose receiver lets this peer wait most of the time takes none: the line is free for others meanwhile (hole 75).
-    """
+    lending: Lending | None = None
+    """None while the section is looked for."""
+
+    @property
+    def is_taken(self) -> bool:
+        """False while the receiver lets this peer wait most of the time: the line is free for others meanwhile (hole 75)."""
+        return self.lending is None or not self.lending.is_idle
+
+
+class SectionSlots:
+    """Each section that is given takes a slot, as long as it waits for this peer's line."""
 
     def __init__(self, mates: Callable[[], Collection[PeerId]]) -> None:
         self._each = FewEach(lambda caller: caller in mates())
-        self._given: list[Lending] = []
-        self._num_begun = 0
-        """Those that are looked for, and not lent yet."""
+        self._slots: list[SectionSlot] = []
 
     @contextlib.contextmanager
-    def by(self, caller: PeerId) -> Iterator[Callable[[Lending], None]]:
-        """Give a section to a caller while the block runs, which tells what is lent. Raises BusyError if no slot is free for it."""
+    def by(self, caller: PeerId) -> Iterator[SectionSlot]:
+        """A slot for a section that is given to a caller while the block runs. Raises BusyError if none is free for it."""
         with self._each.by(caller, SECTIONS_AT_ONCE, MOST_OF_OTHERS) as may_take:
-            if not may_take or self._num_begun + sum(not lending.is_idle for lending in self._given) >= SECTIONS_AT_ONCE:
+            if not may_take or sum(slot.is_taken for slot in self._slots) >= SECTIONS_AT_ONCE:
                 raise BusyError("this peer gives sections to others just now")
-            lent = list[Lending]()
-            self._num_begun += 1
-
-            def lends(lending: Lending) -> None:
-                lent.append(lending)
-                self._given.append(lending)
-                self._num_begun -= 1
-
+            slot = SectionSlot()
+            self._slots.append(slot)
             try:
-                yield lends
+                yield slot
             finally:
-                self._num_begun -= not lent
-                for lending in lent:
-                    self._given.remove(lending)
+                self._slots.remove(slot)

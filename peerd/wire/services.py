@@ -307,12 +307,12 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
         async with self._door.answering(context) as caller:
             request = await self._door.first_of_run(requests)
             section = request.section if request.HasField("section") else None
-            with self._sections.by(caller) if section is not None else contextlib.nullcontext() as lends:
+            with self._sections.by(caller) if section is not None else contextlib.nullcontext() as slot:
                 average, file, is_urgent = await self._handler.get_average(request.stage, request.step, section)
                 with Lending(file, self._door.patience_s) as lending:
                     del file
-                    if lends is not None:
-                        lends(lending)
+                    if slot is not None:
+                        slot.lending = lending
                     yield averaging_pb2.AverageMessage(header=rosters.average_to(average))
                     while (chunk := await lending.next(requests)) is not None:
                         if is_urgent:

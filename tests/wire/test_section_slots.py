@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from peerd.errors import BusyError
+from peerd.errors import BusyError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.link.traffic import Traffic
 from peerd.policy.step.roster import Roster
@@ -30,19 +30,33 @@ DATA = bytes(3 * CHUNK_BYTES + 7)
 
 
 class Sections:
-    """Gives sections of an average to the mates of its stage."""
+    """Gives sections of an average to the mates of its stage, while it has any."""
+
+    def __init__(self) -> None:
+        self.finds = asyncio.Event()
+        """Set while it finds at once what is asked for."""
+        self.finds.set()
+        self.num_asked, self.has_any = 0, True
 
     def mates(self) -> list[PeerId]:
         return [LIAR, MATE]
 
     async def get_average(self, _stage: int, _step: int, _section: int | None) -> tuple[Average, CutFile, bool]:
+        self.num_asked += 1
+        await self.finds.wait()
+        if not self.has_any:
+            raise WrongStateError("this peer holds no such section")
         file = CutFile((DATA,), chunk_bytes=CHUNK_BYTES)
         return Average(Roster(1, 2, 0, PeerId("a"), ()), Lineage(), file.num_bytes, chunk_hashes=file.hashes()), file, True
 
 
 @pytest.fixture
-async def served() -> AsyncIterator[Served]:
-    giver: Any = Sections()
+def giver() -> Sections:
+    return Sections()
+
+
+@pytest.fixture
+async def served(giver: Any) -> AsyncIterator[Served]:
     async with serving([AveragingServicer(Door(RUN, PATIENCE_S, Traffic()), giver)]) as served:
         yield served
 
@@ -56,13 +70,16 @@ async def holds(stack: contextlib.AsyncExitStack, served: Served, caller: PeerId
     await stack.enter_async_context(section(served, caller))
 
 
+async def gets_at_once(served: Served, caller: PeerId) -> None:
+    async with section(served, caller) as opened:
+        assert await whole_of(opened) == DATA
+
+
 async def gets(served: Served, caller: PeerId) -> None:
     """Ask for a section until it comes."""
     while True:
         with contextlib.suppress(BusyError):
-            async with section(served, caller) as opened:
-                assert await whole_of(opened) == DATA
-                return
+            return await gets_at_once(served, caller)
         await asyncio.sleep(0)
 
 
@@ -88,9 +105,31 @@ async def test_hole_75_peers_of_other_stages_have_one_section_all_together(serve
 
 
 async def test_while_the_line_is_in_use_few_sections_are_given(served: Served) -> None:
-    """Those that have just begun count, also before their first chunk is asked for."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(SECTIONS_AT_ONCE):
             await holds(stack, served, LIAR)
         with pytest.raises(BusyError, match="gives sections to others"):
             await holds(stack, served, MATE)
+
+
+async def test_sections_that_are_still_looked_for_count(giver: Sections, served: Served) -> None:
+    giver.finds.clear()
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S / 2):
+        begun = [asyncio.ensure_future(holds(stack, served, LIAR)) for _ in range(SECTIONS_AT_ONCE)]
+        while giver.num_asked < SECTIONS_AT_ONCE:  # noqa: ASYNC110 - a call that has come sets no event
+            await asyncio.sleep(0.01)
+        with pytest.raises(BusyError, match="gives sections to others"):
+            await holds(stack, served, MATE)
+        giver.finds.set()
+        await asyncio.gather(*begun)
+
+
+async def test_a_slot_is_free_again_once_its_section_is_given_or_was_not_found(giver: Sections, served: Served) -> None:
+    for _ in range(SECTIONS_AT_ONCE + 1):
+        await gets_at_once(served, MATE)
+    giver.has_any = False
+    for _ in range(SECTIONS_AT_ONCE + 1):
+        with pytest.raises(WrongStateError):
+            await gets_at_once(served, MATE)
+    giver.has_any = True
+    await gets_at_once(served, MATE)
