@@ -47,6 +47,11 @@ class Uplink:
         """Whether nothing of training leaves now, as far as the line's rate is known."""
         return not self._use.num_exchanges and self._use.wait_s(self._clock()) <= 0
 
+    @property
+    def empty_at_s(self) -> float:
+        """When all that was given to the line so far will have left, as far as its rate is known."""
+        return self._use.idle_s
+
     @contextlib.contextmanager
     def receiving(self, receiver: Hashable) -> Iterator[None]:
         """Somebody receives a file chunk by chunk while the block runs. Raises BusyError where the line has no room for one more."""

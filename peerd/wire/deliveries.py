@@ -7,6 +7,7 @@ few slots for as long as it likes.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Self
@@ -114,6 +115,7 @@ class Lending(Watch):
         self._waited_s = 0.0
         """For its requests, the present one left out."""
         self._waits_since_s: float | None = None
+        self._leaves_by_s = -math.inf
         self.is_whole = False
         """Whether the receiver has said that it needs no more."""
 
@@ -131,8 +133,12 @@ class Lending(Watch):
     def is_idle(self) -> bool:
         """Whether this peer has waited most of the time for the receiver to ask for something."""
         now_s = time.monotonic()
-        waited_s = self._waited_s + (now_s - self._waits_since_s if self._waits_since_s is not None else 0.0)
+        waited_s = self._waited_s + (max(0.0, now_s - self._waits_since_s) if self._waits_since_s is not None else 0.0)
         return waited_s > max(LEAST_WAIT_S, (now_s - self._began_s) / 2)
+
+    def leaves_by(self, when_s: float) -> None:
+        """By then all that was sent will have left this peer (`time.monotonic`). Until then it does not wait for the receiver."""
+        self._leaves_by_s = when_s
 
     def chunk(self, number: int) -> bytes:
         """One chunk, which is sent now. Raises PeerGoneError if the receiver has stalled, BadMessageError if it asks for no chunk of the
@@ -143,11 +149,11 @@ class Lending(Watch):
 
     async def next(self, requests: AsyncIterator[Any]) -> bytes | None:
         """The chunk that the receiver asks for next; None: it needs no more. Raises as `read`."""
-        self._waits_since_s = began_s = time.monotonic()
+        self._waits_since_s = since_s = max(time.monotonic(), self._leaves_by_s)
         try:
             asked = await next_within(requests, self.allowed_s(0))
         finally:
-            self._waited_s, self._waits_since_s = self._waited_s + time.monotonic() - began_s, None
+            self._waited_s, self._waits_since_s = self._waited_s + max(0.0, time.monotonic() - since_s), None
         if asked is None:
             self.is_whole = True
             return None

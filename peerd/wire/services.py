@@ -306,7 +306,7 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
     ) -> AsyncIterator[averaging_pb2.AverageMessage]:
         async with self._door.answering(context) as caller:
             request = await self._door.first_of_run(requests)
-            section = request.section if request.HasField("section") else None
+            section, uplink = request.section if request.HasField("section") else None, self._door.traffic.uplink
             with self._sections.by(caller) if section is not None else contextlib.nullcontext() as slot:
                 average, file, is_urgent = await self._handler.get_average(request.stage, request.step, section)
                 with Lending(file, self._door.patience_s) as lending:
@@ -316,9 +316,10 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
                     yield averaging_pb2.AverageMessage(header=rosters.average_to(average))
                     while (chunk := await lending.next(requests)) is not None:
                         if is_urgent:
-                            self._door.traffic.uplink.sends(len(chunk))
+                            uplink.sends(len(chunk))
                         else:
-                            await self._door.traffic.uplink.turn(len(chunk))
+                            await uplink.turn(len(chunk))
+                        lending.leaves_by(uplink.empty_at_s)
                         yield averaging_pb2.AverageMessage(chunk=chunk)
                         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, len(chunk))
 

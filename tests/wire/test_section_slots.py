@@ -12,6 +12,7 @@ import pytest
 from peerd.errors import BusyError, WrongStateError
 from peerd.link.links import CHUNK_BYTES
 from peerd.link.traffic import Traffic
+from peerd.link.uplink import Uplink
 from peerd.policy.step.roster import Roster
 from peerd.policy.step.sections import SECTIONS_AT_ONCE
 from peerd.table.record import Lineage, PeerId
@@ -36,7 +37,7 @@ class Sections:
         self.finds = asyncio.Event()
         """Set while it finds at once what is asked for."""
         self.finds.set()
-        self.num_asked, self.has_any = 0, True
+        self.num_asked, self.has_any, self.is_urgent = 0, True, True
 
     def mates(self) -> list[PeerId]:
         return [LIAR, MATE]
@@ -47,7 +48,7 @@ class Sections:
         if not self.has_any:
             raise WrongStateError("this peer holds no such section")
         file = CutFile((DATA,), chunk_bytes=CHUNK_BYTES)
-        return Average(Roster(1, 2, 0, PeerId("a"), ()), Lineage(), file.num_bytes, chunk_hashes=file.hashes()), file, True
+        return Average(Roster(1, 2, 0, PeerId("a"), ()), Lineage(), file.num_bytes, chunk_hashes=file.hashes()), file, self.is_urgent
 
 
 @pytest.fixture
@@ -133,3 +134,33 @@ async def test_a_slot_is_free_again_once_its_section_is_given_or_was_not_found(g
             await gets_at_once(served, MATE)
     giver.has_any = True
     await gets_at_once(served, MATE)
+
+
+async def test_sections_that_a_slow_line_carries_keep_their_slots_though_their_receivers_ask_for_nothing_meanwhile(
+    giver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver asks for a chunk when an earlier one has come, and buffers take a few before they leave this machine."""
+    monkeypatch.setattr(deliveries, "LEAST_WAIT_S", 0.05)
+    traffic = Traffic()
+    traffic.uplink = Uplink(lambda: CHUNK_BYTES / 20.0)
+    async with serving([AveragingServicer(Door(RUN, PATIENCE_S, traffic), giver)]) as served, contextlib.AsyncExitStack() as stack:
+        for giver.is_urgent in (False, True):
+            opened = await stack.enter_async_context(section(served, LIAR))
+            opened.ask(0)
+            await opened.take(CHUNK_BYTES)
+        await asyncio.sleep(0.3)
+        with pytest.raises(BusyError, match="gives sections to others"):
+            await holds(stack, served, MATE)
+
+
+async def test_hole_75_a_section_whose_chunks_have_left_gives_its_slot_back(giver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deliveries, "LEAST_WAIT_S", 0.05)
+    traffic = Traffic()
+    traffic.uplink = Uplink(lambda: CHUNK_BYTES * 5.0)
+    async with serving([AveragingServicer(Door(RUN, PATIENCE_S, traffic), giver)]) as served, contextlib.AsyncExitStack() as stack:
+        for _ in range(SECTIONS_AT_ONCE):
+            opened = await stack.enter_async_context(section(served, LIAR))
+            opened.ask(0)
+            await opened.take(CHUNK_BYTES)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            await gets(served, MATE)

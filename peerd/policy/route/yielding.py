@@ -22,7 +22,7 @@ class UplinkUse:
     """What leaves one uplink. Rates are bytes per second, times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
-        self._idle_s = -math.inf
+        self.idle_s = -math.inf
         """When all that was given to the line so far has left."""
         self._free_s = -math.inf
         """When all of it that is training's has left."""
@@ -34,7 +34,7 @@ class UplinkUse:
     def sends(self, num_bytes: int, rate: float, now_s: float) -> None:
         """Training gives so many bytes to the line."""
         self._leaves(num_bytes, rate, now_s)
-        self._free_s = self._idle_s
+        self._free_s = self.idle_s
 
     def wait_s(self, now_s: float) -> float:
         """How long a chunk has to wait still; 0: it may leave now. Ask again then, since training may have sent more."""
@@ -46,7 +46,7 @@ class UplinkUse:
         self._due_s = now_s + num_bytes / least_rate(rate)
 
     def _leaves(self, num_bytes: int, rate: float, now_s: float) -> None:
-        self._idle_s = min(max(self._idle_s, now_s) + num_bytes / rate, now_s + max(num_bytes, IN_FLIGHT_BYTES) / rate)
+        self.idle_s = min(max(self.idle_s, now_s) + num_bytes / rate, now_s + max(num_bytes, IN_FLIGHT_BYTES) / rate)
 
 
 def least_rate(rate: float) -> float:
