@@ -29,7 +29,7 @@ from peerd.timeline.spans import Span, SpanKind
 from peerd.transfers import to_device
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, TensorBytes
-from peerd.wire.tensors import decode, encode, take
+from peerd.wire.tensors import decode, encode_microbatch, take
 
 _CPU = torch.device("cpu")
 
@@ -85,7 +85,7 @@ class StageJobs:
         if tokens is None or call.evaluation:
             return
         try:
-            due = [encode(each.int()) for each in await asyncio.to_thread(tokens.microbatch, call.step, call.index)]
+            due = encode_microbatch(*await asyncio.to_thread(tokens.microbatch, call.step, call.index))
         except (OSError, PeerdError):
             return  # it cannot be read here: others check it
         came = (inputs, labels) if call.stage == 0 else (labels,)

@@ -38,9 +38,10 @@ from peerd.swarm.clock import clock_s
 from peerd.swarm.membership import Membership
 from peerd.table.record import Evaluation, PeerId, believable_loss
 from peerd.table.view import LiveView
-from peerd.train.samples import Microbatches, encoded
+from peerd.train.samples import Microbatches
 from peerd.wire.dispatch import Dispatcher
 from peerd.wire.messages import Call
+from peerd.wire.tensors import encode_microbatch
 
 TICK_S = 2.0
 FAILURE_PAUSE_S = 0.5
@@ -172,7 +173,7 @@ class Evaluator:
         return None
 
     def _call_for(self, step: int, index: int, way: Mapping[int, PeerId]) -> Call:
-        inputs, labels = encoded(*self._corpus.evaluation_microbatch(index))
+        inputs, labels = encode_microbatch(*self._corpus.evaluation_microbatch(index))
         return Call(
             stage=0,
             step=step,

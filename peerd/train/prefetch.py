@@ -8,12 +8,16 @@ from collections.abc import Sequence
 
 from peerd.background import start
 from peerd.errors import PeerdError
-from peerd.train.samples import Microbatches, Sample, encoded
+from peerd.train.samples import Microbatches
+from peerd.wire.messages import TensorBytes
+from peerd.wire.tensors import encode_microbatch
 
 MOST_PREPARED = 16
 
 Key = tuple[int, int]
 """Step and index of a microbatch."""
+Sample = tuple[TensorBytes, TensorBytes]
+"""Inputs and labels of a microbatch, encoded for the wire."""
 
 
 class Prefetcher:
@@ -41,4 +45,4 @@ class Prefetcher:
             self._held = await asyncio.to_thread(lambda: {key: self._read(key) for key in keys})
 
     def _read(self, key: Key) -> Sample:
-        return encoded(*self._corpus.microbatch(*key))
+        return encode_microbatch(*self._corpus.microbatch(*key))

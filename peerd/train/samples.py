@@ -8,11 +8,6 @@ from torch import Tensor
 
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import BlocksConfig
-from peerd.wire.messages import TensorBytes
-from peerd.wire.tensors import encode
-
-Sample = tuple[TensorBytes, TensorBytes]
-"""Inputs and labels of a microbatch, encoded for the wire."""
 
 
 class Microbatches(Protocol):
@@ -44,8 +39,3 @@ class Samples:
         from peerd.models.blocks import EVALUATION_STEP
 
         return self.microbatch(EVALUATION_STEP, index)
-
-
-def encoded(inputs: Tensor, labels: Tensor) -> Sample:
-    """Encode a microbatch as the first stage takes it: tokens and labels are int32 on the wire."""
-    return encode(inputs if inputs.is_floating_point() else inputs.int()), encode(labels.int())

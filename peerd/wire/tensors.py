@@ -30,6 +30,11 @@ def encode(tensor: Tensor, codec: Codec = NONE) -> TensorBytes:
     return parcel.encoded(*to_host(parcel.pack(tensor)))
 
 
+def encode_microbatch(inputs: Tensor, labels: Tensor) -> tuple[TensorBytes, TensorBytes]:
+    """Encode inputs and labels as the first stage takes them: tokens and labels are int32 on the wire."""
+    return encode(inputs if inputs.is_floating_point() else inputs.int()), encode(labels.int())
+
+
 class Parcel:
     """One tensor on its way out: packed on its device, and encoded once that has come to the machine's memory."""
 

@@ -15,7 +15,7 @@ from peerd.stage.calls import StageService
 from peerd.stage.executor import Pace
 from peerd.train.corpus import Corpus
 from peerd.wire.messages import Call, TensorBytes
-from peerd.wire.tensors import decode, encode
+from peerd.wire.tensors import decode, encode, encode_microbatch
 from tests.life import Life
 from tests.paper_host import PaperHost
 from tests.tiny_run import corpus_of, tiny_manifest
@@ -37,7 +37,7 @@ def other(tensor: TensorBytes) -> TensorBytes:
 
 
 def launched(life: Life, corpus: Corpus, step: int = 0, index: int = 0) -> Call:
-    inputs, labels = (encode(each.int()) for each in corpus.microbatch(step, index))
+    inputs, labels = encode_microbatch(*corpus.microbatch(step, index))
     return replace(life.call(step, index), inputs=inputs, labels=labels)
 
 
