@@ -19,7 +19,9 @@ PeerdError                    carries one line that says what is wrong and one t
 `- RemoteError                a remote call failed (raised by wire/; the subclasses tell what the caller can do)
    |- BadMessageError         the message is wrong: the sender's fault          INVALID_ARGUMENT
    |- WrongStateError         right message, wrong step or stage, or leaving    FAILED_PRECONDITION
-   |- NotFiniteError          values overflowed, which is nobody's fault         OUT_OF_RANGE
+   |- BlamelessError          the microbatch goes back to its trainer: nobody need be at fault
+   |  |- NotFiniteError       values overflowed                                  OUT_OF_RANGE
+   |  `- ChangedLabelsError   its labels are not those of the run's data         DATA_LOSS
    |- BusyError               no slot free: try elsewhere or later              RESOURCE_EXHAUSTED
    |  `- UnwelcomeError       the caller is banned, or is not invited            PERMISSION_DENIED
    `- PeerGoneError           dead or out of reach                              UNAVAILABLE
@@ -164,8 +166,16 @@ class HopelessError(UnbelievedError):
     """More mates never come to hold what the callee gives."""
 
 
-class NotFiniteError(RemoteError):
-    """A microbatch gives values that are not finite, or it came with such values. The peer that says so is not at fault."""
+class BlamelessError(RemoteError):
+    """A microbatch cannot be computed. Neither the peer that says so nor its caller need be at fault: the trainer tries another way."""
+
+
+class NotFiniteError(BlamelessError):
+    """A microbatch gives values that are not finite, or it came with such values."""
+
+
+class ChangedLabelsError(BlamelessError):
+    """The labels with which a microbatch came are not those of the run's data. A peer on the way may have changed them."""
 
 
 class BusyError(RemoteError):

@@ -10,7 +10,17 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 
-from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerdError, PeerGoneError, RemoteError, UnwelcomeError, WrongStateError
+from peerd.errors import (
+    BadMessageError,
+    BusyError,
+    ChangedLabelsError,
+    NotFiniteError,
+    PeerdError,
+    PeerGoneError,
+    RemoteError,
+    UnwelcomeError,
+    WrongStateError,
+)
 from peerd.link.closing import ClosingChannels
 from peerd.link.traffic import Traffic, Way
 from peerd.link.tunnel import Tunnel
@@ -53,6 +63,7 @@ STATUS: dict[type[PeerdError], grpc.StatusCode] = {
     BadMessageError: grpc.StatusCode.INVALID_ARGUMENT,
     WrongStateError: grpc.StatusCode.FAILED_PRECONDITION,
     NotFiniteError: grpc.StatusCode.OUT_OF_RANGE,
+    ChangedLabelsError: grpc.StatusCode.DATA_LOSS,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     UnwelcomeError: grpc.StatusCode.PERMISSION_DENIED,
     PeerGoneError: grpc.StatusCode.UNAVAILABLE,

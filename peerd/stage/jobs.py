@@ -14,7 +14,7 @@ from torch import Tensor
 from peerd.config.codec import Codec, parse_allowed
 from peerd.config.manifest import Manifest
 from peerd.config.model_kinds import NOT_ASKED
-from peerd.errors import BadMessageError, NotFiniteError, PeerdError
+from peerd.errors import BadMessageError, ChangedLabelsError, NotFiniteError, PeerdError
 from peerd.link.links import Bytes
 from peerd.stage.arriving import Arriving
 from peerd.stage.checks import Checks
@@ -79,7 +79,7 @@ class StageJobs:
         """Refuse a microbatch that is not in the run's data, where that is here (hole 73).
 
         Raises BadMessageError for one that its trainer made up. At a later stage a peer on the way may have changed the labels, and the
-        caller need not be at fault: NotFiniteError, by which the microbatch goes back to its trainer.
+        caller need not be at fault: ChangedLabelsError, by which the microbatch goes back to its trainer.
         """
         tokens = self._data.tokens if self._data is not None else None
         if tokens is None or call.evaluation:
@@ -93,7 +93,7 @@ class StageJobs:
             return
         if call.stage == 0:
             raise BadMessageError(f"microbatch {call.index} of step {call.step} is not that of the run's data")
-        raise NotFiniteError(f"the labels of microbatch {call.index} of step {call.step} are not those of the run's data")
+        raise ChangedLabelsError(f"the labels of microbatch {call.index} of step {call.step} are not those of the run's data")
 
     async def gradient_arriving(self, value: TensorBytes) -> Arriving:
         """The same for the gradient that the next stage gave."""

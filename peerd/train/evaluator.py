@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from peerd.config.manifest import Manifest
-from peerd.errors import NotFiniteError, RemoteError, WrongStateError
+from peerd.errors import BlamelessError, RemoteError, WrongStateError
 from peerd.policy.route.evaluating import (
     LOSSES_APART,
     ROUNDED_LOSSES_APART,
@@ -164,7 +164,7 @@ class Evaluator:
             try:
                 call = await asyncio.to_thread(self._call_for, step, index, way)
                 return (await self._dispatcher.send(call, way.__setitem__)).loss
-            except (WrongStateError, NotFiniteError) as error:
+            except (WrongStateError, BlamelessError) as error:
                 refusals, self._refusal = refusals + 1, error.message
                 LOG.debug("evaluation microbatch refused", step=step, index=index, reason=error.message)
             except RemoteError as error:

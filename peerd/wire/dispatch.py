@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from peerd.background import Tasks
-from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
+from peerd.errors import BadMessageError, BlamelessError, BusyError, PeerGoneError, RemoteError, UnheardError, WrongStateError
 from peerd.policy.route.admission import able_to_compute
 from peerd.policy.route.wiring import FIRST_PAUSE_S, Router, next_pause_s, point_of
 from peerd.policy.step.ledger import makers, work_step
@@ -88,7 +88,7 @@ class Dispatcher:
     async def send(self, call: Call, on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         """Return the result of one microbatch.
 
-        Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over, NotFiniteError if its values overflow.
+        Raises PeerGoneError if no peer took it in time, WrongStateError if its step is over, BlamelessError if nobody can compute it.
         """
         deadline_s = time.monotonic() + (total_s := self._total_s())
         router = self._router(call)
@@ -137,7 +137,7 @@ class Dispatcher:
                 await self._table.changed(STALE_PAUSE_S)
                 attempt += 1
                 again |= furthest > call.stage  # a later stage may have added it
-            except NotFiniteError:  # the peer is not at fault; the trainer tries the microbatch again by another way
+            except BlamelessError:  # the trainer tries the microbatch again by another way
                 raise
             except RemoteError as error:
                 again |= not isinstance(error, UnheardError)

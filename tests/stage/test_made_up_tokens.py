@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from peerd.daemon.training import HeldData
-from peerd.errors import BadMessageError, NotFiniteError
+from peerd.errors import BadMessageError, ChangedLabelsError
 from peerd.stage.calls import StageService
 from peerd.stage.executor import Pace
 from peerd.train.corpus import Corpus
@@ -84,7 +84,7 @@ async def test_hole_73_labels_that_were_changed_on_the_way_blame_nobody_and_noth
     """The caller may have got them like that. The refusal goes back to the trainer, which tries another way."""
     holds(life, 1, corpus)
     call = launched(life, corpus)
-    with pytest.raises(NotFiniteError, match="the labels of microbatch 0 of step 0"):
+    with pytest.raises(ChangedLabelsError, match="the labels of microbatch 0 of step 0"):
         await sent(life, replace(call, labels=other(call.labels)))
     assert added(life) == [0, 0]
     await sent(life, call)

@@ -13,7 +13,8 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from peerd.errors import NotFiniteError, PeerGoneError
+from peerd.errors import ChangedLabelsError, NotFiniteError, PeerGoneError, RemoteError
+from peerd.policy.route.diverging import TRIES
 from peerd.policy.route.launching import AT_FIRST, Work, first_owned, window
 from peerd.swarm.membership import Membership
 from peerd.table.record import PeerId, PeerRecord, Phase
@@ -130,6 +131,7 @@ class Spoilt(Silent):
     """The only trainer of a run whose parameters are spoilt."""
 
     sent: list[float] = field(default_factory=list)
+    error: RemoteError = field(default_factory=lambda: NotFiniteError("the loss is not finite"))
 
     def live(self) -> LiveView:
         return view_of(member("me", trains=True), member("b", stage=1))
@@ -137,7 +139,7 @@ class Spoilt(Silent):
     async def send(self, call: Call, _on_forwarded: Callable[[int, PeerId], None]) -> CallResult:
         self.sent.append(self.now_s)
         await asyncio.sleep(0)
-        raise NotFiniteError("the loss is not finite")
+        raise self.error
 
 
 async def test_a_run_that_diverged_is_told_once_and_tried_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,6 +156,22 @@ async def test_a_run_that_diverged_is_told_once_and_tried_ever_more_seldom(monke
     assert [log["step"] for log in logs if log["event"] == "diverged"] == [0]
     assert len(swarm.sent) <= 8 * number
     assert sum(sent_s > began_s + 40 for sent_s in swarm.sent) <= number
+
+
+async def test_microbatches_whose_labels_were_changed_on_the_way_are_no_sign_that_the_run_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go another way soon, and the others of the step are launched meanwhile."""
+    swarm, number = Spoilt(error=ChangedLabelsError("the labels are not those of the run's data")), MANIFEST.train.microbatches_per_step
+    monkeypatch.setattr(trainer, "clock_s", lambda: swarm.now_s)
+    monkeypatch.setattr(trainer, "FAILURE_PAUSE_S", 0.0)
+    made = Trainer(MANIFEST, cast(Microbatches, Noise()), cast(Membership, swarm), cast(Dispatcher, swarm))
+    with capture_logs() as logs:
+        running = asyncio.ensure_future(made.run())
+        await swarm.look(100)
+        running.cancel()
+        await asyncio.wait({running})
+    assert len(swarm.sent) > 3 * TRIES * number
+    assert made.diverged_at is None
+    assert not [log for log in logs if log["event"] == "diverged"]
 
 
 async def test_who_slept_does_not_take_the_others_for_slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,17 @@ from typing import cast
 
 import pytest
 
-from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, RemoteError, UnheardError, WrongStateError
+from peerd.errors import (
+    BadMessageError,
+    BlamelessError,
+    BusyError,
+    ChangedLabelsError,
+    NotFiniteError,
+    PeerGoneError,
+    RemoteError,
+    UnheardError,
+    WrongStateError,
+)
 from peerd.table.record import PeerId, PeerRecord, Phase, RawRecord
 from peerd.table.view import LiveView
 from peerd.wire import dispatch
@@ -286,9 +296,11 @@ async def test_a_peer_that_finds_the_message_broken_is_left_alone_but_lives() ->
     assert sending.failures == []
 
 
-async def test_a_peer_whose_values_are_not_finite_is_not_at_fault_and_no_other_is_asked() -> None:
-    sending = Sending(Client({A: [NotFiniteError("the loss is not finite")], B: [NotFiniteError("the loss is not finite")]}))
-    with pytest.raises(NotFiniteError):
+@pytest.mark.parametrize("kind", [NotFiniteError, ChangedLabelsError])
+async def test_a_peer_that_refuses_a_microbatch_without_blame_is_not_at_fault_and_no_other_is_asked(kind: type[BlamelessError]) -> None:
+    """Its values are not finite, or its labels are not those of the run's data."""
+    sending = Sending(Client({A: [kind("refused")], B: [kind("refused")]}))
+    with pytest.raises(kind):
         await sending.send()
     asked = [*sending.client.asked]
     assert len(asked) == 1
