@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load, load_file
 
 from peerd.data.tokens import prepare_tokens
@@ -19,6 +20,7 @@ from peerd.reference import train_reference
 from peerd.table.record import PeerId, RunId
 from peerd.train.corpus import Corpus
 from peerd.wire.messages import TensorBytes
+from peerd.wire.tensors import encode
 from tests.swarm.daemons import Daemon, Swarm, run_peerd, until
 from tests.swarm.machine import slowdown
 from tests.swarm.runs import assert_close, swarm_manifest
@@ -268,6 +270,23 @@ async def test_broken_calls_are_refused_and_counted_and_the_daemon_serves_on(swa
         with pytest.raises(BusyError, match=r"broken message|before it had all"):
             await visitor.send(peer, call)
     assert target.counters["messages_refused"] == before + 1
+
+
+async def test_hole_73_a_daemon_that_has_the_text_refuses_made_up_tokens(swarm: Swarm, trains_on: None) -> None:
+    peer = PeerId(swarm.daemons[0].ready.peer)
+    async with visiting(swarm.address) as visitor:
+        for _ in range(20):
+            call = visitor.call(0, (await visitor.snapshot(peer, 0))[0].step)
+            made_up = replace(call, inputs=encode(torch.zeros(call.labels.shape, dtype=torch.int32)))
+            try:
+                await visitor.send(peer, made_up)
+            except WrongStateError:  # the swarm has moved on
+                continue
+            except (BadMessageError, BusyError) as error:
+                assert "is not that of the run's data" in error.message or "before it had all" in error.message
+                return
+            pytest.fail("it was computed")
+    pytest.fail("it was never asked for the step that it was at")
 
 
 async def test_a_stranger_may_look_but_not_for_another_run(swarm: Swarm, trains_on: None) -> None:
