@@ -6,6 +6,8 @@ Both ends of a call keep its tensors. So a peer that falsified something cannot 
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -80,6 +82,15 @@ class KeptPass:
     def num_bytes(self) -> int:
         return self.inputs.num_bytes + self.labels.num_bytes + (self.gradient.num_bytes if self.gradient is not None else 0)
 
+    @property
+    def caller(self) -> PeerId:
+        return self.signed.own.asked.caller
+
+    @property
+    def is_added(self) -> bool:
+        """Whether its callee has signed that it has added the microbatch to a ledger."""
+        return self.signed.own.answered.ledger != NOTHING
+
 
 @dataclass(frozen=True, slots=True)
 class ReceivedPass:
@@ -95,7 +106,11 @@ class ReceivedPass:
 
 
 class KeptPasses:
-    """Calls of the last steps by the hash of their receipts, in memory bounded in bytes. What does not fit is not kept."""
+    """Calls of the last steps by the hash of their receipts, in memory bounded in bytes.
+
+    What does not fit is not kept: first calls that were added to no ledger, as anybody can make many of these, and then those of the caller
+    that has most. So no caller decides what of others is audited (hole 76).
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -104,24 +119,54 @@ class KeptPasses:
         """Calls since this peer serves its stage, and how many of them were kept."""
         self._kept: dict[bytes, KeptPass] = {}
         self._receipts: dict[int, dict[bytes, SignedPass]] = {}
-        """By step and hash, also those whose tensors are not kept."""
+        """Of calls that were added to a ledger, by step and hash, also those whose tensors are not kept."""
 
     def put(self, run: RunId, kept: KeptPass) -> None:
         """Keep a call, if it fits. Calls of steps before the last ones go first."""
         newest, signed = kept.signed.own.asked.step, kept.signed.own.signed(run)
-        self._receipts.setdefault(newest, {})[signed] = kept.signed
+        if kept.is_added:
+            self._receipts.setdefault(newest, {})[signed] = kept.signed
         for old in [old for old in self._receipts if old <= newest - RECEIPTS_KEPT]:
             del self._receipts[old]
         for key, each in list(self._kept.items()):
             if each.signed.own.asked.step <= newest - STEPS_KEPT:
-                self.num_bytes -= self._kept.pop(key).num_bytes
+                self._drop(key)
         if signed in self._kept:
             return
         self.num_offered += 1
-        if self.num_bytes + kept.num_bytes <= self.most_bytes:
+        if self._makes_room(kept):
             self.num_kept += 1
             self.num_bytes += kept.num_bytes
             self._kept[signed] = kept
+
+    def _makes_room(self, kept: KeptPass) -> bool:
+        """Whether there is room for a call, once some of those have gone that count less."""
+        if kept.num_bytes > self.most_bytes:
+            return False
+        while self.num_bytes + kept.num_bytes > self.most_bytes:
+            rest = [key for key, each in self._kept.items() if not each.is_added]
+            if kept.is_added and rest:
+                going = rest
+            else:
+                going = self._of_the_largest(list(self._kept) if kept.is_added else rest, kept)
+            if not going:
+                return False
+            self._drop(random.choice(going))  # not the oldest: a caller must not choose which of its calls stays
+            self.num_kept -= 1
+        return True
+
+    def _of_the_largest(self, keys: Sequence[bytes], kept: KeptPass) -> list[bytes]:
+        """Of these calls those of the caller that has most of them, if it has more than that of `kept` would have. Otherwise none."""
+        of = Counter[PeerId]()
+        for key in keys:
+            of[self._kept[key].caller] += self._kept[key].num_bytes
+        if not of:
+            return []
+        (largest, most), own = of.most_common(1)[0], of[kept.caller] + kept.num_bytes
+        return [key for key in keys if self._kept[key].caller == largest] if own < most else []
+
+    def _drop(self, key: bytes) -> None:
+        self.num_bytes -= self._kept.pop(key).num_bytes
 
     def find(self, signed: bytes) -> KeptPass | None:
         return self._kept.get(signed)
@@ -133,7 +178,7 @@ class KeptPasses:
 
     def answered_by(self, callee: PeerId, stage: int, step: int) -> list[SignedPass]:
         """By index, the last receipt of a microbatch that this callee has added to a ledger of a step. The tensors may be gone."""
-        found = (each for each in self._receipts.get(step, {}).values() if each.own.answered.ledger != NOTHING)
+        found = self._receipts.get(step, {}).values()
         last = {each.own.asked.index: each for each in found if (each.own.asked.callee, each.own.asked.stage) == (callee, stage)}
         return list(last.values())
 
