@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import replace
 
 import structlog
 
 from peerd.audit.cases import CaseNews, Cases, KnownCase
+from peerd.audit.early import EarlyCases
 from peerd.audit.host import AuditHost
 from peerd.audit.replays import AuditedStep, Replays, Told
 from peerd.audit.tallies import AuditOutcome, AuditTallies
@@ -27,7 +27,7 @@ from peerd.policy.step.evidence import Evidence, SignedWord, insistence_text, wo
 from peerd.policy.step.parts import SentPart, basis_of, passes_of_part
 from peerd.policy.step.receipts import SentOn, SignedPass
 from peerd.policy.step.roster import Roster
-from peerd.policy.step.verdicts import TELLERS, is_convicting, tellers
+from peerd.policy.step.verdicts import TELLERS, Ruling, is_convicting, tellers, verdict_on
 from peerd.stage.executor import Priority
 from peerd.stage.state import StageState
 from peerd.stage.witnessing import PassWitness, hash_of_lineage
@@ -42,8 +42,6 @@ MOST_OF_A_MATE = 2
 """A peer tells a receipt of each microbatch at most as its caller, and one as the peer that was called."""
 STEPS_KNOWN = 4
 """Steps of which this peer knows who may judge."""
-MOST_EARLY = 16
-"""Cases of a step that this peer is about to finish."""
 LOG = structlog.get_logger()
 
 
@@ -58,7 +56,7 @@ class Auditor:
         self._unclaimed_work = UnclaimedWork(state, client, host)
         self.tallies = AuditTallies()
         self._finished: dict[int, AuditedStep] = {}
-        self._early: deque[Evidence] = deque(maxlen=MOST_EARLY)
+        self._early = EarlyCases()
         self._work = Tasks()
         self._changed = asyncio.Event()
 
@@ -117,14 +115,14 @@ class Auditor:
     def kept_pass(self, signed: bytes) -> KeptTensors:
         return self._replays.kept(signed)
 
-    async def hear(self, evidence: Evidence) -> Evidence | None:
+    async def hear(self, evidence: Evidence, *, is_learning: bool = False) -> Evidence | None:
         """Take a case that a peer tells, with the words of those that may judge it. Raises BadMessageError if its signatures are wrong."""
         item = evidence.item(self._host.run)
         known = self._cases.known.get(item.id)
         evidence = evidence.of_judges(self._judges_of(item, known))
         if known is None or known.evidence != known.evidence.merged(evidence):
             await self._check(evidence)
-            self._take(evidence)
+            self._take(evidence, is_learning=is_learning)
             self._changed.set()
         known = self._cases.known.get(item.id)
         return known.evidence if known is not None else None
@@ -238,11 +236,11 @@ class Auditor:
         live, step = self._host.live(), self._state.record.step + STEPS_KNOWN  # of which nothing is signed yet
         num_told = 0
         for peer in tellers(self._host.me, live.of_stage(self._state.record.stage), live.records):
-            num_told += await self._ask(peer, step) is not None
+            num_told += await self._ask(peer, step, is_learning=True) is not None
             if num_told == TELLERS:
                 return
 
-    async def _ask(self, peer: PeerId, step: int) -> list[SignedPass] | None:
+    async def _ask(self, peer: PeerId, step: int, *, is_learning: bool = False) -> list[SignedPass] | None:
         """One peer's receipts; None if it does not answer. The convictions that come with them are heard."""
         known = [item_id for item_id, each in self._cases.known.items() if each.losers]
         try:
@@ -250,7 +248,7 @@ class Auditor:
                 peer, self._state.record.stage, step, known, MOST_OF_A_MATE * self._state.num_microbatches, self._host.patience_s
             )
             for evidence in convictions:
-                await self.hear(evidence)
+                await self.hear(evidence, is_learning=is_learning)
         except RemoteError:
             return None
         return [each for each in pairs if peer in (each.own.asked.caller, each.own.asked.callee)]
@@ -292,8 +290,11 @@ class Auditor:
     def _voters(self, finished: AuditedStep) -> frozenset[PeerId]:
         return self._cases.standing.standing(finished.members)
 
-    def _take(self, evidence: Evidence) -> None:
-        """Take a case whose signatures are right: one to judge, or one that others have decided."""
+    def _take(self, evidence: Evidence, *, is_learning: bool = False) -> None:
+        """Take a case whose signatures are right: one to judge, or one that others have decided.
+
+        `is_learning`: this peer asks for those as it begins, and does not know yet who is there.
+        """
         item = evidence.item(self._host.run)
         finished = self._finished.get(item.step) if item.stage == self._state.record.stage else None
         known = self._cases.known.get(item.id)
@@ -303,9 +304,24 @@ class Auditor:
             self._cases.hear(evidence, self._voters(finished), clock_s())
             self._work.start(self._replays.hold(finished), expects=(PeerdError,))
         elif (voters := self._convinced_by(evidence, finished)) is not None:
-            self._cases.hear(evidence, voters, clock_s())
+            is_of_known = self._is_news(evidence, voters)
+            if is_of_known or is_learning:
+                self._cases.hear(evidence, voters, clock_s(), is_of_known)
         elif finished is None and item.stage == self._state.record.stage and item.step == self._state.record.step:
-            self._early.append(evidence)
+            mates = {record.peer for record in self._host.live().of_stage(item.stage)}
+            self._early.add(evidence, self._host.run, self._cases.standing.not_lost(mates))
+
+    def _is_news(self, evidence: Evidence, voters: frozenset[PeerId]) -> bool:
+        """Whether a conviction costs a peer its standing that this one knows, and that has it yet.
+
+        A key costs nothing: anybody can convict any number of keys of its own, by words that contradict each other (hole 78).
+        """
+        case, standing = evidence.case(self._host.run), self._cases.standing
+        losers = verdict_on(case, voters).losers if case is not None else ()
+        return any(not standing.has_lost(peer) and self._knows(peer) for peer in losers)
+
+    def _knows(self, peer: PeerId) -> bool:
+        return peer == self._host.me or self._host.live().find(peer) is not None or self._cases.standing.has_worked(peer)
 
     def _is_to_judge(self, evidence: Evidence, finished: AuditedStep) -> bool:
         most_chance = self._cases.standing.most_chance(finished.members)
@@ -324,9 +340,8 @@ class Auditor:
     def _look(self) -> None:
         """Do what is due in the cases that this peer knows."""
         self._note_coins()
-        early, now_s = list(self._early), clock_s()
-        self._early.clear()
-        for evidence in early:
+        now_s = clock_s()
+        for evidence in self._early.taken():
             self._take(evidence)
         for known in self._cases.to_judge(now_s, self._judge_s):
             self._work.start(self._judge(known), expects=(PeerdError,))
@@ -362,10 +377,12 @@ class Auditor:
     def _heed(self, news: CaseNews) -> None:
         item = news.known.item
         told = {"mate": item.audited, "stage": item.stage, "step": item.step, "index": item.index, "accuser": news.known.case.accuser}
-        LOG.warning("a case has ended", ruling=news.verdict.ruling.value, losers=sorted(news.fresh), **told)
-        self.tallies.ruled(item, AuditOutcome(news.verdict.ruling.value))
+        LOG.warning("a case has ended, or cost somebody its standing", ruling=news.verdict.ruling.value, losers=sorted(news.fresh), **told)
+        if news.verdict.ruling is not Ruling.OPEN:  # a judge that contradicts itself loses its standing before the case has ended
+            self.tallies.ruled(item, AuditOutcome(news.verdict.ruling.value))
         if news.fresh:
-            self._tell(news.known, everybody=True)
+            if any(self._knows(peer) for peer in news.fresh):
+                self._tell(news.known, everybody=True)
             self._work.start(self._host.keep_cases())
 
     def _tell(self, known: KnownCase, *, everybody: bool = False) -> None:

@@ -41,6 +41,8 @@ class KnownCase:
     voters: frozenset[PeerId]
     """Those that stand and may judge it."""
     opened_at_s: float
+    is_of_known: bool = True
+    """It concerns peers that this one knows, and not keys that nobody may have met."""
     is_asked: bool = False
     """This peer computes the item, or has."""
     is_computing: bool = False
@@ -78,7 +80,7 @@ class Cases:
     known: OrderedDict[bytes, KnownCase] = field(default_factory=OrderedDict)
     """By the id of the item."""
 
-    def hear(self, evidence: Evidence, voters: Collection[PeerId] | None, now_s: float) -> KnownCase | None:
+    def hear(self, evidence: Evidence, voters: Collection[PeerId] | None, now_s: float, is_of_known: bool = True) -> KnownCase | None:
         """Take a case whose signatures have been checked, or more words on one. Returns it; None if it cannot be a case.
 
         `voters`: those that may judge it; None: as known before.
@@ -90,14 +92,19 @@ class Cases:
         if case is None:
             return None
         if known is None:
-            known = self.known[item.id] = KnownCase(merged, case, frozenset(voters or ()), now_s)
+            known = self.known[item.id] = KnownCase(merged, case, frozenset(voters or ()), now_s, is_of_known)
             if len(self.known) > MOST_CASES:
-                idle = (each for each, old in self.known.items() if not (old.losers or old.is_open))
-                del self.known[next(idle, next(iter(self.known)))]
+                del self.known[self._least_needed()]
         elif voters is not None and known.is_open:
             known.voters = frozenset(voters)
         known.evidence, known.case = merged, case
         return known
+
+    def _least_needed(self) -> bytes:
+        """The case to forget: one that has cost nobody anything, or one of keys that this peer has not met; otherwise the oldest."""
+        idle = (each for each, old in self.known.items() if not (old.losers or old.is_open))
+        of_unknown = (each for each, old in self.known.items() if not old.is_of_known)
+        return next(idle, next(of_unknown, next(iter(self.known))))
 
     def restore(self, evidence: Evidence, voters: Collection[PeerId]) -> bool:
         """Take a conviction that this peer has heard before, with those that could vote then. Its signatures have been checked.

@@ -233,6 +233,11 @@ class Standing:
     def has_lost(self, peer: PeerId) -> bool:
         return self._known.get(peer, _UNKNOWN).has_lost
 
+    def has_worked(self, peer: PeerId) -> bool:
+        """Whether steps have ended with the work of a peer."""
+        known = self._known.get(peer, _UNKNOWN)
+        return known.is_founder or known.clean_steps > 0
+
     def not_lost(self, peers: Iterable[PeerId]) -> frozenset[PeerId]:
         """Those of some peers that have not lost their standing: the voters of a stage whose averages this peer does not know."""
         return frozenset(peer for peer in peers if not self.has_lost(peer))
@@ -270,7 +275,7 @@ class Standing:
                 known.watched_until = max(known.watched_until, step + PAUSE_STEPS)
 
     def _of(self, peer: PeerId) -> _Known:
-        known = self._known.setdefault(peer, _Known())
+        known = self._known[peer] = self._known.pop(peer, None) or _Known()  # and it is the last one now
         while len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
         return known
