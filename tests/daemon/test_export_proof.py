@@ -18,7 +18,7 @@ from peerd.daemon import export
 from peerd.daemon.comparing import Compared
 from peerd.errors import BusyError, TimedOutError, WrongStateError
 from peerd.policy.step.following import Followers
-from peerd.policy.step.proving import StateVerdict
+from peerd.policy.step.proving import Acceptance, Opinion, StateVerdict
 from peerd.stage import download
 from peerd.stage.download import Downloader
 from peerd.stage.executor import Executor
@@ -200,3 +200,14 @@ async def test_a_stage_that_has_gone_on_before_it_was_asked_is_downloaded_once_m
         staying.cancel()
         assert found.opinion.why_unproven(1) == "too few peers of stage 1 told in time what they hold"
         assert sum("gathering" in text for text in swarm.said) == 2
+
+
+def test_hole_80_an_export_that_was_given_a_false_state_does_not_try_for_ever_what_nobody_can_confirm() -> None:
+    """Liars may take the turn for sketches all the time, and one of them gives a false state once. Each may be met once."""
+    trust = Acceptance()
+    own, false, unasked = (Opinion(verdict, 3) for verdict in (StateVerdict.RIGHT, StateVerdict.WRONG, StateVerdict.OPEN))
+    assert "hold another state" in trust.why_not([own, false], "", is_last=False)
+    for _ in range(2 * 3 - 1):
+        assert "told in time" in trust.why_not([own, unasked], "", is_last=True)
+    with pytest.raises(TimedOutError, match="after 6 tries"):
+        trust.why_not([own, unasked], "", is_last=False)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from peerd.errors import TimedOutError
 from peerd.policy.hashing import digest
 from peerd.policy.step.sketching import PAUSE
 from peerd.table.record import PeerId, PeerRecord
@@ -161,14 +162,21 @@ class Acceptance:
         """Why these states of all stages are not taken; empty if they are. `apart`: why they are of no one step; empty if they are.
 
         What most of a stage contradict is never taken. Where too few could be asked in time, all is tried again: once, unless this is the
-        last time, but until they could if a stage was given a false state before.
+        last time. Once a stage was given a false state, what nobody has confirmed is not taken any more, and there are MOST_TRIES for each
+        peer that was asked: as many liars may be in the way. Raises TimedOutError after them, as it might go on like that for ever.
         """
         false = self._reasons(opinions, StateVerdict.WRONG)
         self._met_false |= bool(false)
         if false or apart:
             return false or apart
         self._tries += 1
-        return self._reasons(opinions, StateVerdict.OPEN) if self._met_false or (self._tries < MOST_TRIES and not is_last) else ""
+        unasked = self._reasons(opinions, StateVerdict.OPEN)
+        if not self._met_false:
+            return unasked if self._tries < MOST_TRIES and not is_last else ""
+        if unasked and self._tries >= MOST_TRIES * max(each.num_asked for each in opinions):
+            remedy = "export again: what nobody confirms is then written with a warning"
+            raise TimedOutError(f"a peer gave a false state, and after {self._tries} tries {unasked}", remedy)
+        return unasked
 
     def _reasons(self, opinions: Sequence[Opinion], found: StateVerdict) -> str:
         return "; ".join(each.why_unproven(stage) for stage, each in enumerate(opinions) if each.verdict is found)
