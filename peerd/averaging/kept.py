@@ -10,6 +10,7 @@ from typing import Any
 
 from peerd.averaging.handover import packed, packed_section
 from peerd.averaging.host import RoundHost
+from peerd.averaging.lent_averages import LentAverages
 from peerd.averaging.log import AverageLog
 from peerd.errors import PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
@@ -37,6 +38,7 @@ class KeptAverages:
         """Averages applied, by step, until they are on disk."""
         self._hashes: dict[tuple[AverageId, AverageId], tuple[bytes, ...]] = {}
         """Of the chunks of what was given last, by the ids of the average and of the tied sum after it."""
+        self._lent = LentAverages()
 
     @property
     def num_kept(self) -> int:
@@ -55,18 +57,22 @@ class KeptAverages:
         def find() -> tuple[Average, CutFile] | None:
             if section is not None:
                 part = packed_section(self._state, step, section)
-                return None if part is None else self._hashed(*part)
+                return None if part is None else self._lent_to_one(*part)
             is_finished, found = step < self._state.record.step, next(self._in_memory(step), None)
             stored = self._log.stored(step) if found is None and is_finished else None
             found = found or (self._log.get(step) if stored is None else None)
             if found is not None:
                 stored = packed(found if is_finished else replace(found, tied=None, norm=None))
-            return None if stored is None else self._hashed(*stored)
+            return None if stored is None else self._lent_to_one(*stored)
 
         given = await self._disk.run(Priority.CONTROL, find) if stage == self._state.record.stage else None
         if given is None:
             raise WrongStateError(f"this peer holds no average of stage {stage}, step {step}")
         return *given, step == self._state.record.step
+
+    def _lent_to_one(self, average: Average, file: CutFile) -> tuple[Average, CutFile]:
+        given, file = self._hashed(average, file)
+        return given, self._lent.lend(given, file)
 
     def _hashed(self, average: Average, file: CutFile) -> tuple[Average, CutFile]:
         """Add the hashes of the chunks to the header. Those of what was given last are kept: all who ask for it share them."""
@@ -127,9 +133,14 @@ class KeptAverages:
         finally:
             if self._is_wanted(last[0]):
                 del self._unlogged[step]
+        await self._disk.run(Priority.CONTROL, partial(self._take_back, step))
         await self._disk.run(Priority.CONTROL, last.clear)  # to free 220 MB takes 20 ms, for which the event loop would stand still
         if not is_needed:
             self._log.forget_trouble()
+
+    def _take_back(self, step: int) -> None:
+        if self._lent.are_read:
+            self._lent.finished(step, self._log.stored(step), self._log.steps)
 
     def _put(self, held: HeldAverage, needed_from: int | None, *, is_alone: bool) -> bool:
         return self._is_wanted(held) and self._log.put(held, needed_from, is_alone=is_alone)

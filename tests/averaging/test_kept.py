@@ -184,3 +184,54 @@ async def test_a_round_that_is_over_holds_no_tensors(make_group: MakeGroup) -> N
         assert torch.equal(held.flat_sum, before), "the average itself stays, for mates that missed it"
         with pytest.raises(WrongStateError, match="this round is closed"):
             await last.exchange.frame(0, 0, 0, 1)
+
+
+async def test_hole_81_readers_that_take_nothing_keep_no_average_of_a_step_that_is_over_in_memory_or_on_disk(make_group: MakeGroup) -> None:
+    """One that reads ever more slowly is never late by its own rate. Each step it may ask for another average."""
+    group = make_group(1)
+    (member,) = group.members.values()
+    member.host.needed_from = lambda: None
+    assert await member.rounds.lead(group.roster()) == ""
+    await group.settled(Phase.AVERAGED)
+    first = member.state.average
+    assert first is not None
+    bare, values, freed, read = replace(first, flat_sum=torch.zeros(0)), first.flat_sum, list[int](), list[CutFile]()
+    for step in range(4):
+        own = values.clone()
+        weakref.finalize(own, freed.append, step)
+        held = replace(bare, roster=replace(first.roster, step=step), flat_sum=own)
+        member.state.record = replace(member.state.record, step=step)
+        member.state.average = held
+        header, file, _ = await member.rounds.kept.get_average(0, step)
+        assert b"".join(views_of_flat(own)).startswith(file.chunk(0))
+        read.append(file)
+        member.state.record, member.state.average = replace(member.state.record, step=step + 1), None
+        member.rounds.applied(held)
+        del own, held, header
+        await asyncio.gather(*member.rounds._tasks.running)
+        assert freed == list(range(step + 1))
+    assert read[3].chunk(0) == b"".join(views_of_flat(values))[: len(read[3].chunk(0))], "a mate that is late reads on, now from the disk"
+    for file in read[:3]:
+        with pytest.raises(OSError, match="not kept"):
+            file.chunk(0)
+
+
+async def test_hole_81_what_the_disk_has_no_room_for_is_read_until_the_next_step_ends(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = make_group(2)
+    roster = group.roster()
+    assert await group.leader(roster).rounds.lead(roster) == ""
+    await group.settled(Phase.AVERAGED)
+    member = next(iter(group.members.values()))
+    monkeypatch.setattr(member.rounds.kept._log, "put", lambda *_given, **_named: False)
+    first = member.state.average
+    assert first is not None
+    _, file, _ = await member.rounds.kept.get_average(0, 0)
+    for step in (0, 1):
+        assert file.chunk(0)
+        member.state.record = replace(member.state.record, step=step + 1)
+        member.rounds.applied(replace(first, roster=replace(first.roster, step=step)))
+        await asyncio.gather(*member.rounds._tasks.running)
+    with pytest.raises(OSError, match="not kept"):
+        file.chunk(0)
