@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from peerd.averaging.handover import packed, packed_section
 from peerd.averaging.host import RoundHost
-from peerd.averaging.lent_averages import LentAverages
+from peerd.averaging.lent_averages import LentAverages, LentFile
 from peerd.averaging.log import AverageLog
 from peerd.errors import PeerGoneError, WrongStateError
-from peerd.link.links import Bytes
+from peerd.link.links import CHUNK_BYTES
 from peerd.stage.executor import Executor, Priority
 from peerd.stage.results import HeldAverage
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId
-from peerd.wire.chunks import CutFile, digest_of
+from peerd.wire.chunks import CutFile
 from peerd.wire.messages import Average
 from peerd.wire.tensors import views_of_flat
 
@@ -86,22 +85,26 @@ class KeptAverages:
             del self._hashes[next(iter(self._hashes))]
         return replace(average, chunk_hashes=known), file
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
+    async def get_tied(self, step: int, wanted: AverageId) -> LentFile:
         """Serve gradients of a tied weight by their id: this stage's averaged ones, or the sum of both stages.
 
-        Returns their hash and chunks. Raises WrongStateError if there are none of that id.
+        Raises WrongStateError if there are none of that id.
         """
 
-        def find() -> Sequence[Bytes]:
+        def find() -> LentFile:
+            if (known := self._lent.tied(wanted)) is not None:
+                return known
             for held in self._of_step(step):
+                values = None
                 if held.tied is not None and held.tied.id == wanted:
-                    return views_of_flat(held.tied.values)
-                if held.id == wanted and self._state.holdings.tied_names:
-                    return views_of_flat(self._state.accumulator.tied_of(held.flat_sum))
+                    values = held.tied.values
+                elif held.id == wanted and self._state.holdings.tied_names:
+                    values = self._state.accumulator.tied_of(held.flat_sum)
+                if values is not None:
+                    return self._lent.lend_tied(step, wanted, CutFile(views_of_flat(values), chunk_bytes=CHUNK_BYTES))
             raise WrongStateError(f"this peer holds no such gradients of a tied weight at step {step}")
 
-        chunks = await self._disk.run(Priority.CONTROL, find)
-        return await asyncio.to_thread(digest_of, chunks), chunks
+        return await self._disk.run(Priority.CONTROL, find)
 
     async def begin(self) -> None:
         """Write the sum of the average that this peer has just taken. Little is left to write once it is applied."""

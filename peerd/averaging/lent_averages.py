@@ -6,17 +6,20 @@ import weakref
 from collections.abc import Collection
 
 from peerd.table.record import NO_AVERAGE, AverageId
-from peerd.wire.chunks import CutFile
+from peerd.wire.chunks import CutFile, digest_of
 from peerd.wire.messages import Average
 
 
 class LentFile(CutFile):
     """A file that its giver may move to the disk, or take back, while somebody reads it."""
 
-    def __init__(self, step: int, average_id: AverageId, file: CutFile) -> None:
+    def __init__(self, step: int, average_id: AverageId, file: CutFile, checksum: bytes = b"") -> None:
         super().__init__((), file.num_bytes, file.chunk_bytes)
         self.step = step
         self.average_id = average_id
+        """Of a tied weight's gradients the id of these."""
+        self.checksum = checksum
+        """The hash of all of it, where it is a tied weight's gradients."""
         self._lies_in: CutFile | None = file
 
     @property
@@ -44,6 +47,16 @@ class LentAverages:
 
     def __init__(self) -> None:
         self._lent = weakref.WeakSet[LentFile]()
+        self._tied = weakref.WeakValueDictionary[AverageId, LentFile]()
+
+    def tied(self, wanted: AverageId) -> LentFile | None:
+        """Gradients of a tied weight that somebody reads just now: all who ask for them share them."""
+        return self._tied.get(wanted)
+
+    def lend_tied(self, step: int, wanted: AverageId, file: CutFile) -> LentFile:
+        lent = self._tied[wanted] = LentFile(step, wanted, file, digest_of(file.pieces))
+        self._lent.add(lent)
+        return lent
 
     @property
     def are_read(self) -> bool:
@@ -62,7 +75,10 @@ class LentAverages:
         """
         average_id, file = (stored[0].id, stored[1]) if stored is not None else (NO_AVERAGE, None)
         for lent in list(self._lent):
-            if lent.is_in_memory:
+            if lent.checksum:
+                if lent.step < step and lent.step not in logged:
+                    lent.lies_in(None)
+            elif lent.is_in_memory:
                 if lent.step < step:
                     lent.lies_in(None)
                 elif lent.average_id == average_id:

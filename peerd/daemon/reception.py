@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from peerd.audit.auditor import Auditor
 from peerd.errors import WrongStateError
-from peerd.link.links import Bytes
 from peerd.policy.inference.paths import TextOffer
 from peerd.policy.step.evidence import Evidence
 from peerd.policy.step.receipts import SentOn, SignedPass
@@ -104,9 +103,10 @@ class Reception:
         with self._served() as seat:
             return await seat.rounds.kept.get_average(stage, step, section)
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, CutFile]:
         with self._served() as seat:
-            return await seat.rounds.kept.get_tied(step, wanted)
+            found = await seat.rounds.kept.get_tied(step, wanted)
+            return found.checksum, found
 
     async def get_moves(self, incarnation: int, first: int) -> ToldMoves:
         with self._served() as seat:

@@ -8,7 +8,7 @@ many kilobytes, so one chunk may be built from several pieces, and the first chu
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -190,6 +190,14 @@ class CutFile:
             raise IndexError(number)
         start = number * self.chunk_bytes
         return self._read(start, min(self.chunk_bytes, self.num_bytes - start))
+
+    def chunks(self) -> Iterator[bytes]:
+        """All chunks, each when it is asked for. Raises PeerGoneError if the file can be read no more."""
+        for number in range(len(self)):
+            try:
+                yield self.chunk(number)
+            except OSError as error:
+                raise PeerGoneError(str(error)) from None
 
     def _read(self, start: int, num_bytes: int) -> bytes:
         held, missing, place = list[memoryview](), num_bytes, bisect_right(self._ends, start)

@@ -101,8 +101,8 @@ class AveragingHandler(Protocol):
         until the caller has it."""
         ...
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[Bytes]]:
-        """Return the BLAKE3 hash and the chunks of a tied weight's gradients."""
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, CutFile]:
+        """Return the BLAKE3 hash of a tied weight's gradients, and their file."""
         ...
 
     async def get_moves(self, incarnation: int, first: int) -> ToldMoves:

@@ -325,14 +325,14 @@ class AveragingServicer(Servicer[AveragingHandler], averaging_pb2_grpc.Averaging
 
     async def GetTied(self, request: averaging_pb2.TiedRequest, context: Any) -> AsyncIterator[averaging_pb2.TiedMessage]:
         async with self._door.answering(context, request.run) as caller:
-            checksum, chunks = await self._handler.get_tied(request.step, AverageId(request.id))
-        num_bytes = sum(map(len, chunks))
-        with Delivery(chunks, self._door.patience_s) as delivery:
-            del chunks
-            yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
-            for chunk in delivery:
-                yield averaging_pb2.TiedMessage(chunk=bytes(chunk))
-        await self._door.check_taken(context, caller, delivery)
+            checksum, file = await self._handler.get_tied(request.step, AverageId(request.id))
+            num_bytes = file.num_bytes
+            with Delivery(file.chunks(), self._door.patience_s) as delivery:
+                del file
+                yield averaging_pb2.TiedMessage(header=averaging_pb2.TiedHeader(num_bytes=num_bytes, blake3=checksum))
+                for chunk in delivery:
+                    yield averaging_pb2.TiedMessage(chunk=bytes(chunk))
+            await self._door.check_taken(context, caller, delivery)
         self._door.traffic.gave("averages", PeerRole.STAGE_PEER, num_bytes)
 
     async def GetMoves(self, request: averaging_pb2.MovesRequest, context: Any) -> averaging_pb2.MovesReply:

@@ -55,7 +55,7 @@ def test_hole_78_keys_that_convict_themselves_push_no_conviction_out_and_nobody_
         await until(lambda: all(each.cast == [liar.me] for each in honest))
         told = list[Any]()
         for each in honest:
-            each.auditor._client.tell_case = lambda peer, *_: told.append(peer)  # type: ignore[method-assign, return-value, assignment]
+            each.auditor._client.tell_case = lambda peer, *_: told.append(peer)  # type: ignore[method-assign, assignment]
         num_known = len(honest[0].cases.known)
         for number in range(MOST_CASES + 8):
             await honest[0].auditor.hear(case_of(Key(), number, (WRONG, RIGHT), callee=Key()))

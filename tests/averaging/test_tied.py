@@ -14,7 +14,7 @@ import torch
 
 from peerd.averaging.log import AverageLog
 from peerd.averaging.rounds import Rounds
-from peerd.errors import BadMessageError, WrongStateError
+from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
 from peerd.link.links import Bytes
 from peerd.policy.step.roster import Roster, entry_of
 from peerd.policy.step.tied import sum_id
@@ -54,9 +54,9 @@ class End:
         self.other: End
 
     async def get_tied(self, _peer: PeerId, step: int, wanted: AverageId, num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
-        _, chunks = await self.other.rounds.kept.get_tied(step, wanted)
+        chunks = tuple((await self.other.rounds.kept.get_tied(step, wanted)).chunks())
         assert sum(map(len, chunks)) == num_bytes
-        return tuple(chunks)
+        return chunks
 
     @contextlib.asynccontextmanager
     async def open_average(self, _peer: PeerId, stage: int, step: int, *_asked: object) -> AsyncIterator[Offer[Average]]:
@@ -150,3 +150,16 @@ async def test_a_log_that_could_not_be_written_says_so_and_the_sum_is_not_told(e
     assert [known.step for known in first.state.record.tied_sums] == [0]
     await first.rounds.kept.hold(held)
     assert first.state.record.tied_sums == ()
+
+
+async def test_hole_82_all_who_ask_for_gradients_of_a_tied_weight_share_one_copy_and_keep_none_for_ever(ends: list[End]) -> None:
+    """Each question copied this stage's share, which is as large as the weight, for as long as its caller cared to read it."""
+    first = ends[0]
+    wanted = first.roster.average_id
+    one, other = [await first.rounds.kept.get_tied(0, wanted) for _ in range(2)]
+    assert one is other
+    for step in range(2):
+        first.rounds.kept._lent.finished(step, None, {0} if step == 0 else {1})
+        assert one.is_in_memory == (step == 0)
+    with pytest.raises(PeerGoneError, match="not kept"):
+        list(other.chunks())

@@ -220,7 +220,7 @@ class Peer:
             yield Lent(average, lending)
 
     async def get_tied(self, peer: PeerId, step: int, wanted: AverageId, _num_bytes: int, _patience_s: float) -> tuple[Bytes, ...]:
-        return tuple((await self._at(peer).rounds.kept.get_tied(step, wanted))[1])
+        return tuple((await self._at(peer).rounds.kept.get_tied(step, wanted)).chunks())
 
     @contextlib.asynccontextmanager
     async def open(self, peer: PeerId, request: StateRequest, _patience_s: float) -> AsyncIterator[Offer[Snapshot]]:

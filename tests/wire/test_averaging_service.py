@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from peerd.policy.round.debts import Edge
 from peerd.policy.step.roster import Roster, RosterEntry
 from peerd.stage.executor import Priority
 from peerd.table.record import AverageId, PeerId, Phase
-from peerd.wire.chunks import digest_of
+from peerd.wire.chunks import CutFile, digest_of
 from peerd.wire.clients import AveragingClient
 from peerd.wire.door import Door
 from peerd.wire.frames import opening_of_round
@@ -257,9 +257,9 @@ class Holder:
         self.told = told
         self.asked: list[tuple[int, AverageId]] = []
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Sequence[bytes]]:
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, CutFile]:
         self.asked.append((step, wanted))
-        return digest_of([self.told]), CHUNKS
+        return digest_of([self.told]), CutFile(CHUNKS, chunk_bytes=8)
 
 
 CHUNKS = (bytes(8), b"1234" * 2)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from peerd.config.manifest import ModelConfig
 from peerd.errors import BusyError
 from peerd.generated import averaging_pb2, averaging_pb2_grpc, data_pb2, data_pb2_grpc, stage_pb2, stage_pb2_grpc, state_pb2, state_pb2_grpc
-from peerd.link.links import CHUNK_BYTES, Bytes
+from peerd.link.links import CHUNK_BYTES
 from peerd.link.traffic import Traffic
 from peerd.policy.route.yielding import IN_FLIGHT_BYTES
 from peerd.policy.step.following import Followers
@@ -28,6 +28,7 @@ from peerd.stage.snapshots import SnapshotServer
 from peerd.stage.state import StageState
 from peerd.table.record import AverageId, PeerId, PeerRecord
 from peerd.wire import convert, deliveries
+from peerd.wire.chunks import CutFile
 from peerd.wire.data_service import DataServicer
 from peerd.wire.deliveries import SLOWEST_BYTES_PER_S, Watch
 from peerd.wire.door import Door
@@ -92,18 +93,14 @@ async def read_all(rpc: Any) -> None:
             continue
 
 
-class Memory(list[Bytes]):
-    """What is sent; it can be referred to weakly."""
-
-
 class Holder:
     """Gives averages of NUM_CHUNKS chunks, and tells whether one is still in memory."""
 
     def __init__(self) -> None:
-        self.held: weakref.ReferenceType[Memory]
+        self.held: weakref.ReferenceType[CutFile]
 
-    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, Memory]:
-        memory = Memory(bytes(CHUNK_BYTES) for _ in range(NUM_CHUNKS))
+    async def get_tied(self, step: int, wanted: AverageId) -> tuple[bytes, CutFile]:
+        memory = CutFile([bytes(CHUNK_BYTES) for _ in range(NUM_CHUNKS)], chunk_bytes=CHUNK_BYTES)
         self.held = weakref.ref(memory)
         return b"", memory
 
