@@ -78,13 +78,40 @@ class _Copy:
     key: Key
     header: Snapshot
     file: weakref.ReferenceType[CutFile]
-    lendings: weakref.WeakSet[Lending] = field(default_factory=weakref.WeakSet)
+    lendings: weakref.WeakKeyDictionary[Lending, PeerId] = field(default_factory=weakref.WeakKeyDictionary)
+    """With those to whom it is lent."""
+    broken: dict[PeerId, asyncio.TimerHandle] = field(default_factory=dict)
+    """Those whose stream broke, and what keeps the file for each until it may have come back."""
 
     @property
     def left_s(self) -> float | None:
         """The time until nobody needs it any more; None while that is not known."""
         known = [lending.left_s for lending in self.lendings]
         return None if None in known else max((left_s for left_s in known if left_s is not None), default=None)
+
+    def lent(self) -> list[Lending]:
+        """What somebody reads of it just now."""
+        return [lending for lending in self.lendings if not lending.is_over]
+
+    def readers(self) -> set[PeerId]:
+        """Those for whom it is kept."""
+        return {*self.broken, *(self.lendings[lending] for lending in self.lent())}
+
+    def broke(self, caller: PeerId, patience_s: float) -> None:
+        """A joiner goes on where it stopped, if it comes back soon. The file is kept until then."""
+        self._forget(caller)
+        if (file := self.file()) is not None:
+            self.broken[caller] = asyncio.get_running_loop().call_later(patience_s, self._forget, caller, file)
+
+    def _forget(self, caller: PeerId, _file: CutFile | None = None) -> None:
+        if (timer := self.broken.pop(caller, None)) is not None:
+            timer.cancel()
+
+    def take_back(self) -> None:
+        for lending in self.lent():
+            lending.take_back()
+        for caller in list(self.broken):
+            self._forget(caller)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +181,13 @@ class SnapshotServer:
             self._begin(caller, copy.key)
         finally:
             self._end(caller, key)
-        copy.lendings.add(lending)
+        copy.lendings[lending] = caller
         return copy.header, lending
 
     def _ended(self, caller: PeerId, copy: _Copy, is_broken: bool) -> None:
         self._end(caller, copy.key)
-        file = copy.file()
-        if is_broken and file is not None:  # the joiner goes on where it stopped, if it comes back soon: until then the file is kept
-            asyncio.get_running_loop().call_later(self._patience_s, len, file)
+        if is_broken:
+            copy.broke(caller, self._patience_s)
 
     def _begin(self, caller: PeerId, key: Key) -> None:
         if key.has_followers:
@@ -214,13 +240,29 @@ class SnapshotServer:
 
     async def _make_or_share_now(self, key: Key) -> tuple[_Copy, CutFile]:
         self._kept = None  # it goes now, unless it is on its way to somebody
+        near = self._newest(lambda copy: copy.key.is_near(key))
+        if near is None:
+            self._take_back()
         if len(self._alive()) < MOST_COPIES:
             return await self._make(key)
-        near = self._newest(lambda copy: copy.key.is_near(key))
         if near is None:
             left_s = min(self._patience_s if copy.left_s is None else copy.left_s for copy in self._copies)
             raise BusyError(f"this peer gives its state to others already, and keeps at most {MOST_COPIES} copies of it", left_s)
         return near
+
+    def _take_back(self) -> None:
+        """Give up a copy that somebody keeps from others, if there are as many as may be (hole 83).
+
+        First one that is lent to nobody but to callers that read the newer one as well; otherwise one whose readers have had their time.
+        """
+        if len(alive := self._alive()) < MOST_COPIES:
+            return
+        copies = [copy for copy, _ in alive]
+        newer = [set[PeerId]().union(*(other.readers() for other in copies[place + 1 :])) for place in range(len(copies))]
+        of_two = (copy for copy, others in zip(copies, newer, strict=True) if (readers := copy.readers()) and readers <= others)
+        slow = (copy for copy in copies if (lent := copy.lent()) and all(lending.has_had_its_time for lending in lent))
+        if (going := next(of_two, None) or next(slow, None)) is not None:
+            going.take_back()
 
     async def _make(self, key: Key) -> tuple[_Copy, CutFile]:
         if key.lineage is None and self._start is not None:  # `snapshot` has refused what this peer does not hold

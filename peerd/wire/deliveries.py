@@ -56,6 +56,16 @@ class Watch:
         rate = min(SLOWEST_BYTES_PER_S, taken / elapsed_s) if taken > 0 else SLOWEST_BYTES_PER_S
         return self._patience_s + (IN_FLIGHT_BYTES + num_bytes) / rate
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is given any more."""
+        return self._is_over
+
+    def take_back(self) -> None:
+        """Give up now, as if the receiver had stalled: others need what it keeps."""
+        self.is_stalled = True
+        self._end()
+
     def _stall(self) -> None:
         self.is_stalled = True
         LOG.info("a receiver takes nothing any more", sent_bytes=self.sent_bytes)
@@ -139,6 +149,12 @@ class Lending(Watch):
     def leaves_by(self, when_s: float) -> None:
         """By then all that was sent will have left this peer (`time.monotonic`). Until then it does not wait for the receiver."""
         self._leaves_by_s = when_s
+
+    @property
+    def has_had_its_time(self) -> bool:
+        """Whether a receiver that is fast enough would have all of it by now, and this one lets the peer wait."""
+        allowed_s = self._patience_s + (IN_FLIGHT_BYTES + self._num_bytes) / SLOWEST_BYTES_PER_S
+        return self.is_idle and time.monotonic() - self._began_s > allowed_s
 
     def chunk(self, number: int) -> bytes:
         """One chunk, which is sent now. Raises PeerGoneError if the receiver has stalled, BadMessageError if it asks for no chunk of the
