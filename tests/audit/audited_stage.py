@@ -97,7 +97,7 @@ class Mate:
         if self.ledger is not None:
             result = replace(result, ledger=self.ledger)
         if (told := self.lineage) is not None:
-            self.witness.lineage_at = lambda _step: told  # type: ignore[method-assign]
+            self.witness.lineage_at = lambda step: told  # type: ignore[method-assign]
         try:
             return await self.answers(given, result, below)
         finally:

@@ -36,7 +36,8 @@ async def done_again(group: Group, left_out: Member, factor: float = 1.0) -> int
     """Another member does what the one that is left out had done, each gradient times this factor, and all others average, without
     those that are left out meanwhile. Returns after how many rounds.
     """
-    gone, rounds = left_out, 0
+    gone: Member | None = left_out
+    rounds = 0
     while gone is not None:
         others = [member for member in group.members.values() if member is not gone]
         fill(others[rounds % len(others)].state, list(indices(gone.state.record.done)), factor)
@@ -45,7 +46,7 @@ async def done_again(group: Group, left_out: Member, factor: float = 1.0) -> int
         await led(group)
         await group.until(lambda: all(member.rounds.open is None for member in others))  # noqa: B023 - it is used in this turn alone
         members = {record.peer for record in group.view(others[0].peer).members(0, 0)}
-        gone = next((member for member in others if member.peer not in members), None)  # type: ignore[assignment]
+        gone = next((member for member in others if member.peer not in members), None)
     await group.settled(Phase.AVERAGED)
     return rounds
 

@@ -275,7 +275,7 @@ class Standing:
                 known.watched_until = max(known.watched_until, step + PAUSE_STEPS)
 
     def _of(self, peer: PeerId) -> _Known:
-        known = self._known[peer] = self._known.pop(peer, None) or _Known()  # and it is the last one now
+        known = self._known[peer] = self._known.pop(peer, _Known())  # and it is the last one now
         while len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
         return known
