@@ -153,6 +153,7 @@ class StageService:
                 if signs is None:
                     return await self._serve(traced, ticket, chunks, progress)
                 given = await signs.is_asked(caller, call, chunks)
+                ticket.launched = given.launched
                 traced = replace(traced, above=given.ask, lineage=given.lineage)
                 signing = start(self._serve_signed(signs, given, (traced, ticket, chunks, progress)), expects=(PeerdError,))
                 return await asyncio.shield(signing)
@@ -232,7 +233,7 @@ class StageService:
         holdings = self._state.holdings
         if holdings.delayed is not None and call.step > self._state.record.step:
             await holdings.delayed.made()
-        given = call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks)
+        given = call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks, ticket.launched)
         if holdings.module.is_last:
             outcome, gradient = await self._run(Priority.FORWARD, ticket, partial(self._jobs.last_stage, *given))
             return self._result(ticket, outcome, await _value_of(gradient), 0.0, None)
@@ -274,7 +275,7 @@ class StageService:
 
     async def _evaluate(self, call: Call, ticket: Ticket, chunks: Sequence[Bytes], progress: Progress) -> CallResult:
         """Run forward here, call the next stage, and return the last stage's loss; nothing is kept or counted."""
-        job = partial(self._jobs.forward_only, call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks))
+        job = partial(self._jobs.forward_only, call, ticket, chunks, self.pace, await self._jobs.arriving(call, chunks, ticket.launched))
         output, labels = await self._run(Priority.FORWARD, ticket, job, self._state.record.step)
         if isinstance(output, float):
             return CallResult(gradient=None, downstream_s=0.0, records=tuple(self._host.own_records()), loss=output)

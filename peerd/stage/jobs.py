@@ -29,6 +29,7 @@ from peerd.timeline.spans import Span, SpanKind
 from peerd.transfers import to_device
 from peerd.wire.chunks import digest_of
 from peerd.wire.messages import Call, TensorBytes
+from peerd.wire.receipts import tensor_hash
 from peerd.wire.tensors import decode, encode_microbatch, take
 
 _CPU = torch.device("cpu")
@@ -64,10 +65,13 @@ class StageJobs:
         """What this call would give, where it was computed before."""
         return self._finished.find(call, self._codec_of(call), self._state.holdings.generation)
 
-    async def arriving(self, call: Call, chunks: Sequence[Bytes]) -> Arriving:
-        """Return the call's inputs, on their way to the device where they can be, and hashed. Not a job. Raises BadMessageError."""
+    async def arriving(self, call: Call, chunks: Sequence[Bytes], launched: bytes = b"") -> Arriving:
+        """Return the call's inputs, on their way to the device where they can be, and hashed. Not a job. Raises BadMessageError.
+
+        `launched`: the hash of the tokens that the first stage got, as far as it is known.
+        """
         inputs, labels = take(chunks, call.inputs, call.labels)
-        await self._check_data(call, inputs, labels)
+        await self._check_data(call, inputs, labels, launched)
         found = Arriving(inputs, self._state.holdings.device)
         if call.needs_gradient:
             found.digest = await asyncio.to_thread(digest_of, chunks)
@@ -75,11 +79,11 @@ class StageJobs:
             await found.begin()
         return found
 
-    async def _check_data(self, call: Call, inputs: TensorBytes, labels: TensorBytes) -> None:
+    async def _check_data(self, call: Call, inputs: TensorBytes, labels: TensorBytes, launched: bytes) -> None:
         """Refuse a microbatch that is not in the run's data, where that is here (hole 73).
 
-        Raises BadMessageError for one that its trainer made up. At a later stage a peer on the way may have changed the labels, and the
-        caller need not be at fault: ChangedLabelsError, by which the microbatch goes back to its trainer.
+        Raises BadMessageError for one that its trainer made up. At a later stage a peer on the way may have changed the labels, or the first
+        stage may lack the data, and the caller need not be at fault: ChangedLabelsError, by which the microbatch goes back to its trainer.
         """
         tokens = self._data.tokens if self._data is not None else None
         if tokens is None or call.evaluation:
@@ -89,11 +93,13 @@ class StageJobs:
         except (OSError, PeerdError):
             return  # it cannot be read here: others check it
         came = (inputs, labels) if call.stage == 0 else (labels,)
-        if all(digest_of(one.chunks) == digest_of(other.chunks) for one, other in zip(came, due[-len(came) :], strict=True)):
+        is_due = all(digest_of(one.chunks) == digest_of(other.chunks) for one, other in zip(came, due[-len(came) :], strict=True))
+        if is_due and launched in (b"", tensor_hash(due[0])):
             return
         if call.stage == 0:
             raise BadMessageError(f"microbatch {call.index} of step {call.step} is not that of the run's data")
-        raise ChangedLabelsError(f"the labels of microbatch {call.index} of step {call.step} are not those of the run's data")
+        what = "tokens" if is_due else "labels"
+        raise ChangedLabelsError(f"the {what} of microbatch {call.index} of step {call.step} are not those of the run's data")
 
     async def gradient_arriving(self, value: TensorBytes) -> Arriving:
         """The same for the gradient that the next stage gave."""

@@ -55,6 +55,8 @@ class Ticket:
     """That of this stage's own; empty: what the step began with."""
     below: tuple[bytes, ...] = ()
     """Those of the stages after this one, once their gradient is here."""
+    launched: bytes = b""
+    """Where peers audit each other, at the second stage, the hash of the tokens that the first one got."""
     signed_below: SignedPass | None = None
     """Where peers audit each other, what the peer of the next stage has signed of its part of the microbatch."""
 

@@ -104,6 +104,11 @@ class ReceivedPass:
     lineage: bytes
     """Of this peer's parameters as it came."""
 
+    @property
+    def launched(self) -> bytes:
+        """At the second stage, the hash of the tokens that the first one got."""
+        return self.above.asked.inputs if self.above is not None and self.above.asked.stage == 0 else NOTHING
+
 
 class KeptPasses:
     """Calls of the last steps by the hash of their receipts, in memory bounded in bytes.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from peerd.audit.replays import AuditedStep
 from peerd.audit.unclaimed import UnclaimedWork
-from peerd.errors import BadMessageError, PeerGoneError, WrongStateError
+from peerd.errors import BadMessageError, ChangedLabelsError, PeerGoneError, WrongStateError
 from peerd.policy.step.auditing import AuditWord
 from peerd.policy.step.receipts import NOTHING, SentOn, SignedAsk, SignedPass
 from peerd.stage.executor import Priority
@@ -176,6 +176,23 @@ def test_what_a_peer_sends_on_after_it_got_other_parameters_names_none() -> None
         with pytest.raises(WrongStateError):
             await life.microbatch(0, 0)
         await act(Audit(life, 0))
+        await life.close()
+
+    asyncio.run(run())
+
+
+def test_tokens_that_a_first_stage_without_the_data_let_through_are_refused_by_the_next_one_that_has_it() -> None:
+    async def run() -> None:
+        life = SignedLife(manifest_of(), CPU)
+        life.services[1]._jobs._data = cast(Any, Text(life))
+        call = life.call(0, 0)
+        await life.microbatch(0, 0)
+        made_up = replace(call, index=1, call_id=bytes(16))  # the tokens of another microbatch, under the right labels
+        with pytest.raises(ChangedLabelsError, match="labels"):
+            await life.send(made_up, lambda _stage, _peer: None)
+        with pytest.raises(ChangedLabelsError, match="tokens"):
+            await life.send(replace(made_up, labels=life.call(0, 1).labels), lambda _stage, _peer: None)
+        assert life.states[1].record.done == 0b1
         await life.close()
 
     asyncio.run(run())
