@@ -98,8 +98,8 @@ def test_rules_stand_in_the_page_in_the_order_in_which_they_are_tried() -> None:
     tried = [re.match(r"Rule (\d+) \(([a-z ]+)\): ", rule.__doc__ or "") for rule in stepping._RULES]
     assert [each.groups() for each in tried if each] == re.findall(r"^\| \*\*(\d+) \(([^)]+)\)\*\* \|", PAGE, re.MULTILINE)
     assert all(tried)
-    assert len([anchor for anchor in KNOWN if anchor.isdecimal()]) == len(tried) + 3, (
-        "rules 8 (exchange), 20 (audit) and 21 (prove) are no decisions"
+    assert len([anchor for anchor in KNOWN if anchor.isdecimal()]) == len(tried) + 4, (
+        "rules 8 (exchange), 20 (audit), 21 (prove) and 22 (size) are no decisions"
     )
 
 

@@ -16,8 +16,7 @@ from blake3 import blake3
 from safetensors.torch import load
 
 from peerd.config.manifest import Manifest, ModelConfig
-from peerd.errors import BadMessageError, BusyError, NotFiniteError, PeerGoneError, WrongStateError
-from peerd.policy.route.yielding import IN_FLIGHT_BYTES
+from peerd.errors import BadMessageError, BusyError, NotFiniteError, WrongStateError
 from peerd.policy.step.following import Followers
 from peerd.policy.step.sketching import MAKING_S, PAUSE
 from peerd.stage.executor import Executor, Priority
@@ -26,7 +25,7 @@ from peerd.stage.spool import Spools
 from peerd.stage.state import StageState
 from peerd.swarm.clock import clock_s
 from peerd.table.record import Lineage, PeerId, PeerRecord
-from peerd.wire.deliveries import SLOWEST_BYTES_PER_S, Lending
+from peerd.wire.deliveries import Lending
 from peerd.wire.messages import Snapshot, StateRequest
 from tests.strategies import view_of
 from tests.tiny_run import tiny_manifest
@@ -362,58 +361,3 @@ async def test_hole_74_a_sketch_that_waits_for_a_pass_makes_others_wait_for_its_
     with pytest.raises(BusyError) as busy:
         await snapshots.sketch(PeerId("another"), 0, bytes(16))
     assert busy.value.retry_after_s <= PAUSE * own_s
-
-
-async def later(snapshots: SnapshotServer, state: StageState, executor: Executor) -> None:
-    for _ in range(SHARED_STEPS + 1):
-        await executor.run(Priority.CONTROL, state.skip_step)
-    snapshots.forget()
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-async def test_hole_83_one_caller_that_reads_slowly_or_breaks_off_holds_one_copy_of_the_state_and_not_both(
-    server: tuple[SnapshotServer, StageState, Executor], breaks: bool
-) -> None:
-    snapshots, state, executor = server
-    state.serve()
-    held = []
-    for _ in range(2):
-        _, lending = await snapshots.snapshot(PeerId("liar"), StateRequest(stage=0))
-        if breaks:
-            with lending:
-                lending.chunk(0)
-        held.append(lending)
-        await later(snapshots, state, executor)
-    header, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
-    assert header.step == 2 * (SHARED_STEPS + 1)
-    await later(snapshots, state, executor)
-    with pytest.raises(BusyError):
-        await snapshots.snapshot(PeerId("liar"), StateRequest(stage=0))
-    assert sent(header, lending), "the joiner's copy is not taken back for it"
-    if not breaks:
-        assert held[1].chunk(0)
-        with pytest.raises(PeerGoneError):
-            held[0].chunk(0)
-
-
-async def test_hole_83_a_copy_whose_reader_lets_its_giver_wait_goes_to_others_once_it_has_had_its_time(
-    server: tuple[SnapshotServer, StageState, Executor],
-) -> None:
-    snapshots, state, executor = server
-    state.serve()
-    held = []
-    for name in ("liar", "accomplice"):
-        held.append((await snapshots.snapshot(PeerId(name), StateRequest(stage=0)))[1])
-        await later(snapshots, state, executor)
-    with pytest.raises(BusyError):
-        await snapshots.snapshot(JOINER, StateRequest(stage=0))
-    for lending in held:
-        lending._began_s -= 2 * (PATIENCE_S + (IN_FLIGHT_BYTES + lending._num_bytes) / SLOWEST_BYTES_PER_S)
-    with pytest.raises(BusyError):
-        await snapshots.snapshot(JOINER, StateRequest(stage=0))  # this peer's own line is slow: none of them let it wait
-    held[1]._waited_s = 0.9 * (time.monotonic() - held[1]._began_s)
-    header, lending = await snapshots.snapshot(JOINER, StateRequest(stage=0))
-    assert sent(header, lending)
-    assert held[0].chunk(0)
-    with pytest.raises(PeerGoneError):
-        held[1].chunk(0)

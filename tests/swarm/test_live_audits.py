@@ -113,6 +113,25 @@ def test_a_peer_that_hides_what_its_part_is_made_of_is_left_out_by_its_mates_and
         until(lambda: "sidelined" in {item["code"] for item in liar.status["health"]}, 20)
 
 
+def test_a_peer_that_makes_up_what_it_sends_on_is_out_everywhere() -> None:
+    """Nobody has given it these microbatches, so no caller has a receipt of them. The next stage shows them."""
+    with Swarm(audited()) as swarm:
+        first = [swarm.start(stage=0, compute_stand_in_ms=STAND_IN_MS)]
+        first += [swarm.join(0, compute_stand_in_ms=STAND_IN_MS, allow_faults=True) for _ in range(2)]
+        last = [swarm.join(1, compute_stand_in_ms=STAND_IN_MS) for _ in range(3)]
+        for daemon in swarm.daemons:
+            daemon.wait_until_serving()
+        swarm.wait_for_step(2)
+        *honest, liar = first
+        liar.request("lie", module="scripts.benchmarks._liars.injects")
+        everybody, name = [*honest, *last], liar.ready.peer
+        until(lambda: all(audits_of(daemon)["audits"]["lost"] == [name] for daemon in everybody), OUT_WITHIN_S)
+        out = max(daemon.status["peer"]["step"] for daemon in everybody)
+        for daemon in everybody:
+            daemon.wait_for_step(out + 5)
+            assert [daemon.counters[each] for each in ("duplicate_microbatches", "lost_microbatches", "inexact_steps")] == [0, 0, 0]
+
+
 def phase_of(name: str, daemon: Daemon) -> str:
     return next((peer["phase"] for stage in daemon.table["stages"] for peer in stage["peers"] if peer["id"] == name), "")
 
