@@ -106,8 +106,8 @@ def parameters_of(manifest: Manifest) -> int:
 
 
 def turn(team: Peers, num_steps: int) -> Turn:
-    """Let the step under way end, in which the links have changed, then watch so many steps."""
-    until_step(team, len(team.steps()) + 1)
+    """Let the step under way end, in which the links have changed, then watch so many steps. Each lasts from the end of the one before."""
+    until_step(team, max(2, len(team.steps()) + 1))
     traced = team.trace(num_steps)
     first, last = traced["first_step"], traced["last_step"]
     until_step(team, last + 1)

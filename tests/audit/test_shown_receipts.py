@@ -90,7 +90,7 @@ def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_a
 
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("lineage", [b"l" * 32, NOTHING])
-def test_hole_87_a_mate_that_signs_other_parameters_than_those_of_the_step_has_shown_nothing(lineage: bytes, adds: bool) -> None:
+def test_hole_84_a_mate_that_signs_other_parameters_than_those_of_the_step_has_shown_nothing(lineage: bytes, adds: bool) -> None:
     """Nobody can compute again what was computed with other parameters, so its work was never judged, whatever it was."""
 
     async def act(stage: AuditedStage) -> None:

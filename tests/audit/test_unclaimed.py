@@ -1,4 +1,4 @@
-"""What a peer has sent on without a receipt of its own is found at the next stage, and computed again: hole 89."""
+"""What a peer has sent on without a receipt of its own is found at the next stage, and computed again: hole 86."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_next_stage_shows_what_an_honest_peer_has_sent_on_and_it_is_right(st
 
 @pytest.mark.parametrize("answers", [True, False])
 @pytest.mark.parametrize("stage", STAGES)
-def test_hole_89_noise_that_a_peer_has_sent_on_convicts_it_though_it_never_answers_its_caller(stage: int, answers: bool) -> None:
+def test_hole_86_noise_that_a_peer_has_sent_on_convicts_it_though_it_never_answers_its_caller(stage: int, answers: bool) -> None:
     async def act(audit: Audit) -> None:
         found = await word_on(audit)
         assert found.accuses, found
@@ -124,7 +124,7 @@ def test_nobody_is_judged_by_other_inputs_or_with_other_parameters() -> None:
 
 
 @pytest.mark.parametrize("what", ["nothing", "another microbatch", "another call", "other labels", "forged"])
-def test_hole_89_a_call_that_does_not_show_what_it_was_made_of_is_refused(what: str) -> None:
+def test_hole_86_a_call_that_does_not_show_what_it_was_made_of_is_refused(what: str) -> None:
     def change(life: SignedLife) -> None:
         send = life.send
 

@@ -49,7 +49,7 @@ def test_hole_22_a_callee_behind_a_dead_link_is_asked_only_if_no_other_is_as_abl
     assert [r.peer for r in able_to_compute(view_of(me, replace(near, step=4), far), 1, 0)] == ["far"]
 
 
-def test_hole_88_a_later_stage_takes_microbatches_from_those_that_serve_the_stage_before_it() -> None:
+def test_hole_85_a_later_stage_takes_microbatches_from_those_that_serve_the_stage_before_it() -> None:
     caller, mine = member("caller", stage=1), member("me", stage=2)
     live = view_of(mine, caller, member("first", stage=0))
     assert why_refuse_caller(caller, live, 2) is None
@@ -59,7 +59,7 @@ def test_hole_88_a_later_stage_takes_microbatches_from_those_that_serve_the_stag
     assert why_refuse_caller(None, live, 0) is None, "anybody may launch"
 
 
-def test_hole_88_who_is_left_out_of_its_stage_calls_no_later_one() -> None:
+def test_hole_85_who_is_left_out_of_its_stage_calls_no_later_one() -> None:
     out, *mates = (member(name, stage=0, sidelined=() if name == "out" else (PeerId("out"),)) for name in ("out", "one", "other"))
     live = view_of(member("me", stage=1), out, *mates)
     assert why_refuse_caller(out, live, 1) == "most of stage 0 leave the caller out"

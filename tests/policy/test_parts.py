@@ -62,7 +62,7 @@ def test_a_part_is_the_sum_of_the_microbatches_that_are_signed_as_added_to_its_l
     others = [signed(2, callee=A), signed(2, ledger=NOTHING, inputs=b"junk"), signed(3, ledger=ledger_name(8, 0)), signed(2, step=2)]
     assert passes_of_part(ROSTER, B, [*others, *whole, signed(5), whole[0]], b"p") == [signed(2), signed(3)]
     assert passes_of_part(ROSTER, C, whole, b"p") == []
-    assert passes_of_part(ROSTER, B, whole, b"o") is None  # hole 87
+    assert passes_of_part(ROSTER, B, whole, b"o") is None  # hole 84
     assert passes_of_part(ROSTER, PeerId("x"), whole, b"p") is None
 
 

@@ -51,7 +51,7 @@ def test_a_claimed_step_stops_no_run_and_costs_no_step(num_stages: int) -> None:
         assert outcome.ended_at_s < FOR_S / 2
 
 
-def test_hole_88_microbatches_that_a_peer_makes_up_under_the_right_names_are_computed_by_nobody() -> None:
+def test_hole_85_microbatches_that_a_peer_makes_up_under_the_right_names_are_computed_by_nobody() -> None:
     for seed in range(3):
         outcome = lied_to(Kind.INJECT, seed, 2 + seed % 2)
         assert outcome.problems == ()

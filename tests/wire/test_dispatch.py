@@ -148,7 +148,7 @@ async def test_when_a_peer_is_gone_another_takes_it_and_the_first_is_told_to_for
     assert sending.dispatcher.replayed == 1
 
 
-async def test_hole_88_a_callee_that_refuses_gets_the_callers_record_with_the_next_call() -> None:
+async def test_hole_85_a_callee_that_refuses_gets_the_callers_record_with_the_next_call() -> None:
     """It may not know yet that the caller serves the stage before."""
     sending = Sending(Client({A: [WrongStateError("who are you?")] * 2}), Table(pair_of_peers()[:2]))
     for _ in range(2):
@@ -156,7 +156,7 @@ async def test_hole_88_a_callee_that_refuses_gets_the_callers_record_with_the_ne
     assert sending.client.told == [(), (OWN,), (OWN,), ()]
 
 
-async def test_hole_88_a_microbatch_goes_back_where_this_peer_is_left_out_of_its_stage() -> None:
+async def test_hole_85_a_microbatch_goes_back_where_this_peer_is_left_out_of_its_stage() -> None:
     """Every callee would refuse it, and its caller would wait for nothing."""
     mates = (member(name, stage=0, step=3, sidelined=(PeerId("me"),)) for name in ("mate", "other"))
     sending = Sending(

@@ -23,7 +23,7 @@ def why_refuse_call(mine: PeerRecord, *, stage: int, step: int, holds_previous: 
 
 
 def why_refuse_caller(caller: PeerRecord | None, live: LiveView, stage: int) -> str | None:
-    """Rule W2 (call): None when this peer may send microbatches to a stage, else the reason (hole 88). Anybody may launch at the first one.
+    """Rule W2 (call): None when this peer may send microbatches to a stage, else the reason (hole 85). Anybody may launch at the first one.
 
     `caller`: its last record, whether it counts as live or not, because who calls is there. None: nobody has told of it.
     """

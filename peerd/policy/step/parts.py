@@ -102,7 +102,7 @@ def passes_of_part(roster: Roster, author: PeerId, signed: Iterable[SignedPass],
     """The signed microbatches of which a peer's part of an average is the sum, in the order of their indices.
 
     None if one is missing, or signed twice as added to this ledger: then nobody can say what the part must be, and nobody judges it.
-    `lineage`: the hash of that of the step's parameters. One that its peer says to have computed with others is missing (hole 87): nobody
+    `lineage`: the hash of that of the step's parameters. One that its peer says to have computed with others is missing (hole 84): nobody
     else has those, and an honest peer drops its ledger when it gets other parameters.
     """
     entry = next((each for each in roster.entries if each.peer == author), None)
