@@ -24,7 +24,8 @@ class LargeParts:
         if not self._state.looks_at_sizes or len(roster.entries) < FEWEST_MEMBERS:
             return None
         me = roster.peers.index(self._state.record.peer)
-        return SliceNorms(roster, me, layout, self._found.spared(roster.step))
+        spared = self._found.spared(roster.step)
+        return SliceNorms(roster, me, layout, spared, with_directions=self._host.kept_parts is not None)
 
     def spares(self, roster: Roster) -> bool:
         """Whether a round has microbatches in it that may be as large as they are."""

@@ -15,8 +15,12 @@ from peerd.table.record import PeerId
 class SliceNorms:
     """Of one round. The thread that computes uses it."""
 
-    def __init__(self, roster: Roster, me: int, layout: RoundLayout, spared: int = 0) -> None:
-        """`spared`: the bitmap of microbatches that may be as large as they are: another peer's part with them was left out for that."""
+    def __init__(self, roster: Roster, me: int, layout: RoundLayout, spared: int = 0, *, with_directions: bool = True) -> None:
+        """`spared`: the bitmap of microbatches that may be as large as they are: another peer's part with them was left out for that.
+
+        `with_directions`: whether somebody asks for parts that look odd, which takes as much time again.
+        """
+        self._with_directions = with_directions
         self._done = [entry.done for entry in roster.entries]
         self._numbers = [done.bit_count() for done in self._done]
         self._spared = [bool(done & spared) for done in self._done]
@@ -61,13 +65,15 @@ class SliceNorms:
     def add(self, start: int, parts: dict[int, Tensor]) -> None:
         """Add a chunk of every member's part, whose elements begin at `start`."""
         here = max(0, self._end - start)
-        total = torch.zeros_like(parts[self._me][:here], dtype=torch.float32)
-        for part in parts.values():
-            total += part[:here]
+        self._elements += min(here, len(parts[self._me]))
         for author, part in parts.items():
             self._squares[author] += _norm(part[:here]) ** 2
-            self._along[author] += float(torch.dot(part[:here].float(), total))
-        self._elements += len(total)
+        if self._with_directions:
+            total = torch.zeros_like(parts[self._me][:here], dtype=torch.float32)
+            for part in parts.values():
+                total += part[:here]
+            for author, part in parts.items():
+                self._along[author] += float(torch.dot(part[:here].float(), total))
 
     @property
     def _whole(self) -> tuple[list[PartSize], int, float]:
@@ -116,4 +122,4 @@ def is_sum_out_of_bounds(roster: Roster, total: Tensor, own: Tensor, me: PeerId,
 
 
 def _norm(values: Tensor) -> float:
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64))
+    return float(torch.linalg.vector_norm(values))

@@ -82,8 +82,9 @@ class StageJobs:
     async def _check_data(self, call: Call, inputs: TensorBytes, labels: TensorBytes, launched: bytes) -> None:
         """Refuse a microbatch that is not in the run's data, where that is here (hole 73).
 
-        Raises BadMessageError for one that its trainer made up. At a later stage a peer on the way may have changed the labels, or the first
-        stage may lack the data, and the caller need not be at fault: ChangedLabelsError, by which the microbatch goes back to its trainer.
+        Raises BadMessageError for one that its trainer made up. At a later stage a peer on the way may have changed the labels, or the
+        first stage may lack the data, and the caller need not be at fault: ChangedLabelsError, by which the microbatch goes back to its
+        trainer.
         """
         tokens = self._data.tokens if self._data is not None else None
         if tokens is None or call.evaluation:
