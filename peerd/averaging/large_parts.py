@@ -13,7 +13,7 @@ from peerd.table.record import PeerId
 
 
 class LargeParts:
-    """Of one stage's rounds."""
+    """It knows of one stage's rounds which members' parts and sums were too large."""
 
     def __init__(self, state: StageState, host: RoundHost) -> None:
         self._state, self._host = state, host

@@ -13,7 +13,7 @@ from peerd.table.record import PeerId
 
 
 class SliceNorms:
-    """Of one round. The thread that computes uses it."""
+    """It measures the parts of one round. The thread that computes uses it."""
 
     def __init__(self, roster: Roster, me: int, layout: RoundLayout, spared: int = 0, *, with_directions: bool = True) -> None:
         """`spared`: the bitmap of microbatches that may be as large as they are: another peer's part with them was left out for that.

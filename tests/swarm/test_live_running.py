@@ -259,17 +259,25 @@ def test_a_second_daemon_of_one_home_is_refused_and_the_first_keeps_its_home(swa
 
 
 async def test_broken_calls_are_refused_and_counted_and_the_daemon_serves_on(swarm: Swarm, trains_on: None) -> None:
-    target = swarm.daemons[1]
+    target = swarm.daemons[0]
     peer, before = PeerId(target.ready.peer), target.counters["messages_refused"]
     async with visiting(target.ready.join) as visitor:
-        step = (await visitor.snapshot(peer, 1))[0].step
-        call = visitor.call(1, step)
-        wrong = TensorBytes("int32", call.inputs.shape, call.inputs.chunks)
-        with pytest.raises((BadMessageError, BusyError), match=r"float32|before it had all"):
+        step = (await visitor.snapshot(peer, 0))[0].step
+        call = visitor.call(0, step)
+        wrong = TensorBytes("float32", call.inputs.shape, call.inputs.chunks)
+        with pytest.raises((BadMessageError, BusyError), match=r"int32|before it had all"):
             await visitor.send(peer, replace(call, inputs=wrong))
         with pytest.raises(BusyError, match=r"broken message|before it had all"):
             await visitor.send(peer, call)
     assert target.counters["messages_refused"] == before + 1
+
+
+async def test_hole_85_a_later_stage_takes_no_microbatch_of_a_peer_that_serves_no_stage(swarm: Swarm, trains_on: None) -> None:
+    target = swarm.daemons[1]
+    async with visiting(target.ready.join) as visitor:
+        step = (await visitor.snapshot(PeerId(target.ready.peer), 1))[0].step
+        with pytest.raises(WrongStateError, match="not known here as a peer that serves stage 0"):
+            await visitor.send(PeerId(target.ready.peer), visitor.call(1, step))
 
 
 async def test_hole_73_a_daemon_that_has_the_text_refuses_made_up_tokens(swarm: Swarm, trains_on: None) -> None:
