@@ -161,7 +161,7 @@ class KeptPasses:
         return True
 
     def _of_the_largest(self, keys: Sequence[bytes], kept: KeptPass) -> list[bytes]:
-        """Of these calls those of the caller that has most of them, if it has more than that of `kept` would have. Otherwise none."""
+        """Choose of these calls those of the caller that has most, if it has more than that of `kept` would have. Otherwise none."""
         of = Counter[PeerId]()
         for key in keys:
             of[self._kept[key].caller] += self._kept[key].num_bytes
