@@ -24,13 +24,15 @@ class LargeParts:
         if not self._state.looks_at_sizes or len(roster.entries) < FEWEST_MEMBERS:
             return None
         me = roster.peers.index(self._state.record.peer)
-        spared = self._found.spared(roster.step)
-        return SliceNorms(roster, me, layout, spared, with_directions=self._host.kept_parts is not None)
+        return SliceNorms(roster, me, layout, self._spared(roster), with_directions=self._host.kept_parts is not None)
 
     def spares(self, roster: Roster) -> bool:
         """Whether a round has microbatches in it that may be as large as they are."""
-        spared = self._found.spared(roster.step)
-        return any(entry.done & spared for entry in roster.entries)
+        return bool(self._spared(roster))
+
+    def _spared(self, roster: Roster) -> frozenset[PeerId]:
+        """The members with microbatches that another peer's part was left out for. It is nobody's own that spares a part."""
+        return frozenset(entry.peer for entry in roster.entries if entry.done & self._found.spared(roster.step, entry.peer))
 
     def found(self, roster: Roster, member: PeerId) -> None:
         """Note a member that is left out of the step for its size."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -15,15 +17,17 @@ from peerd.table.record import PeerId
 class SliceNorms:
     """It measures the parts of one round. The thread that computes uses it."""
 
-    def __init__(self, roster: Roster, me: int, layout: RoundLayout, spared: int = 0, *, with_directions: bool = True) -> None:
-        """`spared`: the bitmap of microbatches that may be as large as they are: another peer's part with them was left out for that.
+    def __init__(
+        self, roster: Roster, me: int, layout: RoundLayout, spared: Collection[PeerId] = (), *, with_directions: bool = True
+    ) -> None:
+        """`spared`: members with microbatches that may be as large as they are: another peer's part with them was left out for that.
 
         `with_directions`: whether somebody asks for parts that look odd, which takes as much time again.
         """
         self._with_directions = with_directions
         self._done = [entry.done for entry in roster.entries]
         self._numbers = [done.bit_count() for done in self._done]
-        self._spared = [bool(done & spared) for done in self._done]
+        self._spared = [entry.peer in spared for entry in roster.entries]
         self._large: set[int] = set()
         """Members whose parts or sums are too large, spared or not."""
         self._me = me

@@ -60,7 +60,7 @@ async def test_a_part_that_is_far_too_large_is_in_no_average_and_its_member_is_l
     liar.state.accumulator.flat.mul_(factor)
     await led(group)
     await end_round(group, honest)
-    finders = [member for member in honest if member.rounds.large._found.spared(0) == liar.state.record.done]
+    finders = [member for member in honest if member.rounds.large._found.spared(0, member.peer) == liar.state.record.done]
     assert finders
     voids = [void.peer for member in finders for void in member.state.record.voids]
     assert voids
@@ -101,7 +101,7 @@ async def test_a_sum_into_which_its_reducer_has_put_too_much_is_in_no_average(
     monkeypatch.setattr(Exchange, "_sum", inflated)
     await led(group)
     await end_round(group, honest)  # the liar may hold it
-    found = [member for member in honest if member.rounds.large._found.spared(0) == liar.state.record.done]
+    found = [member for member in honest if member.rounds.large._found.spared(0, member.peer) == liar.state.record.done]
     assert found
     assert {void.peer for member in found for void in member.state.record.voids} == {liar.peer}
 

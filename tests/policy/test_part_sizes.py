@@ -91,11 +91,12 @@ def test_of_two_the_larger_one_is_named_first() -> None:
 
 def test_who_was_left_out_is_guilty_unless_another_has_such_large_gradients_for_the_same_microbatches() -> None:
     found, one, other = FoundLarge(), PeerId("one"), PeerId("other")
-    assert found.spared(3) == 0
+    assert found.spared(3, PeerId("another")) == 0
     found.note(3, one, 0b0110)
     found.note(3, other, 0b1000)
-    assert found.spared(3) == 0b1110
-    assert found.spared(4) == 0
+    assert found.spared(3, PeerId("another")) == 0b1110
+    assert (found.spared(3, one), found.spared(3, other)) == (0b1000, 0b0110), "nobody spares its own part"
+    assert found.spared(4, PeerId("another")) == 0
     assert found.guilty(4, []) == [], "nobody has done their microbatches again"
     found.note(3, one, 0b0110)
     found.note(3, other, 0b1000)
@@ -109,12 +110,12 @@ def test_what_two_others_have_found_is_spared_and_what_one_says_is_not() -> None
     found, one, other, third = FoundLarge(), PeerId("one"), PeerId("other"), PeerId("third")
     for _ in range(2):
         found.told(3, one, 0b11, other)
-        assert found.spared(3) == 0
+        assert found.spared(3, PeerId("another")) == 0
     found.told(3, one, 0b11, third)
-    assert found.spared(3) == 0b11
+    assert found.spared(3, PeerId("another")) == 0b11
     assert found.guilty(3, []) == [], "this peer has not seen it"
     found.told(4, other, 0b1, third)
-    assert found.spared(4) == 0
+    assert found.spared(4, PeerId("another")) == 0
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(1, 40), min_size=FEWEST_MEMBERS, max_size=12), st.sampled_from([0.0, 0.1, 1.0, 10.0]))

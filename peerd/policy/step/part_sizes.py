@@ -148,13 +148,14 @@ class FoundLarge:
         known, tellers = self._told.setdefault(peer, (done, set()))
         self._told[peer] = known | done, {*tellers, teller}
 
-    def spared(self, step: int) -> int:
-        """The bitmap of microbatches of which a part may be as large as it is."""
+    def spared(self, step: int, peer: PeerId) -> int:
+        """The bitmap of microbatches of which this peer's part may be as large as it is: those of other peers that were found."""
         if step != self._step:
             return 0
+        told = {other: done for other, (done, tellers) in self._told.items() if len(tellers) >= TELLERS}
         found = 0
-        for done in (*self._done.values(), *(done for done, tellers in self._told.values() if len(tellers) >= TELLERS)):
-            found |= done
+        for other, done in (*self._done.items(), *told.items()):
+            found |= done if other != peer else 0
         return found
 
     def guilty(self, step: int, large: Iterable[int]) -> list[PeerId]:
