@@ -257,10 +257,10 @@ class Exchange:
         summed = await self._executor.run(Priority.CONTROL, lambda: self._add(author, number, frame.chunks))
         self.parts_here[author] = max(self.parts_here[author], number + 1)
         self.sums_here[self.me] = max(self.summed, summed)
-        self._is_left_out()
+        self._leaves_out()
 
-    def _is_left_out(self) -> bool:
-        """Whether a member is left out, as its part or its sum is too large. Tells of it once."""
+    def _leaves_out(self) -> bool:
+        """Leave a member out whose part or sum is too large, once. Returns whether there is one."""
         if self._too_large is None:
             return False
         if not self._has_told:
@@ -301,7 +301,7 @@ class Exchange:
             self._encoded.pop((reducer, number), None)
 
         await self._executor.run(Priority.CONTROL, write)
-        if self._is_left_out():
+        if self._leaves_out():
             return
         if self.layout.num_members > 2:
             self._signed[reducer, reducer, number] = frame.signature

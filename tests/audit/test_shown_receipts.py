@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from peerd.audit.tallies import AuditOutcome
 from peerd.errors import WrongStateError
 from peerd.policy.step.parts import basis_of, passes_of_part
 from peerd.policy.step.receipts import NOTHING, AnsweredPass, AskedPass, Receipt, SignedPass
-from tests.audit.audited_stage import AuditedStage, counts, lived, num_done, until
+from tests.audit.audited_stage import AuditedStage, Mate, counts, lived, num_done, until
 
 
 def test_a_part_is_not_judged_where_a_microbatch_of_it_is_not_signed_or_signed_twice() -> None:
@@ -88,6 +89,16 @@ def test_a_mate_that_does_not_show_what_its_part_is_made_of_is_left_out_by_all_a
     lived(act, part_factors=[1000.0])
 
 
+async def left_out_after_two_steps(stage: AuditedStage, liar: Mate, honest: Sequence[Mate]) -> None:
+    """All leave a mate out that shows nothing in two steps, and nobody convicts it."""
+    for step in (1, 2):
+        await stage.step()
+        await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
+    for each in honest:
+        assert each.cases.withholding.left_out(2) == (liar.me,)
+        assert each.cases.losers == frozenset()
+
+
 @pytest.mark.parametrize("adds", [True, False])
 @pytest.mark.parametrize("lineage", [b"l" * 32, NOTHING])
 def test_hole_84_a_mate_that_signs_other_parameters_than_those_of_the_step_has_shown_nothing(lineage: bytes, adds: bool) -> None:
@@ -96,12 +107,7 @@ def test_hole_84_a_mate_that_signs_other_parameters_than_those_of_the_step_has_s
     async def act(stage: AuditedStage) -> None:
         liar, *honest = stage.mates
         liar.lineage, liar.ledger = lineage, None if adds else NOTHING
-        for step in (1, 2):
-            await stage.step()
-            await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
-        for each in honest:
-            assert each.cases.withholding.left_out(2) == (liar.me,)
-            assert each.cases.losers == frozenset()
+        await left_out_after_two_steps(stage, liar, honest)
         assert AuditOutcome.WITHHELD not in counts(liar)
 
     lived(act, factors=[100.0])
@@ -122,12 +128,7 @@ def test_a_mate_whose_receipts_name_what_nobody_can_compute_has_shown_nothing() 
 
         liar.answers = answers  # type: ignore[assignment]
         stage.caller.witness._why_bad = lambda *_: ""  # type: ignore[method-assign]
-        for step in (1, 2):
-            await stage.step()
-            await until(lambda step=step: all(counts(each).get(AuditOutcome.WITHHELD) == step for each in honest))  # type: ignore[misc]
-        for each in honest:
-            assert each.cases.withholding.left_out(2) == (liar.me,)
-            assert each.cases.losers == frozenset()
+        await left_out_after_two_steps(stage, liar, honest)
 
     lived(act, part_factors=[1000.0])
 
